@@ -1,0 +1,45 @@
+# Every target sets up what it needs: python3 (3.11 or later) with pip and venv is all a fresh machine must have.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+BENCHES := $(wildcard bench/*.py)
+
+.PHONY: demo test check format clean
+.DELETE_ON_ERROR:
+
+# Train the blocks of a small model on this machine, measure it, let it write.
+demo: $(READY)
+	$(BIN)/blocktrain train --preset small --out demo-run
+	$(BIN)/blocktrain eval demo-run
+	$(BIN)/blocktrain generate demo-run --prompt "The president" --max-bytes 200
+
+# What CI runs.
+test: check
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src $(BENCHES)
+	$(BIN)/lint-imports
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) demo-run build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and by itself, so that no other requirement chooses its build. The stamp is written last: a broken
+# installation is started again, a finished one is used until pyproject.toml changes.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than Python 3.11: install a later one, or run make PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[dev]"
+	@touch $@
