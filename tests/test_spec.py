@@ -1,0 +1,178 @@
+"""RunSpec: what is refused and how it is said, and which phases a run has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from blocktrain.errors import ConfigError
+from blocktrain.spec import (
+    PRESETS,
+    Denoise,
+    EndToEnd,
+    ModelSpec,
+    Objective,
+    RunSpec,
+    Stacked,
+    TrainSpec,
+    load_spec,
+    parse_spec,
+    preset,
+)
+
+SIMULTANEOUS = Stacked(schedule="simultaneous", scaffold=0, lookahead=1)
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def layout(objective: Objective, blocks: int) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    spec = RunSpec(model=ModelSpec(blocks=blocks, layers=blocks), objective=objective)
+    return [(phase.blocks, phase.below, phase.ahead) for phase in spec.phases]
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("sede = 1", r"unknown key sede: did you mean seed\?"),
+        ("[model]\nwidht = 64", r"unknown key model.widht: did you mean width\?"),
+        (
+            "[objective]\nkind = 'denoise'\nsigma_mim = 1.0",
+            r"unknown key objective.sigma_mim: did you mean sigma_min\?",
+        ),
+        ("[model]\nzzz = 1", r"unknown key model.zzz: remove it"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path, text, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        load_spec(toml(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("[model]\nwidth = 100\nheads = 8", r"model.width = 100 must be divisible by 2 \* model.heads = 16"),
+        (
+            "[model]\nlayers = 6\nblocks = 4",
+            r"model.layers = 6 is not divisible by model.blocks = 4: change one, or list",
+        ),
+        ("[model]\nlayers = [1, 2]\nblocks = 3", r"model.layers lists 2 blocks and model.blocks = 3"),
+        ("[model]\nblocks = 0", r"model.blocks = 0: input should be greater than or equal to 1"),
+        ("[corpus]\nvalid_share = 1.0", r"corpus.valid_share = 1.0: input should be less than 1"),
+        ("[objective]\nkind = 'denoise'\nsigma_min = 3.0\nsigma_max = 3.0", r"sigma_min = 3.0 must be below .*= 3.0"),
+        ("[objective]\nkind = 'denoise'\nedges = [1.0, 9.0, 9.5, 9.7, 10.0]", r"edges = .* must fall strictly"),
+        ("[objective]\nkind = 'denoise'\nedges = [10.0, 1.0]", r"edges lists 2 noise levels, model.blocks = 4 needs 5"),
+        ("[objective]\nkind = 'stacked'\nschedule = 'simultaneous'", r"set scaffold = 0"),
+        ("[objective]\nkind = 'stacked'\nlookahead = 1", r"needs later blocks.*set lookahead = 0"),
+        ("[train]\nsteps = [1, 2]", r"train.steps lists 2 numbers and this run has 3 phases: give one number, or 3"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_its_value(tmp_path, text, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        load_spec(toml(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("interval = 1", r"unknown key interval"),
+        ("stacked = 1", r"unknown key stacked"),
+        ("[model]\nlayers = 0", r"model.layers = 0: input should be greater than or equal to 1"),
+        ("[model]\nlayers = [2, 0]\nblocks = 2", r"model.layers.1 = 0: input should be greater than or equal to 1"),
+    ],
+)
+def test_a_key_that_looks_like_a_type_s_name_is_still_named(tmp_path, text, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        load_spec(toml(tmp_path, text))
+
+
+@pytest.mark.parametrize("text, complaint", [(None, "does not exist: give the path"), ("= 3", "not a readable TOML")])
+def test_a_file_that_is_no_toml_is_named(tmp_path, text, complaint):
+    path = tmp_path / "run.toml" if text is None else toml(tmp_path, text)
+    with pytest.raises(ConfigError, match=rf"run.toml .*{complaint}"):
+        load_spec(path)
+
+
+def test_a_setting_cannot_be_changed_in_place():
+    with pytest.raises(ValidationError, match="frozen"):
+        preset("tiny").seed = 1
+
+
+@pytest.mark.parametrize(
+    "objective, blocks, phases",
+    [
+        (Stacked(scaffold=0), 3, [((0,), (), ()), ((1,), (0,), ()), ((2,), (0, 1), ())]),
+        (Stacked(scaffold=1), 4, [((0, 1), (), ()), ((1, 2), (0,), ()), ((2, 3), (0, 1), ())]),
+        (Stacked(scaffold=2), 4, [((0, 1, 2), (), ()), ((1, 2, 3), (0,), ())]),
+        (Stacked(scaffold=9), 2, [((0, 1), (), ())]),
+        (Stacked(), 1, [((0,), (), ())]),
+        (SIMULTANEOUS, 3, [((0,), (), (1,)), ((1,), (0,), (2,)), ((2,), (0, 1), ())]),
+        (Denoise(), 3, [((0,), (), ()), ((1,), (), ()), ((2,), (), ())]),
+        (EndToEnd(), 3, [((0, 1, 2), (), ())]),
+        (EndToEnd(), 1, [((0,), (), ())]),
+    ],
+)
+def test_the_phases_train_every_block_on_what_is_below_it(objective, blocks, phases):
+    assert layout(objective, blocks) == phases
+
+
+@pytest.mark.parametrize(
+    "objective, group_sizes", [(Stacked(), [1, 1, 1]), (SIMULTANEOUS, [4]), (Denoise(), [4]), (EndToEnd(), [1])]
+)
+def test_only_a_progressive_stack_waits_for_the_phase_before(objective, group_sizes):
+    assert [len(group) for group in RunSpec(objective=objective).groups] == group_sizes
+
+
+def test_a_phase_takes_its_own_number_of_steps():
+    spec = RunSpec(train=TrainSpec(steps=(5, 6, 7)))
+    assert [(phase.index, phase.block, phase.steps) for phase in spec.phases] == [(0, 0, 5), (1, 1, 6), (2, 2, 7)]
+
+
+def test_a_weak_machine_can_take_a_small_block():
+    model = ModelSpec(blocks=3, layers=(1, 2, 4))
+    assert [model.layers_of(block) for block in range(3)] == [1, 2, 4]
+    assert model.total_layers == 7
+
+
+def test_layers_are_shared_equally_by_default():
+    assert [ModelSpec(blocks=4, layers=8).layers_of(block) for block in range(4)] == [2, 2, 2, 2]
+
+
+def test_a_toml_file_starts_from_its_preset(tmp_path):
+    spec = load_spec(toml(tmp_path, 'preset = "small"\nseed = 7\n[train]\nsteps = 3'))
+    assert spec == preset("small").with_(**{"seed": 7, "train.steps": 3})
+    assert spec.train.windows == preset("small").train.windows
+
+
+def test_an_objective_of_another_kind_replaces_the_preset_s(tmp_path):
+    spec = load_spec(toml(tmp_path, 'preset = "small"\n[objective]\nkind = "denoise"\noverlap = 0.1'))
+    assert spec.objective == Denoise(overlap=0.1)
+
+
+def test_an_unknown_preset_lists_the_known_ones(tmp_path):
+    with pytest.raises(ConfigError, match=r'no preset "smal": choose one of tiny, small, wikitext, paper'):
+        load_spec(toml(tmp_path, 'preset = "smal"'))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_survives_json(name):
+    assert parse_spec(preset(name).model_dump(mode="json"), origin="test") == preset(name)
+
+
+def test_equal_specs_have_equal_digests():
+    assert RunSpec().digest() == RunSpec(model=ModelSpec()).digest()
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"model.width": 64}, {"corpus.source": "x"}, {"objective": Denoise()}])
+def test_any_setting_changes_the_digest(change):
+    assert RunSpec().digest() != RunSpec().with_(**change).digest()
+
+
+def test_a_change_is_checked_again():
+    with pytest.raises(ConfigError, match=r"the changed spec: model.width = 100 must be divisible"):
+        RunSpec().with_(**{"model.width": 100})
