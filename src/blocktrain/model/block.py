@@ -1,0 +1,154 @@
+"""Block: what one worker trains. It reads the raw bytes itself, and a state from the blocks before it:
+block(bytes, state) -> (state', logits). Two kinds, one for each family of objectives. Next: stack.py composes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from blocktrain.model import noise
+from blocktrain.model.transformer import Layer, Modulation, rms_norm, rotary_table, span_mask
+from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
+
+
+class Block(nn.Module):
+    """Byte embedding, layers and read-out: the parts both kinds have. Built from the spec and the seed alone."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, spec: RunSpec, index: int) -> None:
+        super().__init__()
+        model = spec.model
+        generator = torch.Generator().manual_seed(_init_seed(spec.seed, index))
+        self.index = index
+        self.embedding = nn.Parameter(torch.randn(NUM_SYMBOLS, model.width, generator=generator))
+        self.layers = nn.ModuleList(Layer(model.width, model.heads, generator) for _ in range(model.layers_of(index)))
+        self.readout = nn.Parameter(torch.zeros(NUM_SYMBOLS, model.width))
+        cos, sin = rotary_table(model.context, model.width // model.heads)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def embed(self, bytes_BT: Tensor) -> Tensor:
+        return rms_norm(F.embedding(bytes_BT, self.embedding))
+
+    def run_layers(
+        self, hidden_BTD: Tensor, mask: Tensor | None = None, modulation: Modulation | None = None
+    ) -> Tensor:
+        T = hidden_BTD.size(1)
+        for layer in self.layers:
+            hidden_BTD = layer(hidden_BTD, (self.cos[:T], self.sin[:T]), mask, modulation)
+        return hidden_BTD
+
+    def read_out(self, hidden_BTD: Tensor) -> Tensor:
+        return F.linear(rms_norm(hidden_BTD), self.readout)
+
+    def matrices(self) -> list[nn.Parameter]:
+        """The layers' weights: what Muon orthogonalises. All others are tables and vectors."""
+        return list(self.layers.parameters())
+
+    def tables(self) -> list[nn.Parameter]:
+        inside = {id(matrix) for matrix in self.matrices()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in inside]
+
+
+class StackedBlock(Block):
+    """The state is the stream of hidden vectors: each block adds its own view of the bytes and continues it.
+
+    At birth a later block adds nothing (its gain is zero, its layers are the identity), so that with the read-out of
+    the block before it, it starts where that one ended."""
+
+    def __init__(self, spec: RunSpec, index: int) -> None:
+        super().__init__(spec, index)
+        self.gain = nn.Parameter(torch.zeros(spec.model.width) if index else torch.ones(spec.model.width))
+
+    def continue_from(self, before: Mapping[str, Tensor]) -> None:
+        """Start as the trained block before this one ended: its read-out over the identity."""
+        with torch.no_grad():
+            self.readout.copy_(before["readout"])
+
+    def forward(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> tuple[Tensor, Tensor]:
+        state_BTD = self.advance(bytes_BT, state_BTD)
+        return state_BTD, self.read_out(state_BTD)
+
+    def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> Tensor:
+        """The next state alone, for a block whose logits nobody asks for."""
+        own = self.gain * self.embed(bytes_BT)
+        return self.run_layers(own if state_BTD is None else own + state_BTD)
+
+
+class DenoiseBlock(Block):
+    """The state is z, a noisy code of the next byte at every position; the block lowers its noise by its own range.
+
+    F of the papers is computed in the basis of the codes, where D̂·e_x is coordinate x; the read-out matrix also serves,
+    transposed, as the projection of z into the stream."""
+
+    code_table: Tensor
+    NUM_NOISE_FEATURES: ClassVar[int] = 8
+
+    def __init__(self, spec: RunSpec, index: int) -> None:
+        super().__init__(spec, index)
+        assert isinstance(spec.objective, Denoise)
+        self.objective = spec.objective
+        borders = noise.edges(spec.model.blocks, spec.objective)
+        self.sigma_high, self.sigma_low = borders[index], borders[index + 1]
+        self.modulate = nn.Parameter(torch.zeros(6 * spec.model.width, self.NUM_NOISE_FEATURES))
+        self.sharpness = nn.Parameter(torch.tensor(self.objective.sigma_data**-2))
+        self.register_buffer("code_table", noise.codes(spec.seed), persistent=False)
+
+    def denoise(self, bytes_BT: Tensor, z_BTV: Tensor, sigma_B: Tensor, span_start: int | None = None) -> Tensor:
+        """Logits of the next byte at every position, from context and z at noise level σ (one a window).
+        From span_start on, positions have no clean byte and see each other in both directions."""
+        sigma = sigma_B[:, None, None]
+        c_skip, c_out, c_in = noise.scalings(sigma, self.objective.sigma_data)
+        scores = z_BTV @ self.code_table.T  # z·e_x
+        hidden_BTD, mask = self.embed(bytes_BT), None
+        if span_start is not None:
+            T = bytes_BT.size(1)
+            mask = span_mask(T, span_start).to(z_BTV.device)
+            hidden_BTD = hidden_BTD * (torch.arange(T, device=z_BTV.device) < span_start)[None, :, None]
+        hidden_BTD = hidden_BTD + (c_in * scores) @ self.readout
+        out = self.read_out(self.run_layers(hidden_BTD, mask, self._modulation(sigma_B)))
+        if self.objective.evidence == "closed":
+            return noise.evidence(scores, sigma) + out
+        return self.sharpness * (c_skip * scores + c_out * out)
+
+    def forward(self, bytes_BT: Tensor, z_BTV: Tensor, span_start: int | None = None) -> tuple[Tensor, Tensor]:
+        """One Euler step over the block's own range."""
+        sigma_B = z_BTV.new_full((z_BTV.size(0),), self.sigma_high)
+        logits = self.denoise(bytes_BT, z_BTV, sigma_B, span_start)
+        denoised = noise.expected_code(logits, self.code_table)
+        return noise.euler_step(z_BTV, denoised, self.sigma_high, self.sigma_low), logits
+
+    def without_evidence(self, bytes_BT: Tensor) -> Tensor:
+        """Logits where z says nothing (the mean path): a language model of the context alone."""
+        B, T = bytes_BT.shape
+        z_BTV = self.embedding.new_zeros(B, T, NUM_SYMBOLS)
+        return self.denoise(bytes_BT, z_BTV, z_BTV.new_full((B,), self.sigma_high))
+
+    def _modulation(self, sigma_B: Tensor) -> Modulation:
+        """AdaLN: shift, scale and gate as a linear function of a few waves of c_noise."""
+        frequencies = torch.arange(1, self.NUM_NOISE_FEATURES // 2 + 1, device=sigma_B.device) * math.pi
+        waves = noise.c_noise(sigma_B)[:, None] * frequencies
+        features = torch.cat([waves.cos(), waves.sin()], -1)
+        return F.linear(features, self.modulate)[:, None, :].chunk(6, -1)
+
+
+def build_block(spec: RunSpec, index: int) -> Block:
+    """An untrained block, equal on every machine."""
+    kind = DenoiseBlock if isinstance(spec.objective, Denoise) else StackedBlock
+    return kind(spec, index)
+
+
+def block_shapes(spec: RunSpec, index: int) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of a block's tensors: what a checkpoint of it must hold."""
+    return {name: tuple(tensor.shape) for name, tensor in build_block(spec, index).state_dict().items()}
+
+
+def _init_seed(seed: int, index: int) -> int:
+    return (seed * 1_000_003 + index * 7_919 + 17) % 2**63

@@ -1,0 +1,151 @@
+"""BlockModel: the blocks composed, in one process. The truth that every served model must equal.
+It reads and generates; it does not train. Next: train/trainer.py trains its blocks, train/evaluate.py scores it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from blocktrain.errors import ConfigError
+from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
+from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
+
+Readings = list[Tensor]  # the logits of each block that took part, [B, T, 256] each
+
+
+class BlockModel(nn.Module):
+    """`combine` holds, for each path, the blocks' weights in the product of experts, fitted on held-out text."""
+
+    def __init__(self, spec: RunSpec, combine: Mapping[str, Sequence[float]] | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        self.combine = dict(combine or {})
+        self.blocks = nn.ModuleList(build_block(spec, index) for index in range(spec.model.blocks))
+
+    @classmethod
+    def from_tensors(
+        cls,
+        spec: RunSpec,
+        blocks: Mapping[int, Mapping[str, Tensor]],
+        combine: Mapping[str, Sequence[float]] | None = None,
+    ) -> BlockModel:
+        """A trained model from the named tensors of its blocks; a block that is not given stays untrained."""
+        model = cls(spec, combine)
+        for index, tensors in blocks.items():
+            model.blocks[index].load_state_dict(dict(tensors))
+        return model.eval()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The ways through the blocks; the first one is the model's answer."""
+        return ("mean", "euler") if isinstance(self.spec.objective, Denoise) else ("stack",)
+
+    def readings(
+        self, bytes_BT: Tensor, path: str, generator: torch.Generator | None = None, missing: Collection[int] = ()
+    ) -> Readings:
+        """What each block reads out along a path. Blocks in `missing` are skipped as if their host were dead."""
+        present = [block for block in self.blocks if block.index not in missing]
+        if path == "stack":
+            return self._stack(bytes_BT, present)
+        if path == "mean":
+            return [block.without_evidence(bytes_BT) for block in present if isinstance(block, DenoiseBlock)]
+        return self._euler(bytes_BT, present, generator)[1]
+
+    def combined(self, readings: Readings, path: str) -> Tensor:
+        """log p(x) = Σ_k w_k logits_k + const; before the weights are fitted, the last block (stack) or equal shares.
+        Where blocks are missing the rest share the weight of all."""
+        if len(readings) == len(self.blocks) and path in self.combine:
+            weights = self.combine[path]
+        elif path == "stack":
+            return readings[-1]
+        else:
+            weights = [1 / len(readings)] * len(readings)
+        return torch.stack([weight * logits for weight, logits in zip(weights, readings, strict=True)]).sum(0)
+
+    @torch.no_grad()
+    def logits(self, bytes_BT: Tensor) -> Tensor:
+        """The model's answer: the next byte at every position, [B, T, 256]."""
+        path = self.paths[0]
+        return self.combined(self.readings(bytes_BT, path), path)
+
+    def generate(
+        self, prompt: bytes, max_bytes: int, generator: torch.Generator, temperature: float = 1.0, top_p: float = 1.0
+    ) -> Iterator[int]:
+        """One byte after the other, each from the last `context` bytes; yields as it goes."""
+        text = _prompt(prompt)
+        for _ in range(max_bytes):
+            window = torch.tensor([list(text[-self.spec.model.context :])], device=self._device)
+            byte = draw(self.logits(window)[0, -1].cpu(), generator, temperature, top_p)
+            text.append(byte)
+            yield byte
+
+    @torch.no_grad()
+    def sweep(self, prompt: bytes, num_bytes: int, generator: torch.Generator) -> bytes:
+        """All bytes in ONE traversal: every position starts as noise, each block takes its Euler step on the whole."""
+        objective, context = self.spec.objective, self.spec.model.context
+        if not isinstance(objective, Denoise) or not objective.span_share:
+            raise ConfigError(
+                "this model's blocks were not trained on spans, which a sweep needs: generate autoregressively, "
+                'or train with objective kind = "denoise" and span_share = 0.5'
+            )
+        longest = int(context * objective.span_share)
+        if not 1 <= num_bytes <= longest:
+            raise ConfigError(
+                f"a sweep of this model writes 1 to {longest} bytes, asked for {num_bytes}: ask for fewer"
+            )
+        text = _prompt(prompt)[-(context - num_bytes) :]
+        window = torch.tensor([list(text) + [0] * (num_bytes - 1)], device=self._device)
+        z, _ = self._euler(window, list(self.blocks), generator, span_start=len(text))
+        last = self.blocks[-1]
+        assert isinstance(last, DenoiseBlock)
+        nearest = (z[0, len(text) - 1 :] @ last.code_table.T).argmax(-1)
+        return bytes(nearest.tolist())
+
+    def _stack(self, bytes_BT: Tensor, present: Sequence[nn.Module]) -> Readings:
+        state, readings = None, []
+        for block in present:
+            assert isinstance(block, StackedBlock)
+            state, logits = block(bytes_BT, state)
+            readings.append(logits)
+        return readings
+
+    def _euler(
+        self,
+        bytes_BT: Tensor,
+        present: Sequence[nn.Module],
+        generator: torch.Generator | None,
+        span_start: int | None = None,
+    ) -> tuple[Tensor, Readings]:
+        objective = self.spec.objective
+        assert isinstance(objective, Denoise)
+        noise_BTV = torch.randn(*bytes_BT.shape, NUM_SYMBOLS, generator=generator)
+        z, readings = objective.sigma_max * noise_BTV.to(bytes_BT.device), []
+        for block in present:
+            z, logits = block(bytes_BT, z, span_start)
+            readings.append(logits)
+        return z, readings
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+def draw(logits: Tensor, generator: torch.Generator, temperature: float = 1.0, top_p: float = 1.0) -> int:
+    """One byte from its logits; temperature 0 takes the likeliest, top_p keeps the likeliest bytes of that mass."""
+    if temperature == 0:
+        return int(logits.argmax())
+    probabilities, order = (logits.double() / temperature).softmax(-1).sort(descending=True)
+    before = probabilities.cumsum(0) - probabilities
+    kept = probabilities * (before < top_p)
+    return int(order[torch.multinomial(kept, 1, generator=generator)])
+
+
+def count_parameters(block: Block | BlockModel) -> int:
+    return sum(parameter.numel() for parameter in block.parameters())
+
+
+def _prompt(prompt: bytes) -> bytearray:
+    """An empty prompt starts at a new line."""
+    return bytearray(prompt or b"\n")

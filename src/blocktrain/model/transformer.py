@@ -1,0 +1,82 @@
+"""The layers: pre-norm, rotary, causal, squared ReLU, no biases, no parameters in the norms.
+Output projections start at zero, so that a new layer is the identity. Next: block.py."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+ROTARY_BASE = 10_000.0
+Modulation = tuple[Tensor, ...]  # shift, scale and gate of the attention, then of the MLP; each [B, 1, D]
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.size(-1),))
+
+
+def rotary_table(context: int, head_width: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of position · frequency, [T, head_width / 2] each."""
+    frequencies = ROTARY_BASE ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+    angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (first half, second half) of each head's channels by their position's angles."""
+    left, right = x.chunk(2, -1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+def span_mask(context: int, span_start: int) -> Tensor:
+    """Who may look at whom: causal, and positions from span_start on also see each other in both directions."""
+    position = torch.arange(context)
+    in_span = position >= span_start
+    return (position[:, None] >= position[None, :]) | (in_span[:, None] & in_span[None, :])
+
+
+class Layer(nn.Module):
+    """Attention, then MLP, each behind a norm and added to the stream."""
+
+    def __init__(self, width: int, heads: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.heads = heads
+
+        def matrix(rows: int, columns: int) -> nn.Parameter:
+            bound = math.sqrt(3 / columns)  # variance 1 / columns
+            return nn.Parameter(torch.empty(rows, columns).uniform_(-bound, bound, generator=generator))
+
+        self.query, self.key, self.value = (matrix(width, width) for _ in range(3))
+        self.attention_out = nn.Parameter(torch.zeros(width, width))
+        self.up = matrix(4 * width, width)
+        self.down = nn.Parameter(torch.zeros(width, 4 * width))
+
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None = None,
+        modulation: Modulation | None = None,
+    ) -> Tensor:
+        if modulation is None:
+            hidden_BTD = hidden_BTD + self._attend(rms_norm(hidden_BTD), rotary, mask)
+            return hidden_BTD + self._mlp(rms_norm(hidden_BTD))
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
+        attended = self._attend(rms_norm(hidden_BTD) * (1 + scale_a) + shift_a, rotary, mask)
+        hidden_BTD = hidden_BTD + (1 + gate_a) * attended
+        return hidden_BTD + (1 + gate_m) * self._mlp(rms_norm(hidden_BTD) * (1 + scale_m) + shift_m)
+
+    def _attend(self, x_BTD: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        B, T, D = x_BTD.shape
+
+        def heads(weight: Tensor) -> Tensor:
+            return F.linear(x_BTD, weight).view(B, T, self.heads, D // self.heads).transpose(1, 2)
+
+        query, key = (rms_norm(rotate(heads(weight), *rotary)) for weight in (self.query, self.key))
+        mixed = F.scaled_dot_product_attention(query, key, heads(self.value), mask, is_causal=mask is None)
+        return F.linear(mixed.transpose(1, 2).reshape(B, T, D), self.attention_out)
+
+    def _mlp(self, x_BTD: Tensor) -> Tensor:
+        return F.linear(F.relu(F.linear(x_BTD, self.up)).square(), self.down)
