@@ -1,0 +1,128 @@
+"""How good a composed model is: cross entropy on a whole held-out split, for every block, path and composition, with
+its standard error; and the fit of the composition's weights. The target never enters the model. Next: cli/eval.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blocktrain.corpus import consecutive_windows
+from blocktrain.model.stack import BlockModel, Readings
+from blocktrain.spec import EndToEnd
+
+BATCH_WINDOWS = 32
+FIT_WINDOWS = 128
+EULER_SEED = 20_240_601  # the Euler path starts from noise; a fixed one makes evaluations repeatable
+
+
+@dataclass(frozen=True)
+class Score:
+    """Cross entropy of one reading of a model. The standard error takes windows as independent."""
+
+    path: str
+    reading: str  # "block 0", …, "last", "combined"
+    nats_per_byte: float
+    standard_error: float
+    num_bytes: int
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats_per_byte / math.log(2)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nats_per_byte)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "bits_per_byte": self.bits_per_byte, "perplexity": self.perplexity}
+
+
+@torch.no_grad()
+def evaluate(
+    model: BlockModel,
+    data: NDArray[Any],
+    *,
+    missing: Collection[int] = (),
+    max_windows: int | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> list[Score]:
+    """Score every reading on the whole of `data` (or its first windows), each byte predicted once."""
+    windows = _windows(model, data, max_windows)
+    losses: dict[tuple[str, str], list[Tensor]] = {}
+    generator = torch.Generator().manual_seed(EULER_SEED)
+    for part in torch.split(windows, BATCH_WINDOWS):
+        batch = part.to(next(model.parameters()).device).long()
+        inputs, targets = batch[:, :-1], batch[:, 1:]
+        for path in model.paths:
+            readings = model.readings(inputs, path, generator, missing)
+            for name, logits in _named(model, path, readings, missing):
+                losses.setdefault((path, name), []).append(_window_losses(logits, targets))
+        if report:
+            report(batch.size(0), len(windows))
+    return [_score(path, name, torch.cat(parts), model) for (path, name), parts in losses.items()]
+
+
+def answer(scores: list[Score]) -> Score:
+    """The score of the model's own answer: the first path's composition."""
+    first_path = [score for score in scores if score.path == scores[0].path]
+    return first_path[-1]
+
+
+def fit_combination(model: BlockModel, data: NDArray[Any]) -> dict[str, tuple[float, ...]]:
+    """The weights w_k of log p = Σ w_k logits_k + const that predict `data` best, for the path that is the model's
+    answer. Convex: B numbers, a few iterations of L-BFGS."""
+    if isinstance(model.spec.objective, EndToEnd) or len(model.blocks) == 1:
+        return {}
+    windows = _windows(model, data, FIT_WINDOWS).long()
+    path = model.paths[0]
+    with torch.no_grad():
+        stacked = torch.cat(
+            [torch.stack(model.readings(batch[:, :-1], path)) for batch in torch.split(windows, BATCH_WINDOWS)], 1
+        ).flatten(1, 2)
+    targets = windows[:, 1:].flatten()
+    start = [0.0] * (len(model.blocks) - 1) + [1.0] if path == "stack" else [1 / len(model.blocks)] * len(model.blocks)
+    weights = torch.tensor(start, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=30, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(torch.einsum("k,knv->nv", weights, stacked), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return {path: tuple(weights.detach().tolist())}
+
+
+def _windows(model: BlockModel, data: NDArray[Any], most: int | None) -> Tensor:
+    return torch.from_numpy(consecutive_windows(data, model.spec.model.context + 1)[:most].copy())
+
+
+def _named(model: BlockModel, path: str, readings: Readings, missing: Collection[int]) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(model.spec.objective, EndToEnd):
+        yield "last", readings[-1]  # the only read-out that was trained
+        return
+    present = [index for index in range(len(model.blocks)) if index not in missing]
+    yield from ((f"block {index}", logits) for index, logits in zip(present, readings, strict=True))
+    if path in ("stack", "euler"):
+        yield "last", readings[-1]
+    if path != "euler":
+        yield "combined", model.combined(readings, path)
+
+
+def _window_losses(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")
+    return losses.view_as(targets_BT).mean(1).double().cpu()
+
+
+def _score(path: str, name: str, window_losses: Tensor, model: BlockModel) -> Score:
+    count = len(window_losses)
+    error = window_losses.std().item() / math.sqrt(count) if count > 1 else math.nan
+    return Score(path, name, window_losses.mean().item(), error, count * model.spec.model.context)

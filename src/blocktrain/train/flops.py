@@ -1,0 +1,46 @@
+"""How much work a step is: floating-point operations, counted from the shapes, so that nobody compares unequal work.
+Multiplications and additions count one each; norms, softmax and the optimiser are left out. Next: trainer.py."""
+
+from __future__ import annotations
+
+from blocktrain.spec import NUM_SYMBOLS, Denoise, Phase, RunSpec, Stacked
+
+FORWARD, FROZEN, TRAINED = 1, 2, 3  # passes: forward; and back to the input; and back to the weights
+
+
+def layers_flops(spec: RunSpec, block: int, passes: int) -> int:
+    """A block's layers over one step's bytes. Attention is counted over the whole context, as it is computed; it has no
+    weights, and passing back to its three inputs costs two forwards whether or not the layers are trained."""
+    width, context = spec.model.width, spec.model.context
+    attention_passes = FORWARD if passes == FORWARD else TRAINED
+    per_byte = passes * 2 * 12 * width**2 + attention_passes * 2 * 2 * context * width
+    return spec.step_bytes * spec.model.layers_of(block) * per_byte
+
+
+def readout_flops(spec: RunSpec) -> int:
+    """A read-out, forward, over one step's bytes."""
+    return spec.step_bytes * 2 * NUM_SYMBOLS * spec.model.width
+
+
+def phase_flops(spec: RunSpec, phase: Phase) -> int:
+    """One training step of a phase: the layers by the passes they take, and the read-outs that carry a loss."""
+    passes = ((phase.below, FORWARD), (phase.blocks, TRAINED), (phase.ahead, FROZEN))
+    layers = sum(layers_flops(spec, block, times) for blocks, times in passes for block in blocks)
+    return layers + _end_flops(spec, phase)
+
+
+def _end_flops(spec: RunSpec, phase: Phase) -> int:
+    """What stands around the layers: read-outs, and for `denoise` the way of z into the stream."""
+    if isinstance(spec.objective, Denoise):
+        z_meets_the_codes = spec.step_bytes * 2 * NUM_SYMBOLS**2
+        z_enters = FROZEN * readout_flops(spec)  # forward, and back to the weights alone
+        return z_meets_the_codes + z_enters + TRAINED * readout_flops(spec)
+    own = isinstance(spec.objective, Stacked) and spec.objective.own_weight > 0
+    chain_end = FROZEN if phase.ahead else TRAINED
+    before_the_end = len(phase.blocks) - (0 if phase.ahead else 1)
+    return readout_flops(spec) * (chain_end + TRAINED * before_the_end * own)
+
+
+def run_flops(spec: RunSpec) -> int:
+    """All phases to the end: the total work of a run."""
+    return sum(phase.steps * phase_flops(spec, phase) for phase in spec.phases)

@@ -1,0 +1,34 @@
+"""The end-to-end reference: the same blocks, the same bytes, one backward pass through all of them.
+All else is shared with block training, so a difference in quality is a difference in training. Next: evaluate.py."""
+
+from __future__ import annotations
+
+from blocktrain.spec import Denoise, EndToEnd, RunSpec
+from blocktrain.train.flops import phase_flops, run_flops
+
+
+def reference_of(spec: RunSpec, *, steps: int | None = None) -> RunSpec:
+    """The end-to-end twin of a run: same shape, data order, batch and optimiser; as many steps as the longest phase."""
+    longest = max(phase.steps for phase in spec.phases)
+    changes = {"objective": EndToEnd(), "train.steps": steps or longest, "name": f"{spec.name}-reference"}
+    return spec.with_(**changes)
+
+
+def equal_work_steps(spec: RunSpec) -> int:
+    """How many end-to-end steps take as much work as the whole run."""
+    twin = reference_of(spec, steps=1)
+    return max(1, round(run_flops(spec) / phase_flops(twin, twin.phases[0])))
+
+
+def single_block_of(spec: RunSpec, *, num_layers: int, steps: int) -> RunSpec:
+    """The end-to-end model a small machine would train instead: `num_layers` in one block, everything else equal."""
+    assert not isinstance(spec.objective, Denoise)
+    return spec.with_(
+        **{
+            "objective": EndToEnd(),
+            "model.blocks": 1,
+            "model.layers": num_layers,
+            "train.steps": steps,
+            "name": f"{spec.name}-{num_layers}-layers",
+        }
+    )

@@ -1,0 +1,221 @@
+"""BlockTrainer: one phase of one worker, step by step. No network, no printing, no files.
+What is random is a function of (seed, block, shard, step): a trainer restored at step n goes on as if never stopped.
+Next: run.py, which trains whole runs with it on one machine."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from blocktrain.corpus import Bytes, step_seed, windows
+from blocktrain.model import noise
+from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
+from blocktrain.spec import NUM_SYMBOLS, Denoise, Phase, RunSpec, Stacked
+from blocktrain.train import objective
+from blocktrain.train.flops import phase_flops
+from blocktrain.train.optim import BlockOptimizer, lr_factor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Weights = Mapping[int, Mapping[str, Tensor]]  # published tensors of some blocks
+COMPILE_PAYS_FLOPS = 1e13  # about half a minute of one fast core; compiling takes that long
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did. `loss` is the cross entropy at the end of the chain, in nats a byte."""
+
+    phase: int
+    step: int  # steps done, this one included
+    steps: int
+    loss: float
+    grad_norm: float
+    lr_factor: float
+    step_bytes: int
+    seconds: float
+
+
+def pick_device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+class BlockTrainer:
+    """Trains the blocks of a phase on `train_bytes`, starting from `published` (or, for a block not in it, from the
+    seed). Holds the trained blocks, the look-ahead's weights, and one earlier block's weights at a time."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        phase: Phase,
+        train_bytes: Bytes,
+        published: Weights,
+        *,
+        device: torch.device | None = None,
+        shard: int = 0,
+        compile: bool | None = None,
+    ) -> None:
+        self.spec, self.phase, self.shard, self.step_done = spec, phase, shard, 0
+        self._train_bytes = train_bytes
+        self._device = device or pick_device()
+        self.trained = [self._block(index, published) for index in phase.blocks]
+        self._optimizer = BlockOptimizer(self.trained, spec.optim)
+        self._frozen = {index: self._block(index, {}).requires_grad_(False) for index in self._scratch_indices()}
+        self._in_scratch: dict[int, int] = {}
+        self.refresh(published)
+        compiled = compile if compile is not None else compile_pays(spec, phase)
+        self._stacked = _maybe_compile(objective.stacked, compiled)
+        self._denoise = _maybe_compile(objective.denoise, compiled)
+        self._run_below = _maybe_compile(_run_below, compiled)
+
+    def refresh(self, published: Weights) -> None:
+        """Take newer snapshots of the blocks below and ahead."""
+        self._published = {index: published[index] for index in self.phase.below if index in published}
+        self._in_scratch.clear()
+        for index in self.phase.ahead:
+            if index in published:
+                self._frozen[index].load_state_dict(dict(published[index]))
+
+    def step(self) -> StepReport:
+        started_s, step_bytes = time.perf_counter(), self.spec.step_bytes
+        inputs, targets = self._batch()
+        with self._autocast():
+            loss, entropies = self._loss(inputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        factor = lr_factor(self.step_done * step_bytes, self.phase.steps * step_bytes, step_bytes, self.spec.optim)
+        grad_norm = self._optimizer.step(factor)
+        self.step_done += 1
+        return StepReport(
+            phase=self.phase.index,
+            step=self.step_done,
+            steps=self.phase.steps,
+            loss=entropies[-1].item(),
+            grad_norm=grad_norm,
+            lr_factor=factor,
+            step_bytes=step_bytes,
+            seconds=time.perf_counter() - started_s,
+        )
+
+    @property
+    def finished(self) -> bool:
+        return self.step_done >= self.phase.steps
+
+    def weights(self) -> dict[int, dict[str, Tensor]]:
+        """A copy of the trained blocks' tensors, on the CPU."""
+        return {
+            block.index: {name: value.detach().cpu().clone() for name, value in block.state_dict().items()}
+            for block in self.trained
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to go on from here: weights and optimiser state, as named tensors."""
+        weights = {f"weights:{k}.{name}": t for k, block in self.weights().items() for name, t in block.items()}
+        return weights | {f"optim:{name}": tensor for name, tensor in self._optimizer.state().items()}
+
+    def restore(self, state: Mapping[str, Tensor], step_done: int) -> None:
+        for block in self.trained:
+            prefix = f"weights:{block.index}."
+            tensors = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+            block.load_state_dict(tensors)
+        optim = {name.removeprefix("optim:"): t for name, t in state.items() if name.startswith("optim:")}
+        self._optimizer.load(optim)
+        self.step_done = step_done
+
+    def _block(self, index: int, published: Weights) -> Block:
+        block = build_block(self.spec, index)
+        if index in published:
+            block.load_state_dict(dict(published[index]))
+        elif index - 1 in published and isinstance(block, StackedBlock):
+            block.continue_from(published[index - 1])
+        return block.to(self._device)
+
+    def _scratch_indices(self) -> Sequence[int]:
+        """The frozen modules to build: those ahead, and below one for each distinct number of layers."""
+        by_layers = {self.spec.model.layers_of(index): index for index in self.phase.below}
+        return [*by_layers.values(), *self.phase.ahead]
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        drawn = windows(
+            self._train_bytes,
+            count=self.spec.train.windows,
+            length=self.spec.model.context + 1,
+            seed=self.spec.seed,
+            block=self.phase.block,
+            shard=self.shard,
+            step=self.step_done,
+        )
+        window = torch.from_numpy(drawn).to(self._device).long()
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+        generator = torch.Generator().manual_seed(
+            step_seed(self.spec.seed, self.phase.block, self.shard, self.step_done, "noise")
+        )
+        settings = self.spec.objective
+        if isinstance(settings, Denoise):
+            return self._denoise_loss(settings, inputs, targets, generator)
+        trained, ahead = _stacked_only(self.trained), _stacked_only([self._frozen[k] for k in self.phase.ahead])
+        own_weight, dropout = (
+            (settings.own_weight, settings.state_dropout) if isinstance(settings, Stacked) else (0.0, 0.0)
+        )
+        keep = None
+        if dropout:
+            drawn = torch.rand(len(trained) + len(ahead), inputs.size(0), generator=generator)
+            keep = (drawn >= dropout).float().to(self._device)
+        return self._stacked(trained, ahead, inputs, targets, self._state_below(inputs), own_weight, keep)
+
+    def _denoise_loss(
+        self, settings: Denoise, inputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, list[Tensor]]:
+        (block,) = self.trained
+        assert isinstance(block, DenoiseBlock)
+        low, high = noise.widen(block.sigma_low, block.sigma_high, settings)
+        sigma_B = noise.sample_sigma(inputs.size(0), low, high, settings, generator).to(self._device)
+        noise_BTV = torch.randn(*inputs.shape, NUM_SYMBOLS, generator=generator).to(self._device)
+        context = self.spec.model.context
+        span_start = context - int(context * settings.span_share) if settings.span_share else None
+        return self._denoise(block, inputs, targets, sigma_B, noise_BTV, span_start)
+
+    def _state_below(self, inputs: Tensor) -> Tensor | None:
+        """The state that the earlier blocks' snapshots make of these bytes; their weights come in one by one."""
+        state = None
+        for index in self.phase.below:
+            layers = self.spec.model.layers_of(index)
+            scratch = next(b for b in self._frozen.values() if len(b.layers) == layers and b.index in self.phase.below)
+            if self._in_scratch.get(layers) != index:
+                scratch.load_state_dict(dict(self._published[index]))
+                self._in_scratch[layers] = index
+            assert isinstance(scratch, StackedBlock)
+            state = self._run_below(scratch, inputs, state)
+        return state
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        if self._device.type == "cuda":
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return nullcontext()
+
+
+def compile_pays(spec: RunSpec, phase: Phase) -> bool:
+    """Whether torch.compile is worth its start-up. A function of the spec alone, so that resuming never changes it."""
+    compiler = torch.cuda.is_available() or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    return bool(compiler) and phase.steps * phase_flops(spec, phase) > COMPILE_PAYS_FLOPS
+
+
+def _maybe_compile(function: Function, compiled: bool) -> Function:
+    return cast(Function, torch.compile(function, dynamic=False)) if compiled else function
+
+
+def _run_below(block: StackedBlock, inputs: Tensor, state: Tensor | None) -> Tensor:
+    with torch.no_grad():
+        return block.advance(inputs, state)
+
+
+def _stacked_only(blocks: Sequence[Block]) -> list[StackedBlock]:
+    return [block for block in blocks if isinstance(block, StackedBlock)]
