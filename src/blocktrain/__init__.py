@@ -1,0 +1,58 @@
+"""BlockTrain: train one model together, in blocks that learn alone. This is the public API; the rest may change.
+
+    spec = preset("tiny")
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    run = RunDirectory.create(Path("run"), spec, corpus.sha256)
+    train_run(run, corpus)
+    scores = evaluate(load_model(run), corpus.valid)
+
+Names are imported when first used, so that `blocktrain --help` need not wait for torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blocktrain.checkpoint import RunDirectory
+    from blocktrain.corpus import Corpus, load_corpus
+    from blocktrain.errors import BlockTrainError
+    from blocktrain.model.stack import BlockModel
+    from blocktrain.spec import RunSpec, load_spec, preset
+    from blocktrain.train.evaluate import evaluate
+    from blocktrain.train.reference import reference_of
+    from blocktrain.train.run import load_model, train_run
+    from blocktrain.train.trainer import BlockTrainer
+
+__all__ = [
+    "BlockModel",
+    "BlockTrainError",
+    "BlockTrainer",
+    "Corpus",
+    "RunDirectory",
+    "RunSpec",
+    "evaluate",
+    "load_corpus",
+    "load_model",
+    "load_spec",
+    "preset",
+    "reference_of",
+    "train_run",
+]
+
+_ROOMS = {
+    "checkpoint": ("RunDirectory",),
+    "corpus": ("Corpus", "load_corpus"),
+    "errors": ("BlockTrainError",),
+    "model.stack": ("BlockModel",),
+    "spec": ("RunSpec", "load_spec", "preset"),
+    "train.evaluate": ("evaluate",),
+    "train.reference": ("reference_of",),
+    "train.run": ("load_model", "train_run"),
+    "train.trainer": ("BlockTrainer",),
+}
+
+
+def __getattr__(name: str) -> object:
+    for room, names in _ROOMS.items():
+        if name in names:
+            return getattr(import_module(f"blocktrain.{room}"), name)
+    raise AttributeError(f"module blocktrain has no attribute {name}: the public names are {', '.join(__all__)}")

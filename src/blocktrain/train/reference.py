@@ -3,7 +3,9 @@ All else is shared with block training, so a difference in quality is a differen
 
 from __future__ import annotations
 
-from blocktrain.spec import Denoise, EndToEnd, RunSpec
+from collections.abc import Sequence
+
+from blocktrain.spec import EndToEnd, RunSpec
 from blocktrain.train.flops import phase_flops, run_flops
 
 
@@ -20,9 +22,18 @@ def equal_work_steps(spec: RunSpec) -> int:
     return max(1, round(run_flops(spec) / phase_flops(twin, twin.phases[0])))
 
 
+def share_work(spec: RunSpec, reference_steps: int, shares: Sequence[float]) -> RunSpec:
+    """The run with its phases sized so that together they do the work of so many end-to-end steps, split by `shares`."""
+    twin = reference_of(spec, steps=reference_steps)
+    steps = [
+        max(1, round(share / sum(shares) * run_flops(twin) / phase_flops(spec, phase)))
+        for share, phase in zip(shares, spec.phases, strict=True)
+    ]
+    return spec.with_(**{"train.steps": steps})
+
+
 def single_block_of(spec: RunSpec, *, num_layers: int, steps: int) -> RunSpec:
     """The end-to-end model a small machine would train instead: `num_layers` in one block, everything else equal."""
-    assert not isinstance(spec.objective, Denoise)
     return spec.with_(
         **{
             "objective": EndToEnd(),

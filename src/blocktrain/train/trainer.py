@@ -114,6 +114,12 @@ class BlockTrainer:
             for block in self.trained
         }
 
+    def adopt(self, weights: Weights) -> None:
+        """Go on from other weights of the trained blocks, such as the mean of several replicas; the optimiser's state
+        stays its own."""
+        for block in self.trained:
+            block.load_state_dict(dict(weights[block.index]))
+
     def state(self) -> dict[str, Tensor]:
         """Everything needed to go on from here: weights and optimiser state, as named tensors."""
         weights = {f"weights:{k}.{name}": t for k, block in self.weights().items() for name, t in block.items()}

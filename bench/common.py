@@ -1,0 +1,58 @@
+"""What the experiments share: the machine they ran on, the file they keep, the table they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blocktrain.checkpoint import write_whole
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A result file written earlier, or nothing."""
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns, the first to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = (
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join([first, *rest])
+
+    return "\n".join([line(head), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,32 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import blocktrain
+
+
+@pytest.mark.parametrize("name", blocktrain.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(blocktrain, name).__module__.startswith("blocktrain.")
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(AttributeError, match="BlockModel"):
+        blocktrain.Trainer  # noqa: B018
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, blocktrain, blocktrain.spec; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_is_trained_and_scored_in_five_lines(tmp_path: Path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"so it goes, and so it went. " * 200)
+    spec = blocktrain.preset("tiny").with_(**{"corpus.source": str(text), "train.steps": 2})
+    corpus = blocktrain.load_corpus(spec.corpus, spec.model.context)
+    run = blocktrain.RunDirectory.create(tmp_path / "run", spec, corpus.sha256)
+    blocktrain.train_run(run, corpus)
+    assert blocktrain.evaluate(blocktrain.load_model(run), corpus.valid)[-1].nats_per_byte < 5.6
