@@ -8,6 +8,7 @@ Each row and seed is written to the result file as soon as it is done and is not
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -28,14 +29,14 @@ from blocktrain.spec import Denoise, RunSpec, Stacked, preset
 from blocktrain.train.evaluate import evaluate, fit_combination
 from blocktrain.train.flops import run_flops
 from blocktrain.train.partition import resolve_partition
-from blocktrain.train.reference import reference_of, share_work, single_block_of
+from blocktrain.train.reference import of_equal_work, reference_of, single_block_of
 from blocktrain.train.run import load_model, train_run
 from blocktrain.train.trainer import BlockTrainer
 from common import RESULTS, machine, read_json, table, write_json
 
-PHASE_SHARES = (0.65, 0.20, 0.15)  # of the work, for three phases; others get them by halving, see phase_shares
 AVERAGE_EVERY_STEPS = 20
 SIMULTANEOUS = Stacked(schedule="simultaneous", scaffold=0)
+GREEDY = Stacked(scaffold=0, later_share=1.0)
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,8 @@ class Row:
     replicas: int = 1
 
 
-def phase_shares(num_phases: int) -> tuple[float, ...]:
-    """How the work is split over progressive phases: most of it first, while it is cheapest."""
-    if num_phases == len(PHASE_SHARES):
-        return PHASE_SHARES
-    return tuple(max(0.65 * 0.35**k, 0.05) for k in range(num_phases))
-
-
 def _scaffold(base: RunSpec, steps: int) -> RunSpec:
-    spec = base.with_(objective=Stacked(), **{"train.steps": steps})
-    return share_work(spec, steps, phase_shares(len(spec.phases)))
+    return of_equal_work(base.with_(objective=Stacked()), steps)
 
 
 def _plain(objective: Any, **changes: Any) -> Callable[[RunSpec, int], RunSpec]:
@@ -66,7 +59,7 @@ def _plain(objective: Any, **changes: Any) -> Callable[[RunSpec, int], RunSpec]:
 
 
 def _eight(base: RunSpec, steps: int) -> RunSpec:
-    return _scaffold(base.with_(**{"model.blocks": 2 * base.model.blocks, "train.steps": steps}), steps)
+    return _scaffold(base.with_(**{"model.blocks": 2 * base.model.blocks}), steps)
 
 
 def _one_block(blocks: int, bytes_factor: int = 1) -> Callable[[RunSpec, int], RunSpec]:
@@ -81,9 +74,9 @@ ROWS = (
     Row("reference", "end to end, the reference", "reference", lambda base, steps: reference_of(base, steps=steps)),
     Row("scaffold", "stacked, progressive, scaffold (default)", "equal work", _scaffold),
     Row("scaffold-8", "the same in twice as many blocks", "equal work", _eight),
-    Row("scaffold-steps", "stacked, progressive, scaffold", "equal steps", _plain(Stacked())),
+    Row("scaffold-steps", "stacked, progressive, scaffold", "equal steps", _plain(Stacked(later_share=1.0))),
     Row("scaffold-workers", "the default, four averaged workers", "equal wall-clock", _scaffold, replicas=4),
-    Row("progressive", "stacked, progressive, no scaffold", "equal steps", _plain(Stacked(scaffold=0))),
+    Row("progressive", "stacked, progressive, no scaffold", "equal steps", _plain(GREEDY)),
     Row("simultaneous", "stacked, all at once", "equal steps", _plain(SIMULTANEOUS)),
     Row(
         "lookahead", "stacked, all at once, look-ahead 1", "equal steps",
@@ -101,7 +94,8 @@ ROWS = (
     Row("one-block", "end to end, one block's layers", "equal memory", _one_block(1)),
     Row("two-blocks", "end to end, two blocks' layers", "equal memory", _one_block(2)),
     Row("one-block-swarm", "one block's layers, four averaged workers", "equal memory", _one_block(1), replicas=4),
-    Row("one-block-long", "one block's layers, work of the reference", "equal memory", _one_block(1, 4)),
+    Row("one-block-long", "one block's layers, four times the steps", "equal memory", _one_block(1, 4)),
+    Row("two-blocks-long", "two blocks' layers, twice the steps", "equal memory", _one_block(2, 2)),
 )  # fmt: skip
 
 
@@ -113,10 +107,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     steps = options.steps or (12 if options.quick else 400)
     path = options.out / f"{options.name}.json"
     todo = _todo(base, steps, options, read_json(path).get("results", {}))
+    threads = max(1, (os.cpu_count() or 1) // options.jobs)
     print(f"{len(todo)} rows to run, results go to {path}", flush=True)
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         futures = [
-            pool.submit(run_row, row.name, spec.model_dump(mode="json"), options.work, options.max_windows)
+            pool.submit(run_row, row.name, spec.model_dump(mode="json"), options.work, options.max_windows, threads)
             for row, spec in todo
         ]
         for future in as_completed(futures):
@@ -154,14 +149,22 @@ def _todo(base: RunSpec, steps: int, options: argparse.Namespace, done: dict[str
     for seed in options.seeds:
         for row in rows:
             spec = row.make(base.with_(seed=seed), steps).with_(name=row.name)
-            if done.get(f"{row.name}/{seed}", {}).get("digest") != spec.digest():
+            stored = done.get(f"{row.name}/{seed}")
+            if stored is None or RunSpec.model_validate(stored["spec"]) != RunSpec.model_validate(portable(spec)):
                 todo.append((row, spec))
     return todo
 
 
-def run_row(name: str, spec_data: dict[str, Any], work: Path, max_windows: int | None) -> dict[str, Any]:
+def portable(spec: RunSpec) -> dict[str, Any]:
+    """The settings as the result file keeps them: the corpus by its name, not by its place on this machine."""
+    settings = spec.model_dump(mode="json")
+    settings["corpus"]["source"] = Path(spec.corpus.source).name
+    return settings
+
+
+def run_row(name: str, spec_data: dict[str, Any], work: Path, max_windows: int | None, threads: int) -> dict[str, Any]:
     """Train, compose and score one row with one seed. Runs in its own process."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     row = next(row for row in ROWS if row.name == name)
     wanted = RunSpec.model_validate(spec_data)
     corpus = load_corpus(wanted.corpus, wanted.model.context)
@@ -181,8 +184,8 @@ def run_row(name: str, spec_data: dict[str, Any], work: Path, max_windows: int |
     return {
         "row": name,
         "seed": spec.seed,
-        "digest": wanted.digest(),
-        "spec": spec.model_dump(mode="json"),
+        "spec": portable(wanted),
+        "edges": list(getattr(spec.objective, "edges", None) or []),
         "replicas": row.replicas,
         "parameters": count_parameters(model),
         "train_bytes": row.replicas * spec.step_bytes * sum(phase.steps for phase in spec.phases),

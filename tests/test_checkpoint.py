@@ -192,7 +192,7 @@ def test_a_folder_without_its_papers_is_no_run_directory(run, removed):
     "name, text, complaint",
     [
         ("manifest.json", "{", r"manifest.json is damaged .*: restore it"),
-        ("manifest.json", '{"spec_digest": "a"}', r"manifest.json is damaged \(Field required\)"),
+        ("manifest.json", '{"spec_sha256": "a"}', r"manifest.json is damaged \(Field required\)"),
         ("spec.toml", "seed = ", r"the spec of a run directory cannot be read: .*spec.toml"),
         ("spec.toml", 'name = "changed"', r"spec.toml is not the spec that the blocks beside it were trained with"),
     ],

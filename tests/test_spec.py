@@ -61,7 +61,7 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path, text, comp
             "[model]\nlayers = 6\nblocks = 4",
             r"model.layers = 6 is not divisible by model.blocks = 4: change one, or list",
         ),
-        ("[model]\nlayers = [1, 2]\nblocks = 3", r"model.layers lists 2 blocks and model.blocks = 3"),
+        ("[model]\nlayers = [1, 2]\nblocks = 3", r"model.layers lists 2 blocks, model.blocks = 3"),
         ("[model]\nblocks = 0", r"model.blocks = 0: input should be greater than or equal to 1"),
         ("[corpus]\nvalid_share = 1.0", r"corpus.valid_share = 1.0: input should be less than 1"),
         ("[objective]\nkind = 'denoise'\nsigma_min = 3.0\nsigma_max = 3.0", r"sigma_min = 3.0 must be below .*= 3.0"),

@@ -51,7 +51,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    spec_digest: str
+    spec_sha256: str  # of spec.toml as it was written, so that settings added later leave old runs readable
     corpus_sha256: str
     blocks: dict[int, BlockEntry] = {}
     finished: tuple[int, ...] = ()  # phases
@@ -79,7 +79,7 @@ class RunDirectory:
             if (path / MANIFEST_FILE).exists():
                 _require_same_corpus(path, run.manifest().corpus_sha256, corpus_sha256)
             else:
-                run._write_manifest(Manifest(spec_digest=spec.digest(), corpus_sha256=corpus_sha256))
+                run._write_manifest(Manifest(spec_sha256=run._spec_sha256(), corpus_sha256=corpus_sha256))
         return run
 
     @classmethod
@@ -90,7 +90,7 @@ class RunDirectory:
                     f"{path} is not a run directory, it has no {name}: give the --out of blocktrain train"
                 )
         run = cls(path, _read_spec(path))
-        if run.manifest().spec_digest != run.spec.digest():
+        if run.manifest().spec_sha256 != run._spec_sha256():
             raise CheckpointError(
                 f"{path / SPEC_FILE} is not the spec that the blocks beside it were trained with: "
                 f"undo the change to it, or train again into another --out"
@@ -173,6 +173,9 @@ class RunDirectory:
         path = self.path / METRICS_FILE
         lines = _read(path).splitlines() if path.exists() else []
         return [record for record in map(_parse_line, lines) if record is not None]
+
+    def _spec_sha256(self) -> str:
+        return hashlib.sha256(_read(self.path / SPEC_FILE)).hexdigest()
 
     def _read_block(self, block: int) -> tuple[Path, bytes]:
         """The current file of a block with its hash checked; a version replaced while reading is read anew."""

@@ -85,6 +85,7 @@ class Stacked(Settings):
     kind: Literal["stacked"] = "stacked"
     schedule: Literal["progressive", "simultaneous"] = "progressive"
     scaffold: Annotated[int, Field(ge=0)] = 1  # next blocks trained along (progressive only)
+    later_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25  # of the first phase's steps, for each later one
     lookahead: Annotated[int, Field(ge=0)] = 0  # next blocks' frozen snapshots the loss is seen through
     own_weight: Weight = 0.1  # of a block's own read-out when the loss is also taken further up
     refresh_steps: Count = 1  # simultaneous: a worker takes new snapshots of the others every so many steps
@@ -161,10 +162,44 @@ class OptimSpec(Settings):
 
 
 class TrainSpec(Settings):
-    """The budget. `steps` is one number for every phase, or one a phase."""
+    """The budget. `steps` is one number (the first phase's; see Stacked.later_share), or one a phase."""
 
     steps: Count | tuple[Count, ...] = 400
     windows: Count = 32  # a step
+
+
+class SwarmSpec(Settings):
+    """How a coordinator runs its rounds and merges what workers send (swarm/rounds.py, swarm/averaging.py)."""
+
+    round_steps: Count = 50  # of the fastest worker's lease; slower ones get fewer
+    min_updates: Count = 1  # a round that misses its deadline closes with at least so many
+    deadline_floor_s: Positive = 10.0
+    deadline_ceiling_s: Positive = 900.0
+    deadline_spreads: Weight = 6.0  # median absolute deviations above the median of past round times
+    max_lag: Annotated[int, Field(ge=0)] = 4  # versions that an update may be behind
+    staleness_exponent: Weight = 0.5  # a: an update n versions behind weighs (1 + n)^-a
+    averaging: Literal["mean", "trimmed", "median", "clipped"] = "mean"
+    trim_share: Annotated[float, Field(ge=0.0, le=0.45)] = 0.2  # of the weight, at each end; for more take the median
+    clip_factor: Annotated[float, Field(ge=1.0)] = 2.0  # of the median norm
+    outer: Literal["plain", "nesterov"] = "plain"
+    outer_lr: Positive | None = None  # 1 for plain, 0.7 for nesterov
+    outer_momentum: Share = 0.9  # nesterov only
+    max_norm_factor: Annotated[float, Field(ge=1.0)] = 20.0  # of the recent median; a larger update is refused
+    keep_versions: Count = 8
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.deadline_floor_s > self.deadline_ceiling_s:
+            raise ValueError(
+                f"swarm.deadline_floor_s = {self.deadline_floor_s:g} must not exceed "
+                f"swarm.deadline_ceiling_s = {self.deadline_ceiling_s:g}"
+            )
+        if self.keep_versions <= self.max_lag:
+            raise ValueError(
+                f"swarm.keep_versions = {self.keep_versions} would prune versions that updates may still be built on: "
+                f"keep more than swarm.max_lag = {self.max_lag}"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -214,11 +249,15 @@ class RunSpec(Settings):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        steps = self.train.steps
-        return tuple(
-            Phase(index, *layout, steps=steps[index] if isinstance(steps, tuple) else steps)
-            for index, layout in enumerate(self._layout())
-        )
+        return tuple(Phase(index, *layout, self._steps(index)) for index, layout in enumerate(self._layout()))
+
+    def _steps(self, phase: int) -> int:
+        steps, objective = self.train.steps, self.objective
+        if isinstance(steps, tuple):
+            return steps[phase]
+        if phase > 0 and isinstance(objective, Stacked) and objective.schedule == "progressive":
+            return max(1, round(steps * objective.later_share))
+        return steps
 
     @property
     def groups(self) -> tuple[tuple[Phase, ...], ...]:
@@ -266,11 +305,13 @@ PRESETS: dict[str, RunSpec] = {
         model=ModelSpec(width=64, heads=2, context=128, blocks=4, layers=4),
         train=TrainSpec(steps=400, windows=32),
     ),
-    "wikitext": RunSpec(name="wikitext", corpus=CorpusSpec(source="wikitext-2")),
+    "wikitext": RunSpec(
+        name="wikitext", corpus=CorpusSpec(source="wikitext-2"), train=TrainSpec(steps=473, windows=32)
+    ),
     "paper": RunSpec(
         name="paper",
         model=ModelSpec(width=768, heads=12, context=1024, blocks=4, layers=16),
-        train=TrainSpec(steps=20_000, windows=64),
+        train=TrainSpec(steps=25_000, windows=64),
         optim=OptimSpec(warmup_steps=200),
     ),
 }

@@ -146,7 +146,7 @@ def test_a_run_of_one_block_is_a_plain_transformer(tmp_path, text):
 
 
 def test_metrics_tell_every_step(tmp_path, text):
-    records = trained(tmp_path / "run", tiny(text, Stacked())).metrics()
+    records = trained(tmp_path / "run", tiny(text, Stacked(later_share=1.0))).metrics()
     assert [(record["phase"], record["step"]) for record in records] == [(p, s) for p in range(3) for s in range(1, 6)]
     assert all(np.isfinite(record["loss"]) for record in records)
 

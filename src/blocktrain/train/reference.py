@@ -3,8 +3,6 @@ All else is shared with block training, so a difference in quality is a differen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from blocktrain.spec import EndToEnd, RunSpec
 from blocktrain.train.flops import phase_flops, run_flops
 
@@ -22,14 +20,12 @@ def equal_work_steps(spec: RunSpec) -> int:
     return max(1, round(run_flops(spec) / phase_flops(twin, twin.phases[0])))
 
 
-def share_work(spec: RunSpec, reference_steps: int, shares: Sequence[float]) -> RunSpec:
-    """The run with its phases sized so that together they do the work of so many end-to-end steps, split by `shares`."""
-    twin = reference_of(spec, steps=reference_steps)
-    steps = [
-        max(1, round(share / sum(shares) * run_flops(twin) / phase_flops(spec, phase)))
-        for share, phase in zip(shares, spec.phases, strict=True)
-    ]
-    return spec.with_(**{"train.steps": steps})
+def of_equal_work(spec: RunSpec, reference_steps: int) -> RunSpec:
+    """The run with its steps scaled so that all phases together do the work of so many end-to-end steps."""
+    many = spec.with_(**{"train.steps": 100_000})  # large, so that rounding does not matter
+    per_step = run_flops(many) / 100_000
+    work = run_flops(reference_of(spec, steps=reference_steps))
+    return spec.with_(**{"train.steps": max(1, round(work / per_step))})
 
 
 def single_block_of(spec: RunSpec, *, num_layers: int, steps: int) -> RunSpec:

@@ -5,10 +5,13 @@ saving, a simultaneous run goes on from its neighbours' newer snapshots. Next: t
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -92,11 +95,25 @@ class ProcessCrew:
         ]
 
     def ask(self, phase: Phase, method: str, *arguments: Any) -> Future[Any]:
-        return self._executors[phase.index % len(self._executors)].submit(_ask_child, method, *arguments)
+        with _interrupts_held():  # the first call starts the process
+            return self._executors[phase.index % len(self._executors)].submit(_ask_child, method, *arguments)
 
     def close(self) -> None:
         for executor in self._executors:
             executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A Ctrl-C reaches the whole terminal; a process started here is deaf to it from its first instruction on."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _child: Trainers
@@ -105,9 +122,18 @@ _child: Trainers
 def _start_child(spec_data: dict[str, Any], threads: int) -> None:
     global _child
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     spec = RunSpec.model_validate(spec_data)
     _child = Trainers(spec, load_corpus(spec.corpus, spec.model.context))
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot tell its children to go."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _ask_child(method: str, *arguments: Any) -> Any:

@@ -1,0 +1,130 @@
+"""The app: its commands, what its errors look like, and `main`. Each command is in the module of its name, with imports
+that are quick: torch comes in when a command does its work, so that help and a mistyped option answer at once."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from blocktrain.cli.compare import compare
+from blocktrain.cli.console import say
+from blocktrain.cli.eval import evaluate
+from blocktrain.cli.generate import generate
+from blocktrain.cli.options import EXIT_INTERRUPTED
+from blocktrain.cli.reference import reference
+from blocktrain.cli.train import train
+from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
+
+EXIT_UNEXPECTED = 1
+
+
+class Commands(TyperGroup):
+    """The commands, with every error that leaves one turned into a sentence and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with _explained(debug=bool(ctx.params.get("debug"))):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _explained(debug: bool) -> Iterator[None]:
+    try:
+        yield
+    except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
+        raise  # typer's own, which it ends well
+    except KeyboardInterrupt:
+        say("interrupted: run the same command again to continue")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except Exception as error:
+        if debug:
+            raise
+        say(f"error: {_sentence(error)}")
+        raise typer.Exit(EXIT_USER_ERROR if isinstance(error, BlockTrainError) else EXIT_UNEXPECTED) from None
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, BlockTrainError):
+        return str(error)
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"unexpected {what[:200]} (blocktrain --debug COMMAND … shows where)"
+
+
+app = typer.Typer(
+    name="blocktrain",
+    cls=Commands,
+    help="Train a language model in blocks: each block is trained alone, the blocks compose into one model.",
+    epilog="Start here:  blocktrain train --preset small --out run/   then   blocktrain eval run/",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+TRAIN, USE = "Train", "Measure and use"
+app.command(
+    rich_help_panel=TRAIN,
+    epilog="Example:  blocktrain train --preset small --set train.steps=200 --out run/",
+)(train)
+app.command(
+    rich_help_panel=TRAIN,
+    epilog="Example:  blocktrain reference --preset small --work equal --out ref/",
+)(reference)
+app.command(
+    rich_help_panel=TRAIN,
+    epilog="Example:  blocktrain compare --preset small --out report/",
+)(compare)
+app.command(
+    "eval",
+    rich_help_panel=USE,
+    epilog="Example:  blocktrain eval run/ ref/ --split test --json",
+)(evaluate)
+app.command(
+    rich_help_panel=USE,
+    epilog='Example:  blocktrain generate run/ --prompt "The president" --max-bytes 200 --seed 1',
+)(generate)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"blocktrain {version('blocktrain')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The help text is the app's."""
+
+
+def main() -> None:
+    _quiet_libraries()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no ± still shows the rest
+    app()
+
+
+def _quiet_libraries() -> None:
+    """Warnings are for developers, who set -W or PYTHONWARNINGS. The environment takes the choice to --jobs."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+        os.environ["PYTHONWARNINGS"] = "ignore"
+    for name in ("torch", "kaleido", "choreographer"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""What bad input gets: exit code 2, one sentence that names the thing, and nothing overwritten."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from blocktrain.checkpoint import RunDirectory, load_tensors, save_tensors
+
+PRESET = ["--preset", "tiny"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def assert_refused(result, *words: str) -> None:
+    assert (result.exit_code, result.stdout) == (2, "")
+    (sentence,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert all(word in sentence for word in words), sentence
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "reference", "compare"])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], ["nothing says what to train"]),
+        (["--preset", "tony"], ['no preset "tony"', "tiny"]),
+        (["run.toml", *PRESET], ["both run.toml and --preset tiny"]),
+        (["no.toml"], ["no.toml does not exist"]),
+        ([*PRESET, "--set", "train.stepz=3"], ["unknown key train.stepz", "steps"]),
+        ([*PRESET, "--set", "trains.steps=3"], ["unknown key trains"]),
+        ([*PRESET, "--set", "seed.x=3"], ["seed = {'x': 3}"]),
+        ([*PRESET, "--set", "train.steps"], ["--set train.steps is not KEY=VALUE"]),
+        ([*PRESET, "--set", "train.steps=few"], ["train.steps = 'few'"]),
+        ([*PRESET, "--set", "model.layers=5"], ["model.layers = 5 is not divisible by model.blocks = 4"]),
+        (
+            [*PRESET, "--set", "objective.kind=denoise", "--set", "objective.sigma_min=10"],
+            ["objective.sigma_min = 10.0 must be below objective.sigma_max = 10.0"],
+        ),
+        ([*PRESET, "--corpus", "no-such-text"], ['corpus "no-such-text"']),
+        ([*PRESET, "--corpus", "empty.txt"], ['corpus "empty.txt" is empty']),
+        ([*PRESET, "--corpus", "short.txt"], ['split of corpus "short.txt" has', "needs 65"]),
+    ],
+)
+def test_a_run_that_cannot_be_is_not_begun(run, tmp_path, monkeypatch, command, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").touch()
+    Path("short.txt").write_text("too short")
+    assert_refused(run(command, *arguments, "--out", "out"), *words)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--block", "9"], ["--block 9 has no phase of its own"]),
+        (["--block", "2"], ["block 2 stands on blocks", "0, 1"]),
+        (["--jobs", "0"], ["--jobs 0 is too small"]),
+    ],
+)
+def test_a_part_of_a_run_that_cannot_be_trained_is_named(run, tiny, options, words):
+    assert_refused(run("train", *tiny, *options), *words)
+
+
+@pytest.mark.parametrize(
+    "changed, word", [(["--seed", "1"], "seed = 1"), (["--set", "model.width=64"], "model.width = 64")]
+)
+def test_the_directory_of_another_run_is_left_alone(run, trained, changed, word):
+    blocks, _ = trained
+    before = contents(blocks)
+    options = [*PRESET, "--corpus", blocks.parent / "text.txt", "--set", "train.steps=3", "--out", blocks]
+    assert_refused(run("train", *options, *changed), str(blocks), word)
+    assert contents(blocks) == before
+
+
+@pytest.fixture
+def copy(trained: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A trained run to damage."""
+    return Path(shutil.copytree(trained[0], tmp_path / "copy"))
+
+
+def block_file(folder: Path) -> Path:
+    (path,) = folder.glob("block-1-*.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("command", ["eval", "generate"])
+def test_a_truncated_block_is_named(run, copy, command):
+    path = block_file(copy)
+    path.write_bytes(path.read_bytes()[:-10])
+    before = contents(copy)
+    assert_refused(run(command, copy), path.name, "is damaged")
+    assert contents(copy) == before
+
+
+@pytest.mark.parametrize("command", ["eval", "generate"])
+@pytest.mark.parametrize("change", ["missing", "extra"])
+def test_a_block_with_other_tensors_than_its_own_is_named(run, copy, command, change):
+    path = block_file(copy)
+    tensors, metadata = load_tensors(path)
+    if change == "missing":
+        del tensors["readout"]
+    else:
+        tensors["another"] = tensors["gain"].clone()
+    save_tensors(path, tensors, metadata)
+    renamed = adopt(copy, path)
+    assert_refused(run(command, copy), renamed.name, "readout" if change == "missing" else "another")
+
+
+def adopt(folder: Path, path: Path) -> Path:
+    """The manifest now vouches for the file as it is."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["blocks"]["1"]["sha256"] = digest
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return path.rename(folder / f"block-1-{digest[:12]}.safetensors")
+
+
+def test_a_truncated_progress_file_is_named(run, tiny, tmp_path):
+    folder = tmp_path / "run"
+    assert run("train", *tiny, "--block", 0).exit_code == 0
+    directory = RunDirectory.open(folder)
+    directory.save_progress(1, {}, {"step": "1"})
+    path = folder / "progress" / "phase-1.safetensors"
+    path.write_bytes(path.read_bytes()[:5])
+    assert_refused(run("train", *tiny), str(path))
+
+
+@pytest.mark.parametrize("command", ["eval", "generate"])
+def test_a_folder_that_is_no_run_is_named(run, tmp_path, command):
+    assert_refused(run(command, tmp_path), f"{tmp_path} is not a run directory")
+
+
+def test_debug_shows_where_an_error_came_from(run, tmp_path):
+    result = run("--debug", "eval", tmp_path)
+    assert type(result.exception).__name__ == "CheckpointError"
+
+
+def test_an_unexpected_error_is_one_line_and_exit_code_1(run, trained, monkeypatch):
+    monkeypatch.setattr("blocktrain.cli.scoring.load_model", lambda run: 1 / 0)
+    result = run("eval", trained[0])
+    assert result.exit_code == 1
+    assert (
+        result.stderr
+        == "error: unexpected ZeroDivisionError: division by zero (blocktrain --debug COMMAND … shows where)\n"
+    )

@@ -1,0 +1,48 @@
+"""Figures as files. The picture needs a browser, which a machine may not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from blocktrain.figures import PALETTE, Line, line_figure, write_figure
+
+FIGURE = line_figure(
+    [Line("ours", [0, 1], [2, 1]), Line("theirs", [0, 1], [2, 2], "#000000"), Line("more", [0], [1])],
+    title="T",
+    x_title="bytes",
+    y_title="nats",
+)
+
+
+def test_lines_take_the_palette_s_colours_unless_they_have_their_own():
+    assert [trace.line.color for trace in FIGURE.data] == [PALETTE[0], "#000000", PALETTE[1]]
+
+
+def test_a_figure_becomes_a_page_that_needs_no_network_and_a_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr("blocktrain.figures.PNG_TIMEOUT_S", 60)  # within a test's own limit
+    reasons: list[str] = []
+    paths = write_figure(FIGURE, tmp_path / "v1.5", skipped=reasons.append)
+    assert paths[0] == tmp_path / "v1.5.html"
+    assert 'src="http' not in paths[0].read_text()
+    if any("no Chrome or Chromium was found" in reason or "took longer than" in reason for reason in reasons):
+        pytest.skip(reasons[0])
+    assert (reasons, paths[1:]) == ([], [tmp_path / "v1.5.png"])
+    assert paths[1].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "browser, reason", [("/no/such/browser", "no Chrome or Chromium was found"), ("/bin/false", "the browser failed (")]
+)
+def test_a_browser_that_is_missing_or_fails_costs_only_the_picture(tmp_path, monkeypatch, browser, reason):
+    monkeypatch.setenv("BROWSER_PATH", browser)
+    reasons: list[str] = []
+    assert write_figure(FIGURE, tmp_path / "figure", skipped=reasons.append) == [tmp_path / "figure.html"]
+    assert reason in reasons[0]
+
+
+def test_a_browser_that_hangs_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("blocktrain.figures._DRAW", "input(); input()")
+    monkeypatch.setattr("blocktrain.figures.PNG_TIMEOUT_S", 0)
+    reasons: list[str] = []
+    assert write_figure(FIGURE, tmp_path / "figure", skipped=reasons.append) == [tmp_path / "figure.html"]
+    assert "the browser took longer than 0 s" in reasons[0]
