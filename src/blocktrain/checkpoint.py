@@ -142,19 +142,19 @@ class RunDirectory:
     def save_progress(self, phase: int, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
         _make_folder(self.path / "progress")
         with self._lock():
-            save_tensors(self._progress_file(phase), tensors, metadata)
+            save_tensors(self.progress_file(phase), tensors, metadata)
 
     def load_progress(self, phase: int) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """Where the phase stopped; None when it has not begun or is finished."""
-        path = self._progress_file(phase)
+        path = self.progress_file(phase)
         if not path.exists():
             return None
         with _damage_in(path, "delete it to train this phase from its start"):
             return decode(_read(path))
 
     def clear_progress(self, phase: int) -> None:
-        with self._lock(), _storage(self._progress_file(phase)):
-            self._progress_file(phase).unlink(missing_ok=True)
+        with self._lock(), _storage(self.progress_file(phase)):
+            self.progress_file(phase).unlink(missing_ok=True)
 
     def save_combine(self, name: str, weights: Sequence[float]) -> None:
         with self._lock():
@@ -207,7 +207,7 @@ class RunDirectory:
     def _block_file(self, block: int, entry: BlockEntry) -> Path:
         return self.path / f"block-{block}-{entry.sha256[:12]}.safetensors"
 
-    def _progress_file(self, phase: int) -> Path:
+    def progress_file(self, phase: int) -> Path:
         return self.path / "progress" / f"phase-{phase}.safetensors"
 
     def _write_manifest(self, manifest: Manifest) -> None:

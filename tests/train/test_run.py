@@ -134,6 +134,17 @@ def test_a_damaged_block_below_stops_the_run_and_names_the_file(tmp_path, text):
         trained(tmp_path / "run", spec)
 
 
+@pytest.mark.parametrize("missing", ["weights:0.readout", "step"])
+def test_progress_that_lacks_something_stops_the_run_and_names_the_file(tmp_path, text, missing):
+    spec, pause = tiny(text, Stacked()), StopAfter(2)
+    run = trained(tmp_path / "run", spec, report=pause.report, stop=pause.stop)
+    state, metadata = run.load_progress(0)
+    kept = {name: tensor for name, tensor in state.items() if name != missing}
+    run.save_progress(0, kept, {key: value for key, value in metadata.items() if key != missing})
+    with pytest.raises(CheckpointError, match=r"phase-0.safetensors does not hold .* delete it"):
+        trained(tmp_path / "run", spec)
+
+
 def test_the_weights_of_the_composition_are_fitted_when_all_is_trained(tmp_path, text):
     run = trained(tmp_path / "run", tiny(text, Stacked()))
     assert len(run.manifest().combine["stack"]) == 4

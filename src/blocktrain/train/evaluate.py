@@ -119,7 +119,7 @@ def _named(model: BlockModel, path: str, readings: Readings, missing: Collection
 
 def _window_losses(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     losses = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")
-    return losses.view_as(targets_BT).mean(1).double().cpu()
+    return losses.view_as(targets_BT).mean(1).cpu().double()
 
 
 def _score(path: str, name: str, window_losses: Tensor, model: BlockModel) -> Score:

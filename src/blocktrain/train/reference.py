@@ -10,7 +10,11 @@ from blocktrain.train.flops import phase_flops, run_flops
 def reference_of(spec: RunSpec, *, steps: int | None = None) -> RunSpec:
     """The end-to-end twin of a run: same shape, data order, batch and optimiser; as many steps as the longest phase."""
     longest = max(phase.steps for phase in spec.phases)
-    changes = {"objective": EndToEnd(), "train.steps": steps or longest, "name": f"{spec.name}-reference"}
+    changes = {
+        "objective": EndToEnd(),
+        "train.steps": longest if steps is None else steps,
+        "name": f"{spec.name}-reference",
+    }
     return spec.with_(**changes)
 
 

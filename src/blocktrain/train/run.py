@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from blocktrain.checkpoint import RunDirectory
 from blocktrain.corpus import Corpus, load_corpus
-from blocktrain.errors import ConfigError
+from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.model.block import block_shapes
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Phase, RunSpec, Stacked
@@ -238,8 +239,9 @@ class _Group:
         self._snapshots: dict[int, Any] = snapshots
         for phase, saved in progress.items():
             state, metadata = saved or (None, {"step": "0"})
-            self._steps[phase] = int(metadata["step"])
-            self._crew.ask(phase, "start", phase, snapshots, state, self._steps[phase]).result()
+            with _unusable(self._run.progress_file(phase.index)):
+                self._steps[phase] = int(metadata["step"])
+                self._crew.ask(phase, "start", phase, snapshots, state, self._steps[phase]).result()
         if self._refresh_steps and not snapshots:
             self._exchange()
 
@@ -301,6 +303,18 @@ class _Group:
 def _published(run: RunDirectory, needed: set[int]) -> dict[int, dict[str, Tensor]]:
     """The tensors of those blocks that have been published."""
     return {k: run.load_block(k, block_shapes(run.spec, k)) for k in sorted(needed) if k in run.manifest().blocks}
+
+
+@contextmanager
+def _unusable(progress: Path) -> Iterator[None]:
+    """A file that is whole but does not hold what this phase needs: torch and dict say so in their own ways."""
+    try:
+        yield
+    except (KeyError, ValueError, RuntimeError) as error:
+        detail = " ".join(str(error).split())[:120]
+        raise CheckpointError(
+            f"{progress} does not hold the state of this phase ({detail}): delete it to train the phase from its start"
+        ) from None
 
 
 def _snapshots(state: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:

@@ -1,0 +1,236 @@
+"""Averaging: exact where it can be, indifferent to order and to a wild minority, small in memory."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from blocktrain.spec import SwarmSpec
+from blocktrain.swarm import averaging
+from blocktrain.swarm.averaging import Part, check_norm, clipped, mean, median, merge, norm_of, outer_step, trimmed_mean
+
+KINDS = ("mean", "trimmed", "median", "clipped")
+SIZE = 5
+values = st.floats(-1e3, 1e3, width=32)
+vectors = st.lists(values, min_size=SIZE, max_size=SIZE).map(lambda xs: torch.tensor(xs, dtype=torch.float64))
+weights = st.integers(1, 1000).map(float)
+updates = st.lists(st.tuples(vectors, weights), min_size=1, max_size=7)
+
+
+def parts(table: list[tuple[Tensor, float]]) -> list[Part]:
+    return [Part(lambda a, b, x=delta: x.flatten()[a:b], weight, norm_of([delta])) for delta, weight in table]
+
+
+def merged(kind: str, table: list[tuple[Tensor, float]], **settings: float) -> Tensor:
+    return merge(parts(table), table[0][0].numel(), SwarmSpec(averaging=kind, **settings))
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+AWKWARD = [
+    (0.0, 1e-45),  # from nothing to the smallest denormal
+    (1e-45, -1e-45),
+    (-1e-40, 1e-38),
+    (1.0, -1.0),
+    (1.0, 1.0000001),
+    (-0.1, 0.1),
+    (3.4028235e38, -3.4028235e38),
+    (0.3, 0.0),
+    (1.0, 1e-8),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weight", [1.0, 1 / 3, 1e-300, 7e18])
+def test_one_update_of_any_weight_gives_its_weights_back_exactly(kind, weight):
+    before, after = torch.tensor(AWKWARD, dtype=torch.float32).T
+    delta = merged(kind, [(before.double() - after.double(), weight)])
+    moved, momentum = outer_step(before, delta, None, SwarmSpec())
+    assert moved.dtype == torch.float32
+    assert torch.equal(moved, after)
+    assert momentum is None
+
+
+@given(st.lists(st.tuples(st.floats(2**-10, 1, width=32), st.floats(-1, 1, width=32)), min_size=1), weights)
+def test_weights_of_any_likely_size_come_back_exactly(pairs, weight):
+    before, after = torch.tensor(pairs, dtype=torch.float32).T
+    after = torch.where(after.abs() < 2**-29 * before.abs(), 0.0, after)  # below that, float64 has no exact difference
+    delta = mean([(before.double() - after.double(), weight)])
+    assert torch.equal(averaging.plain(before, delta), after)
+
+
+def test_a_tensor_keeps_its_shape_and_the_update_stays_as_it_was():
+    theta, delta = torch.ones(2, 3), torch.full((2, 3), 0.25, dtype=torch.float64)
+    assert averaging.plain(theta, mean([(delta, 1.0), (delta * 3, 1.0)])).tolist() == [[0.5] * 3] * 2
+    assert averaging.plain(theta, merged("median", [(delta, 1.0)])).shape == (2, 3)
+    assert delta.eq(0.25).all()
+
+
+@given(updates)
+def test_the_mean_is_the_weighted_mean(table):
+    total = sum(weight for _, weight in table)
+    assert close(mean(table), sum(delta * (weight / total) for delta, weight in table))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(table=updates, order=st.randoms(use_true_random=False))
+def test_the_order_of_updates_does_not_matter(kind, table, order):
+    shuffled = list(table)
+    order.shuffle(shuffled)
+    assert close(merged(kind, table), merged(kind, shuffled))
+
+
+@pytest.mark.parametrize("kind", ["mean", "trimmed", "median"])
+@given(table=updates, share=st.integers(1, 9))
+def test_an_update_split_in_two_weighs_the_same(kind, table, share):
+    delta, weight = table[0]
+    split = [(delta, weight * share), (delta, weight * (10 - share)), *((d, w * 10) for d, w in table[1:])]
+    assert close(merged(kind, table), merged(kind, split))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(delta=vectors, copies=st.lists(weights, min_size=1, max_size=5))
+def test_replicas_that_agree_are_believed(kind, delta, copies):
+    assert close(merged(kind, [(delta, weight) for weight in copies]), delta)
+
+
+@pytest.mark.parametrize("kind, wild", [("trimmed", 2), ("median", 4)])
+@given(
+    table=st.lists(vectors, min_size=5, max_size=5), monsters=st.lists(st.floats(-1e38, 1e38), min_size=4, max_size=4)
+)
+def test_a_wild_minority_is_ignored(kind, wild, table, monsters):
+    sane = [(delta, 100.0) for delta in table]
+    mad = [(torch.full((SIZE,), monster, dtype=torch.float64), 100.0) for monster in monsters[:wild]]
+    result, all_sane = merged(kind, sane + mad, trim_share=0.3), torch.stack(table)
+    assert (result >= all_sane.amin(0) - 1e-9).all()
+    assert (result <= all_sane.amax(0) + 1e-9).all()
+
+
+def test_trimming_exactly_the_wild_ones_leaves_nothing_of_them():
+    table = [(torch.tensor([x]), 0.1) for x in (1e38, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1e38)]
+    assert merged("trimmed", table, trim_share=0.1).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "numbers, half",
+    [
+        ([(1, 1), (2, 1), (9, 1)], 2),
+        ([(1, 1), (2, 1)], 1.5),
+        ([(1, 1), (2, 1), (9, 3)], 9),
+        ([(1, 2), (2, 1), (9, 1)], 1.5),
+        ([(5, 0.3)], 5),
+    ],
+)
+def test_the_median_has_half_of_the_weight_on_either_side(numbers, half):
+    assert merged("median", [(torch.tensor([float(x)]), w) for x, w in numbers]).item() == half
+
+
+def test_the_trimmed_mean_cuts_weight_off_both_ends():
+    table = [(torch.tensor([float(x)]), 1.0) for x in (0, 10, 20, 1000)]
+    assert merged("trimmed", table, trim_share=0.25).item() == 15
+    assert merged("trimmed", table, trim_share=0.125).item() == pytest.approx((0 * 0.5 + 10 + 20 + 1000 * 0.5) / 3)
+    assert merged("trimmed", table, trim_share=0.0).item() == 257.5
+
+
+def test_clipping_bounds_the_pull_of_a_wild_update():
+    sane, wild = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1e30])
+    for table in ([sane, wild], [sane, sane, wild]):
+        result = clipped([(delta, 1.0) for delta in table], [norm_of([delta]) for delta in table], 2.0)
+        assert result.tolist() == pytest.approx([(len(table) - 1) / len(table), 2 / len(table)])
+
+
+def test_updates_that_moved_nothing_can_be_merged():
+    still = [(torch.zeros(3), 1.0)] * 3
+    assert all(merged(kind, still).tolist() == [0, 0, 0] for kind in KINDS)
+
+
+@pytest.mark.parametrize("robust", [median, lambda reads, numel: trimmed_mean(reads, numel, 0.2)])
+def test_robust_means_hold_a_bounded_number_of_elements(robust, monkeypatch):
+    monkeypatch.setattr(averaging, "SLICE_ELEMENTS", 64)
+    asked = []
+
+    def read(start: int, stop: int) -> Tensor:
+        asked.append((start, stop))
+        return torch.arange(start, stop)
+
+    assert close(robust([(read, 1.0)] * 20, 100), torch.arange(100).double())
+    assert max(stop - start for start, stop in asked) == 64 // 20
+    assert sorted(asked)[::20] == [(start, min(start + 3, 100)) for start in range(0, 100, 3)]
+
+
+@pytest.mark.parametrize("stream_mean", [mean, lambda stream: clipped(stream, [1.0] * 50, 2.0)])
+def test_means_let_go_of_each_update_as_the_next_one_comes(stream_mean):
+    seen: list[weakref.ref[Tensor]] = []
+
+    def stream() -> Iterator[tuple[Tensor, float]]:
+        for _ in range(50):
+            delta = torch.ones(2, dtype=torch.float64)
+            seen.append(weakref.ref(delta))
+            assert sum(ref() is not None for ref in seen) <= 2
+            yield delta, 1.0
+
+    assert stream_mean(stream()).tolist() == [1, 1]
+
+
+def test_nesterov_is_the_outer_optimiser_of_torch():
+    spec = SwarmSpec(outer="nesterov")
+    theta, momentum = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), None
+    ours, reference = theta.clone(), torch.nn.Parameter(theta.double())
+    optimizer = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
+    for step in range(5):
+        delta = torch.randn(12, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        ours, momentum = outer_step(ours, delta, momentum, spec)
+        reference.grad = delta.view_as(reference).clone()
+        optimizer.step()
+    assert ours.dtype == momentum.dtype == torch.float32
+    assert torch.allclose(ours.double(), reference.detach(), atol=1e-5)
+
+
+def test_the_outer_learning_rate_scales_the_step():
+    moved, _ = outer_step(torch.ones(2), torch.ones(2), None, SwarmSpec(outer_lr=0.25))
+    assert moved.tolist() == [0.75, 0.75]
+
+
+@given(st.lists(vectors, max_size=4))
+def test_the_norm_of_an_update_is_that_of_all_its_tensors(tensors):
+    assert norm_of(tensors) == pytest.approx(math.sqrt(sum(float(x.square().sum()) for x in tensors)))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [[[math.nan], [1.0]], [[1.0], [math.inf]], [[math.inf], [math.nan]], [[math.nan], [math.inf], [0.0]]],
+)
+def test_an_update_that_is_not_finite_is_refused(tensors):
+    verdict = check_norm(norm_of(torch.tensor(x) for x in tensors), [1.0] * 5, SwarmSpec())
+    assert not verdict.accepted
+    assert "lower the learning rate, or look for a broken device" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "norm, recent, accepted, reason",
+    [
+        (1e9, [], True, "norm 1e+09; 0 earlier ones known, 3 needed to compare"),
+        (1e9, [0.0] * 9, True, "norm 1e+09; 0 earlier ones known, 3 needed to compare"),
+        (20.0, [1.0, 1.0, 900.0], True, "norm 20, recent median 1"),
+        (0.0, [1.0] * 3, True, "norm 0, recent median 1"),
+        (
+            21.0,
+            [1.0, 1.0, 900.0],
+            False,
+            "the update's norm is 21, at most 20 times the recent median 1 is accepted: "
+            "fetch the block again, or raise swarm.max_norm_factor",
+        ),
+    ],
+)
+def test_an_absurd_norm_is_refused_once_enough_are_known(norm, recent, accepted, reason):
+    verdict = check_norm(norm, recent, SwarmSpec())
+    assert (verdict.accepted, verdict.reason) == (accepted, reason)
