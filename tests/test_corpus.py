@@ -146,7 +146,7 @@ def test_an_empty_corpus_is_refused(tmp_path, name):
         ({}, r"the valid split .* has 5 bytes and needs 9 .*: give more text, raise corpus.valid_share"),
         ({"valid_share": 0.0}, r"the valid split .* has 0 bytes"),
         ({"valid_share": 0.2, "test_share": 0.01}, r"the test split .* has 1 bytes .* raise corpus.test_share"),
-        ({"valid_share": 0.6, "test_share": 0.6}, r"the train split .* has 0 bytes .* lower corpus.valid_share"),
+        ({"valid_share": 0.5, "test_share": 0.49}, r"the train split .* has 1 bytes .* lower corpus.valid_share"),
     ],
 )
 def test_a_split_too_short_for_one_window_is_refused(tmp_path, shares, complaint):

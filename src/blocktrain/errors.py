@@ -25,4 +25,40 @@ class StorageError(BlockTrainError):
 
 
 class TensorError(BlockTrainError):
-    """Bytes that are not the named tensors they should be: whoever made them must send others."""
+    """Bytes that are not the named tensors they should be: whoever made them must send others. `code` says in what."""
+
+    def __init__(self, message: str, code: str = "tensors") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class CoordinatorUnreachable(BlockTrainError):
+    """The coordinator does not answer, or says that it cannot now: the same request may go through later."""
+
+
+class RequestRefused(BlockTrainError):
+    """The coordinator understood and said no: sending the same again cannot help. `code` names why for programs."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class BlobError(BlockTrainError):
+    """Stored bytes are missing or damaged, or the name of none was given: restore them, or have them sent again."""
+
+
+class UploadError(BlockTrainError):
+    """The sender of an upload must go on elsewhere: at `expected_offset`."""
+
+    def __init__(self, message: str, expected_offset: int) -> None:
+        super().__init__(message)
+        self.expected_offset = expected_offset
+
+
+class LedgerUnavailable(BlockTrainError):
+    """The database is locked or cannot be reached: nothing was changed, and trying again may help."""
+
+
+class LedgerConflict(BlockTrainError):
+    """What is to be recorded contradicts what is recorded: nothing was changed, and trying again cannot help."""

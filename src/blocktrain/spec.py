@@ -186,6 +186,9 @@ class SwarmSpec(Settings):
     outer_momentum: Share = 0.9  # nesterov only
     max_norm_factor: Annotated[float, Field(ge=1.0)] = 20.0  # of the recent median; a larger update is refused
     keep_versions: Count = 8
+    update: Literal["fp32", "fp16", "int8", "sparse"] = "int8"  # how workers send what they trained
+    download: Literal["fp32", "int8", "int6"] = "int6"  # how a version is sent to those who have the one before
+    evaluate_every: Count = 5  # rounds between evaluations of the composed model
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -226,6 +229,7 @@ class RunSpec(Settings):
     objective: Objective = Stacked()
     optim: OptimSpec = OptimSpec()
     train: TrainSpec = TrainSpec()
+    swarm: SwarmSpec = SwarmSpec()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -387,5 +391,5 @@ def _key_path(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _known_keys() -> list[str]:
-    tables = (RunSpec, CorpusSpec, ModelSpec, Stacked, Denoise, OptimSpec, TrainSpec)
+    tables = (RunSpec, CorpusSpec, ModelSpec, Stacked, Denoise, OptimSpec, TrainSpec, SwarmSpec)
     return sorted({key for table in tables for key in table.model_fields})

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from blocktrain.checkpoint import continue_block
 from blocktrain.model.block import DenoiseBlock, StackedBlock, block_shapes, build_block
 from blocktrain.model.transformer import rotary_table, rotate, span_mask
 from blocktrain.spec import Denoise, RunSpec, Stacked, preset
@@ -74,7 +75,7 @@ def test_rotation_makes_scores_depend_on_distance_alone():
 @torch.no_grad()
 def test_a_new_block_continues_where_the_one_before_it_ended():
     first, second, text = trained_looking(STACKED), build_block(STACKED, 1), some_bytes()
-    second.continue_from(first.state_dict())
+    second.load_state_dict(continue_block(second.state_dict(), first.state_dict()))
     state, logits = first(text, None)
     torch.testing.assert_close(second(text, state)[1], logits)
 

@@ -4,7 +4,6 @@ block(bytes, state) -> (state', logits). Two kinds, one for each family of objec
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -66,11 +65,6 @@ class StackedBlock(Block):
     def __init__(self, spec: RunSpec, index: int) -> None:
         super().__init__(spec, index)
         self.gain = nn.Parameter(torch.zeros(spec.model.width) if index else torch.ones(spec.model.width))
-
-    def continue_from(self, before: Mapping[str, Tensor]) -> None:
-        """Start as the trained block before this one ended: its read-out over the identity."""
-        with torch.no_grad():
-            self.readout.copy_(before["readout"])
 
     def forward(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> tuple[Tensor, Tensor]:
         state_BTD = self.advance(bytes_BT, state_BTD)

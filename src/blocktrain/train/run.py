@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +30,30 @@ from blocktrain.train.trainer import BlockTrainer, StepReport, Weights
 SAVE_EVERY_S = 20.0
 CHILD_STEPS = 10  # a child process reports after so many steps
 SNAPSHOT = "snapshot:"
+
+
+class PublishedBlocks(Mapping[int, Mapping[str, Tensor]]):
+    """The published blocks of a run, read when they are asked for: a worker holds no more of them than it uses."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
+
+    def __getitem__(self, block: int) -> Mapping[str, Tensor]:
+        if block not in self:
+            raise KeyError(block)
+        if block not in self._shapes:
+            self._shapes[block] = block_shapes(self._run.spec, block)
+        return self._run.load_block(block, self._shapes[block])
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._run.manifest().blocks
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._run.manifest().blocks))
+
+    def __len__(self) -> int:
+        return len(self._run.manifest().blocks)
 
 
 class Trainers:
@@ -180,8 +204,7 @@ def wanted_phases(spec: RunSpec, only_block: int | None) -> tuple[Phase, ...]:
 
 def load_model(run: RunDirectory) -> BlockModel:
     """The composed model of a run's published blocks; blocks not yet trained are as the seed makes them."""
-    manifest = run.manifest()
-    return BlockModel.from_tensors(run.spec, _published(run, set(manifest.blocks)), manifest.combine)
+    return BlockModel.from_tensors(run.spec, PublishedBlocks(run), run.manifest().combine)
 
 
 def _coupled(spec: RunSpec) -> bool:
@@ -232,17 +255,18 @@ class _Group:
 
     def _start(self) -> None:
         progress = {phase: self._run.load_progress(phase.index) for phase in self._phases}
-        snapshots = _published(self._run, self._needed())
-        self._require_below(snapshots)
+        published = PublishedBlocks(self._run)
+        self._require_below(published)
+        self._snapshots: dict[int, Any] = dict(published) if self._refresh_steps else {}
         for found in filter(None, progress.values()):
-            snapshots |= _snapshots(found[0])
-        self._snapshots: dict[int, Any] = snapshots
+            self._snapshots |= _snapshots(found[0])
         for phase, saved in progress.items():
             state, metadata = saved or (None, {"step": "0"})
             with _unusable(self._run.progress_file(phase.index)):
                 self._steps[phase] = int(metadata["step"])
-                self._crew.ask(phase, "start", phase, snapshots, state, self._steps[phase]).result()
-        if self._refresh_steps and not snapshots:
+                start_from = self._snapshots if self._refresh_steps else published
+                self._crew.ask(phase, "start", phase, start_from, state, self._steps[phase]).result()
+        if self._refresh_steps and not self._snapshots:
             self._exchange()
 
     def _require_below(self, snapshots: Weights) -> None:
@@ -253,10 +277,6 @@ class _Group:
                     f"block {phase.block} stands on blocks that {self._run.path} has not trained yet "
                     f"({', '.join(absent)}): train them first, or leave --block out"
                 )
-
-    def _needed(self) -> set[int]:
-        """Blocks whose published tensors the phases stand on or start from."""
-        return {index for phase in self._phases for index in (*phase.below, *phase.blocks, *phase.ahead)}
 
     def _advance(self, unfinished: Sequence[Phase]) -> None:
         """One slice of every phase; coupled phases wait for each other at their meeting points."""
@@ -298,11 +318,6 @@ class _Group:
             weights = self._crew.ask(phase, "weights", phase.index).result()
             self._run.finish_phase(phase.index, weights, phase.steps)
             self._run.clear_progress(phase.index)
-
-
-def _published(run: RunDirectory, needed: set[int]) -> dict[int, dict[str, Tensor]]:
-    """The tensors of those blocks that have been published."""
-    return {k: run.load_block(k, block_shapes(run.spec, k)) for k in sorted(needed) if k in run.manifest().blocks}
 
 
 @contextmanager

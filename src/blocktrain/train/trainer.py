@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from blocktrain.checkpoint import continue_block
 from blocktrain.corpus import Bytes, step_seed, windows
 from blocktrain.model import noise
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
@@ -77,7 +78,7 @@ class BlockTrainer:
 
     def refresh(self, published: Weights) -> None:
         """Take newer snapshots of the blocks below and ahead."""
-        self._published = {index: published[index] for index in self.phase.below if index in published}
+        self._published = published
         self._in_scratch.clear()
         for index in self.phase.ahead:
             if index in published:
@@ -139,7 +140,7 @@ class BlockTrainer:
         if index in published:
             block.load_state_dict(dict(published[index]))
         elif index - 1 in published and isinstance(block, StackedBlock):
-            block.continue_from(published[index - 1])
+            block.load_state_dict(continue_block(block.state_dict(), published[index - 1]))
         return block.to(self._device)
 
     def _scratch_indices(self) -> Sequence[int]:

@@ -1,0 +1,138 @@
+"""What the ledger asks the database inside a transaction, in SQL that SQLite and PostgreSQL both know; rows become
+records here. Next: ledger.py, whose methods are the transactions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, insert, or_, select
+
+from blocktrain.swarm import ledger_tables as t
+from blocktrain.swarm.ledger_records import Evaluation, EvaluationLease, RoundRecord, Run, Update, Version
+from blocktrain.swarm.rounds import LateUpdate, Lease, Round
+
+WAITING = and_(t.updates.c.merged_round.is_(None), t.updates.c.refused.is_(None))
+
+EVALUATIONS = (
+    select(
+        *(column for column in t.evaluations.c if column.name != "number"),
+        t.evaluation_leases.c.worker,
+        t.evaluation_leases.c.versions,
+    )
+    .join(t.evaluation_leases, t.evaluation_leases.c.number == t.evaluations.c.lease)
+    .order_by(t.evaluations.c.number.desc())
+)
+
+
+def run_of(connection: Connection) -> Run | None:
+    columns = [column for column in t.run.c if column.name != "id"]
+    row = connection.execute(select(*columns)).one_or_none()
+    return Run(**row._asdict()) if row else None
+
+
+def update_of(connection: Connection, id: str) -> Update | None:
+    row = connection.execute(select(t.updates).where(t.updates.c.id == id)).one_or_none()
+    return Update(**row._asdict()) if row else None
+
+
+def newest_versions(connection: Connection) -> dict[int, Version]:
+    newest = select(t.versions.c.block, func.max(t.versions.c.version).label("version")).group_by(t.versions.c.block)
+    last = newest.subquery()
+    query = select(t.versions).join(
+        last, and_(last.c.block == t.versions.c.block, last.c.version == t.versions.c.version)
+    )
+    rows = connection.execute(query.order_by(t.versions.c.block))
+    return {row.block: Version(**row._asdict()) for row in rows}
+
+
+def newest_evaluation(connection: Connection) -> Evaluation | None:
+    row = connection.execute(EVALUATIONS.limit(1)).one_or_none()
+    return evaluation_of(row) if row else None
+
+
+def evaluation_of(row: Any) -> Evaluation:
+    fields = row._asdict()
+    combine = {path: tuple(weights) for path, weights in fields.pop("combine").items()}
+    return Evaluation(combine=combine, **fields)
+
+
+def evaluation_lease_of(connection: Connection, id: int | None = None) -> EvaluationLease | None:
+    number = t.evaluation_leases.c.number
+    reported = select(t.evaluations.c.number).where(t.evaluations.c.lease == number).exists()
+    query = select(t.evaluation_leases, reported.label("reported")).order_by(number.desc()).limit(1)
+    row = connection.execute(query if id is None else query.where(number == id)).one_or_none()
+    if row is None:
+        return None
+    fields = row._asdict()
+    return EvaluationLease(id=fields.pop("number"), **fields)
+
+
+def is_open(phase: int, number: int) -> Any:
+    return and_(t.rounds.c.phase == phase, t.rounds.c.number == number, t.rounds.c.closed_s.is_(None))
+
+
+def insert_round(connection: Connection, round: Round) -> None:
+    columns = ("phase", "number", "step_start", "steps", "opened_s", "limit_s", "deadline_s")
+    row = {name: getattr(round, name) for name in columns}
+    connection.execute(insert(t.rounds).values(**row, base=dict(round.base), extensions=0, reason="open"))
+
+
+def rounds_of(connection: Connection, rows: Sequence[Any]) -> tuple[RoundRecord, ...]:
+    """Rounds of one phase as rounds.py knows them. An update belongs to the round that merged it; one that waits
+    belongs to the open round."""
+    if not rows:
+        return ()
+    phase, numbers = rows[0].phase, [row.number for row in rows]
+    open_number = next((row.number for row in rows if row.closed_s is None), None)
+    leases: dict[int, list[Lease]] = defaultdict(list)
+    for x in connection.execute(_leases_with_updates(phase, numbers)):
+        reported = x.received_s is not None and (open_number if x.merged_round is None else x.merged_round) == x.round
+        facts = (x.shard, x.worker, x.steps, x.granted_s, x.due_s, x.deadline_s)
+        report = (x.received_s, min(x.steps_done, x.steps)) if reported else (None, 0)
+        leases[x.round].append(Lease(*facts, *report))
+    late: dict[int, list[LateUpdate]] = defaultdict(list)
+    for x in connection.execute(_updates_taken_in(phase, numbers)):
+        taken_in = open_number if x.merged_round is None else x.merged_round
+        if taken_in is not None and x.round < taken_in:
+            late[taken_in].append(LateUpdate(x.worker, x.round, x.shard))
+    return tuple(_record(row, leases[row.number], late[row.number]) for row in rows)
+
+
+def _leases_with_updates(phase: int, numbers: Sequence[int]) -> Any:
+    accepted = and_(t.updates.c.lease == t.leases.c.id, t.updates.c.refused.is_(None))
+    report = (t.updates.c.received_s, t.updates.c.merged_round, t.updates.c.steps.label("steps_done"))
+    return (
+        select(*t.leases.c, *report)
+        .outerjoin(t.updates, accepted)
+        .where(t.leases.c.phase == phase, t.leases.c.round.in_(numbers), t.leases.c.state != "released")
+        .order_by(t.leases.c.granted_s, t.leases.c.id)
+    )
+
+
+def _updates_taken_in(phase: int, numbers: Sequence[int]) -> Any:
+    merged_round = t.updates.c.merged_round
+    return (
+        select(t.leases.c.worker, t.leases.c.round, t.leases.c.shard, merged_round)
+        .join(t.leases, t.leases.c.id == t.updates.c.lease)
+        .where(t.updates.c.phase == phase, t.updates.c.refused.is_(None))
+        .where(or_(merged_round.is_(None), merged_round.in_(numbers)))
+        .order_by(t.updates.c.number)
+    )
+
+
+def _record(row: Any, leases: Sequence[Lease], late: Sequence[LateUpdate]) -> RoundRecord:
+    round = Round(
+        phase=row.phase,
+        number=row.number,
+        base=row.base,
+        step_start=row.step_start,
+        steps=row.steps,
+        opened_s=row.opened_s,
+        limit_s=row.limit_s,
+        deadline_s=row.deadline_s,
+        leases=tuple(leases),
+        late=tuple(late),
+    )
+    return RoundRecord(round, row.extensions, row.closed_s, row.reason)

@@ -1,0 +1,224 @@
+"""The ledger's tables. Every table but `events` only grows; what may change in a row that is there, its comment says.
+Next: ledger_records.py, what is read from them; ledger.py, which reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+
+class Versions(TypeDecorator[dict[int, int]]):
+    """{block: version}; JSON knows only strings as keys."""
+
+    impl = JSON
+    cache_ok = True
+
+    def process_bind_param(self, value: Mapping[int, int] | None, dialect: Dialect) -> Any:
+        return None if value is None else {str(block): version for block, version in value.items()}
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> dict[int, int] | None:
+        return None if value is None else {int(block): version for block, version in value.items()}
+
+
+def _number() -> Column[int]:
+    """Counts the rows in the order of their coming; SQLite only counts in INTEGER."""
+    return Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
+
+
+def _only(name: str, *columns: Any, where: Any) -> Index:
+    """At most one row with these values, of those where the condition holds."""
+    return Index(name, *columns, unique=True, sqlite_where=where, postgresql_where=where)
+
+
+def _sha256(name: str, nullable: bool = False) -> Column[str]:
+    return Column(name, String(64), nullable=nullable)
+
+
+def _seconds(name: str, nullable: bool = False) -> Column[float]:
+    return Column(name, Double, nullable=nullable)
+
+
+def _count(name: str, nullable: bool = False) -> Column[int]:
+    return Column(name, BigInteger, nullable=nullable)
+
+
+tables = MetaData()
+
+run = Table(  # one row; `paused` changes
+    "run",
+    tables,
+    Column("id", Integer, CheckConstraint("id = 1"), primary_key=True),
+    Column("spec", Text, nullable=False),
+    _sha256("spec_sha256"),
+    _sha256("corpus_sha256"),
+    Column("corpus", JSON, nullable=False),
+    Column("protocol", Integer, nullable=False),
+    Column("paused", Boolean, nullable=False),
+    _seconds("created_s"),
+)
+
+tokens = Table(  # `revoked_s` is set once
+    "tokens",
+    tables,
+    _number(),
+    Column("name", Text, nullable=False),
+    Column("role", String(16), CheckConstraint("role IN ('admin', 'worker', 'viewer')"), nullable=False),
+    Column("sha256", String(64), nullable=False, unique=True),
+    _seconds("created_s"),
+    _seconds("revoked_s", nullable=True),
+)
+_only("one_token_a_name", tokens.c.name, where=tokens.c.revoked_s.is_(None))
+
+workers = Table(  # a row is what the worker last said of itself
+    "workers",
+    tables,
+    Column("id", String(128), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("device", Text, nullable=False),
+    _count("memory_bytes"),
+    Column("steps_per_s", Double, nullable=False),
+    _seconds("first_seen_s"),
+    _seconds("last_seen_s"),
+)
+
+versions = Table(
+    "versions",
+    tables,
+    Column("block", Integer, primary_key=True, autoincrement=False),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    _sha256("sha256"),
+    _sha256("momentum_sha256", nullable=True),
+    _sha256("difference_sha256", nullable=True),
+    Column("phase", Integer),
+    Column("round", Integer),
+    Column("parent", Integer),
+    _seconds("created_s"),
+    CheckConstraint("(version = 0 AND parent IS NULL) OR (version > 0 AND parent = version - 1)"),
+    ForeignKeyConstraint(["phase", "round"], ["rounds.phase", "rounds.number"]),
+    ForeignKeyConstraint(["block", "parent"], ["versions.block", "versions.version"]),
+)
+
+phases = Table(  # `step` grows, `finished` is set once
+    "phases",
+    tables,
+    Column("phase", Integer, primary_key=True, autoincrement=False),
+    _count("step"),
+    Column("finished", Boolean, nullable=False),
+)
+
+rounds = Table(  # an open one may be extended; closing is once
+    "rounds",
+    tables,
+    Column("phase", Integer, ForeignKey("phases.phase"), primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("base", Versions, nullable=False),
+    _count("step_start"),
+    _count("steps"),
+    _seconds("opened_s"),
+    _seconds("limit_s"),
+    _seconds("deadline_s"),
+    Column("extensions", Integer, nullable=False),
+    _seconds("closed_s", nullable=True),
+    Column("reason", Text, nullable=False),
+)
+_only("one_open_round_a_phase", rounds.c.phase, where=rounds.c.closed_s.is_(None))
+
+leases = Table(  # may be renewed, and change their state, until they are reported
+    "leases",
+    tables,
+    Column("id", String(200), primary_key=True),
+    Column("phase", Integer, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("shard", Integer, nullable=False),
+    Column("worker", String(128), ForeignKey("workers.id"), nullable=False),
+    _count("step_start"),
+    _count("steps"),
+    _seconds("granted_s"),
+    _seconds("due_s"),
+    _seconds("deadline_s"),
+    Column("state", String(16), nullable=False),
+    ForeignKeyConstraint(["phase", "round"], ["rounds.phase", "rounds.number"]),
+    UniqueConstraint("phase", "round", "worker"),
+    CheckConstraint("state IN ('open', 'reported', 'expired', 'released')"),
+)
+
+updates = Table(  # `merged_phase` and `merged_round` are set once
+    "updates",
+    tables,
+    _number(),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("lease", String(200), ForeignKey("leases.id"), nullable=False),
+    Column("worker", String(128), ForeignKey("workers.id"), nullable=False),
+    Column("phase", Integer, ForeignKey("phases.phase"), nullable=False),
+    Column("base", Versions, nullable=False),
+    _count("tokens"),
+    _count("steps"),
+    Column("codec", String(32), nullable=False),
+    _count("num_bytes"),
+    Column("norm", Double, nullable=False),
+    Column("lag", Integer, nullable=False),
+    Column("weight", Double, nullable=False),
+    Column("loss", Double, nullable=False),
+    _seconds("received_s"),
+    Column("refused", Text),
+    Column("signature", String(256), nullable=False),
+    Column("merged_phase", Integer),
+    Column("merged_round", Integer),
+    ForeignKeyConstraint(["merged_phase", "merged_round"], ["rounds.phase", "rounds.number"]),
+    CheckConstraint("refused IS NULL OR merged_round IS NULL"),
+)
+_only("one_update_a_lease", updates.c.lease, where=updates.c.refused.is_(None))
+Index("updates_by_phase", updates.c.phase, updates.c.merged_round)
+Index("updates_by_worker", updates.c.worker)
+
+evaluation_leases = Table(
+    "evaluation_leases",
+    tables,
+    _number(),
+    Column("worker", String(128), ForeignKey("workers.id"), nullable=False),
+    Column("versions", Versions, nullable=False),
+    _seconds("granted_s"),
+    _seconds("deadline_s"),
+)
+
+evaluations = Table(
+    "evaluations",
+    tables,
+    _number(),
+    Column("lease", BigInteger, ForeignKey("evaluation_leases.number"), nullable=False),
+    Column("split", String(32), nullable=False),
+    Column("scores", JSON, nullable=False),
+    Column("combine", JSON, nullable=False),
+    _seconds("at_s"),
+    UniqueConstraint("lease", "split"),
+)
+
+events = Table(  # the oldest are pruned
+    "events",
+    tables,
+    _number(),
+    _seconds("at_s"),
+    Column("kind", String(64), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("data", JSON, nullable=False),
+)

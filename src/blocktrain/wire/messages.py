@@ -1,0 +1,159 @@
+"""Every HTTP message and the protocol's version: small frozen models, nothing else. Tensors never travel in here, only
+their names, sizes and hashes; the bytes go as blobs. Next: swarm/service.py answers them, swarm/client.py asks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROTOCOL_VERSION = 1
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # Ed25519
+Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
+Natural = Annotated[int, Field(ge=0, lt=2**53)]
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Blob(Message):
+    """Bytes to be fetched by their hash."""
+
+    sha256: Sha256
+    num_bytes: Natural
+
+
+class BlockVersion(Message):
+    """One version of a block, and the way to it from the version before, where that is smaller."""
+
+    block: Natural
+    version: Natural
+    tensors: Blob
+    from_previous: Blob | None = None
+
+
+class RunInfo(Message):
+    """What a worker needs to know once."""
+
+    protocol: int = PROTOCOL_VERSION
+    spec: dict[str, Any]
+    spec_sha256: Sha256
+    corpus_sha256: Sha256
+    corpus: dict[str, Blob]  # split -> its bytes
+
+
+class LeaseRequest(Message):
+    """A worker asks for work with what it is."""
+
+    protocol: Natural
+    worker: PublicKey
+    name: Name
+    device: Name
+    memory_bytes: Natural
+    steps_per_s: Annotated[float, Field(ge=0, le=1e9)]
+    phase: Natural | None = None  # the one whose blocks and optimiser state it holds
+
+
+class TrainLease(Message):
+    kind: Literal["train"] = "train"
+    lease: Name
+    phase: Natural
+    shard: Natural
+    step_start: Natural
+    steps: Annotated[int, Field(ge=1)]
+    deadline_s: Seconds  # from now
+    trained: tuple[BlockVersion, ...]
+    below: tuple[BlockVersion, ...]
+    ahead: tuple[BlockVersion, ...]
+
+
+class EvaluateLease(Message):
+    kind: Literal["evaluate"] = "evaluate"
+    lease: Name
+    deadline_s: Seconds
+    blocks: tuple[BlockVersion, ...]
+    max_windows: Annotated[int, Field(ge=1)]
+
+
+class Wait(Message):
+    """Nothing to do now: ask again, and why."""
+
+    kind: Literal["wait"] = "wait"
+    seconds: Seconds
+    reason: str
+
+
+class Finished(Message):
+    kind: Literal["finished"] = "finished"
+    reason: str
+
+
+LeaseReply = Annotated[TrainLease | EvaluateLease | Wait | Finished, Field(discriminator="kind")]
+
+
+UNSIGNED = "00" * 64
+
+
+class Signed(Message):
+    """What a worker vouches for: its key signs every other field."""
+
+    worker: PublicKey
+    signature: Signature = UNSIGNED
+
+    def signed_bytes(self) -> bytes:
+        return self.model_dump_json(exclude={"signature"}).encode()
+
+
+class Received(Message):
+    """How far an upload is: these bytes need not be sent again."""
+
+    received: Natural
+
+
+class UpdateNotice(Signed):
+    """An update whose payload has been uploaded."""
+
+    lease: Name
+    payload: Blob
+    steps: Annotated[int, Field(ge=1, lt=2**53)]
+    tokens: Annotated[int, Field(ge=1, lt=2**53)]
+    loss: float
+
+
+class UpdateReceipt(Message):
+    """The update is safe: it survives a kill of the coordinator."""
+
+    update: Sha256
+    lag: Natural  # versions it was built behind
+    weight: float
+    duplicate: bool
+
+
+class EvaluationNotice(Signed):
+    lease: Name
+    scores: tuple[dict[str, str | int | float], ...]  # numbers are finite: people's status pages show them
+    combine: dict[str, tuple[float, ...]]
+
+
+class ModelManifest(Message):
+    """The newest consistent model: one version of every block."""
+
+    spec: dict[str, Any]
+    spec_sha256: Sha256
+    corpus_sha256: Sha256
+    blocks: tuple[BlockVersion, ...]
+    finished: tuple[int, ...]
+    combine: dict[str, tuple[float, ...]]
+
+
+class Problem(Message):
+    """What every refused request gets: a code for programs, a sentence with the remedy for people."""
+
+    code: Name
+    message: str
+    retry: bool

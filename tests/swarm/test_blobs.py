@@ -1,0 +1,294 @@
+"""Blobs in a real folder and in obstore's bucket in memory. Faults are planned: a process of its own ends at its n-th
+rename or sync without another instruction, or the disk's answer is made to be a refusal."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
+from blocktrain.swarm import blobs as blobs_module
+from blocktrain.swarm.blobs import Blobs
+
+DATA = bytes(range(256)) * 40
+SHA256 = hashlib.sha256(DATA).hexdigest()
+
+PLANNED_END = """
+import os, sys
+from itertools import count
+from blocktrain.swarm.blobs import Blobs
+
+folder, function, call, action = sys.argv[1:]
+real, calls, blobs = getattr(os, function), count(), Blobs(folder)
+
+def planned(*arguments):
+    return os._exit(9) if next(calls) == int(call) else real(*arguments)
+
+setattr(os, function, planned)
+exec(action)
+"""
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path / "store" if request.param == "folder" else "memory:///")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).parts[0] for path in folder.rglob("*") if path.is_file())
+
+
+def killed(folder: Path, function: str, call: int, action: str) -> bool:
+    """Whether a process that ends at that call of os.<function> got so far."""
+    done = subprocess.run([sys.executable, "-c", PLANNED_END, folder, function, str(call), action], check=False)
+    assert done.returncode in (0, 9)
+    return done.returncode == 9
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, function: str, code: int) -> None:
+    def refused(*arguments: object) -> object:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, function, refused)
+
+
+def send(blobs: Blobs, data: bytes, part_bytes: int, upload_id: str = "up") -> None:
+    for start in range(blobs.received(upload_id), len(data), part_bytes):
+        blobs.append(upload_id, start, data[start : start + part_bytes])
+
+
+def test_bytes_come_back_by_their_hash(blobs):
+    assert blobs.put(DATA) == SHA256
+    assert blobs.get(SHA256) == DATA
+    assert blobs.size(SHA256) == len(DATA)
+    assert blobs.exists(SHA256)
+
+
+def test_putting_the_same_bytes_again_keeps_one_blob(blobs):
+    assert blobs.put(DATA) == blobs.put(DATA)
+    assert list(blobs.iterate()) == [SHA256]
+
+
+def test_empty_bytes_are_a_blob_too(blobs):
+    assert blobs.get(blobs.put(b"")) == b""
+
+
+def test_a_blob_is_there_for_whoever_opens_the_folder_next(folder):
+    Blobs(folder).put(DATA)
+    assert Blobs(folder.as_uri()).get(SHA256) == DATA
+
+
+def test_a_missing_blob_is_named_with_the_remedy(blobs):
+    for read in (blobs.get, blobs.size):
+        with pytest.raises(BlobError, match=f"blob {SHA256} is not in .*: restore it from a copy"):
+            read(SHA256)
+    assert not blobs.exists(SHA256)
+
+
+@pytest.mark.parametrize("damage", [DATA[:-1], DATA[:-1] + b"?", b""])
+def test_a_damaged_blob_is_detected_and_mended_by_putting_it_again(folder, damage):
+    blobs = Blobs(folder)
+    blobs.put(DATA)
+    (folder / "blobs" / SHA256).write_bytes(damage)
+    with pytest.raises(BlobError, match=f"blob {SHA256} in .* is damaged .*: restore it"):
+        blobs.get(SHA256)
+    blobs.put(DATA)
+    assert blobs.get(SHA256) == DATA
+
+
+@pytest.mark.parametrize("start, end", [(0, 10), (9, 10), (10_000, 99_999), (5, 5), (len(DATA), len(DATA) + 1)])
+def test_a_range_is_what_slicing_gives(blobs, start, end):
+    assert blobs.get_range(blobs.put(DATA), start, end) == DATA[start:end]
+
+
+@pytest.mark.parametrize("start, end", [(-1, 5), (6, 5), (len(DATA) + 1, len(DATA) + 2)])
+def test_a_range_outside_the_blob_is_refused_with_its_size(blobs, start, end):
+    blobs.put(DATA)
+    with pytest.raises(BlobError, match=f"which has {len(DATA)}"):
+        blobs.get_range(SHA256, start, end)
+
+
+def test_a_deleted_blob_is_gone_and_may_be_deleted_again(blobs):
+    blobs.delete(blobs.put(DATA))
+    blobs.delete(SHA256)
+    assert not blobs.exists(SHA256)
+    assert list(blobs.iterate()) == []
+
+
+def test_pruning_can_pass_over_blobs_that_are_young(folder):
+    blobs = Blobs(folder)
+    old, new = blobs.put(b"old"), blobs.put(b"new")
+    os.utime(folder / "blobs" / old, (1000, 1000))
+    os.utime(folder / "blobs" / new, (3000, 3000))
+    assert list(blobs.iterate(before_s=2000)) == [old]
+
+
+@pytest.mark.parametrize("name", ["", "../../etc/passwd", SHA256.upper(), SHA256 + "\n", "0" * 63])
+def test_a_name_that_is_no_hash_reaches_no_file(blobs, name):
+    for use in (blobs.get, blobs.exists, blobs.delete):
+        with pytest.raises(BlobError, match="names no blob"):
+            use(name)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a" * 129, "a\n"])
+def test_a_name_that_is_no_upload_reaches_no_file(blobs, name):
+    with pytest.raises(BlobError, match="names no upload"):
+        blobs.append(name, 0, b"x")
+
+
+@pytest.mark.parametrize("url", ["nonsense://x", "s3://", "az://container"])
+def test_a_url_that_cannot_hold_blobs_is_refused_with_an_example(url, monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(ConfigError, match=f"{re.escape(url)} cannot hold blobs .*: give a folder or a URL like s3://"):
+        Blobs(url)
+
+
+def test_only_a_bucket_that_can_sign_gives_urls(folder, monkeypatch):
+    for name, value in {"ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "REGION": "eu-west-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    url = Blobs("s3://bucket/run").presigned_url(SHA256, expires_s=60)
+    assert re.fullmatch(rf"https://.*/run/blobs/{SHA256}\?.*X-Amz-Expires=60.*", url or "")
+    assert Blobs(folder).presigned_url(SHA256) is None
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 120), max_size=8))
+def test_an_upload_in_odd_parts_is_the_whole(data, part_sizes):
+    blobs, sha256 = Blobs("memory:///"), hashlib.sha256(data).hexdigest()
+    for size in [*part_sizes, len(data)]:
+        start = blobs.received("up")
+        assert blobs.append("up", start, data[start : start + size]) == min(start + size, len(data))
+    assert blobs.finish("up", sha256, len(data)) == sha256
+    assert blobs.get(sha256) == data
+
+
+def test_an_upload_goes_on_in_another_process(folder):
+    send(Blobs(folder), DATA[:7000], part_bytes=3000)
+    assert Blobs(folder).received("up") == 7000
+    send(Blobs(folder), DATA, part_bytes=3000)
+    Blobs(folder).finish("up", SHA256, len(DATA))
+    assert Blobs(folder).get(SHA256) == DATA
+
+
+@pytest.mark.parametrize("offset", [0, 99, 101])
+def test_a_part_for_a_wrong_offset_says_which_is_expected_and_changes_nothing(blobs, offset):
+    blobs.append("up", 0, DATA[:100])
+    with pytest.raises(UploadError, match="continue at offset 100") as refusal:
+        blobs.append("up", offset, DATA)
+    assert refusal.value.expected_offset == blobs.received("up") == 100
+
+
+def test_uploads_with_like_names_do_not_mix(blobs):
+    blobs.append("up", 0, b"1")
+    blobs.append("up2", 0, b"22")
+    blobs.discard("up")
+    assert (blobs.received("up"), blobs.received("up2")) == (0, 2)
+
+
+def test_finishing_too_early_says_where_to_go_on_and_keeps_the_parts(blobs):
+    blobs.append("up", 0, DATA[:100])
+    with pytest.raises(UploadError, match=f"100 of {len(DATA)} bytes: continue at offset 100"):
+        blobs.finish("up", SHA256, len(DATA))
+    assert blobs.received("up") == 100
+
+
+@pytest.mark.parametrize("wrong", [DATA[:-1] + b"?", DATA + b"?"])
+def test_an_upload_of_other_bytes_than_announced_is_discarded(blobs, wrong):
+    send(blobs, wrong, part_bytes=4000)
+    with pytest.raises(UploadError, match="announced: it was discarded, send it again from offset 0") as refusal:
+        blobs.finish("up", SHA256, len(DATA))
+    assert refusal.value.expected_offset == blobs.received("up") == 0
+    assert not blobs.exists(SHA256)
+
+
+def test_a_finished_upload_may_be_finished_again_and_leaves_no_parts(folder):
+    blobs = Blobs(folder)
+    send(blobs, DATA, part_bytes=4000)
+    assert blobs.finish("up", SHA256, len(DATA)) == blobs.finish("up", SHA256, len(DATA))
+    assert files(folder) == ["blobs"]
+
+
+def test_finishing_reads_the_upload_part_by_part(folder, monkeypatch):
+    blobs, alive = Blobs(folder), []
+    send(blobs, DATA, part_bytes=1000)
+    monkeypatch.setattr(blobs_module, "_write_file", lambda path, chunks, staged: alive.extend(map(len, chunks)))
+    blobs.finish("up", SHA256, len(DATA))
+    assert max(alive) == 1000
+
+
+def test_uploads_that_nobody_continued_can_be_discarded(folder):
+    blobs = Blobs(folder)
+    for name, age_s in (("old", 1000), ("new", 3000)):
+        blobs.append(name, 0, b"part")
+        (part,) = (folder / "uploads" / name).iterdir()
+        os.utime(part, (age_s, age_s))
+    (folder / "staging" / "left").touch()
+    os.utime(folder / "staging" / "left", (1000, 1000))
+    assert blobs.discard_uploads(before_s=2000) == 2
+    assert (blobs.received("old"), blobs.received("new")) == (0, 4)
+    assert not (folder / "uploads" / "old").exists()
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_disk_that_refuses_leaves_no_blob_and_no_rest(folder, monkeypatch, function):
+    blobs = Blobs(folder)
+    refuse(monkeypatch, function, errno.ENOSPC)
+    with pytest.raises(StorageError, match=r"No space left.*: free space on that disk and try again"):
+        blobs.put(DATA)
+    monkeypatch.undo()
+    assert files(folder) == []
+
+
+def test_bytes_and_names_are_synced_before_put_returns(folder, monkeypatch):
+    blobs, synced, real = Blobs(folder), [], os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink().relative_to(folder).parts[0])
+        real(handle)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc to see which file is synced")
+    monkeypatch.setattr(os, "fsync", noted)
+    blobs.put(DATA)
+    assert synced == ["staging", "blobs"]
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_killed_put_leaves_nothing_or_the_whole(folder, function):
+    put = f"blobs.put({DATA!r})"
+    for call in count():
+        was_killed = killed(folder, function, call, put)
+        blobs = Blobs(folder)
+        assert was_killed or blobs.exists(SHA256)
+        if blobs.exists(SHA256):
+            assert blobs.get(SHA256) == DATA
+            break
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace", "rmdir"])
+def test_a_killed_finish_can_be_finished_and_loses_nothing(folder, function):
+    finish = f"blobs.finish('up', '{SHA256}', {len(DATA)})"
+    for call in count():
+        send(Blobs(folder), DATA, part_bytes=6000)
+        was_killed = killed(folder, function, call, finish)
+        blobs = Blobs(folder)
+        assert blobs.finish("up", SHA256, len(DATA)) == SHA256
+        assert blobs.get(SHA256) == DATA
+        assert blobs.received("up") == 0
+        blobs.delete(SHA256)
+        if not was_killed:
+            break

@@ -1,0 +1,456 @@
+"""Updates made small: what is lost is bounded, small and kept for later; what others send is checked."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blocktrain.errors import ConfigError, TensorError
+from blocktrain.model.block import block_shapes
+from blocktrain.spec import preset
+from blocktrain.wire.deltas import (
+    BLOCK,
+    CODECS,
+    CodecSettings,
+    ErrorFeedback,
+    apply_update,
+    encode_difference,
+    encode_update,
+    max_update_bytes,
+    read_update,
+)
+from blocktrain.wire.tensors import decode, encode
+
+SHAPES = {"embedding": (16, 20), "gain": (7,), "layers.0.up": (24, 16), "temperature": (), "unused": (0, 4)}
+SMALL = CodecSettings("sparse", chunk=64, kept=5)
+ALL = [*(CodecSettings(codec) for codec in CODECS), SMALL]
+LOSSY = [settings for settings in ALL if not settings.lossless]
+WIKITEXT = block_shapes(preset("wikitext"), 1)
+
+all_codecs = pytest.mark.parametrize("settings", ALL, ids=lambda s: f"{s.codec}-{s.chunk}")
+lossy_codecs = pytest.mark.parametrize("settings", LOSSY, ids=lambda s: f"{s.codec}-{s.chunk}")
+seeds = st.integers(0, 2**32)
+scales = st.integers(-60, 60).map(lambda exponent: 2.0**exponent)
+sparse_settings = st.integers(1, 300).flatmap(
+    lambda chunk: st.builds(CodecSettings, st.just("sparse"), st.just(chunk), st.integers(1, chunk), st.integers(2, 4))
+)
+
+
+def normal(shapes, seed, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: scale * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def trained(before, seed, scale=0.01):
+    """Each tensor moved by its own size of step, as optimisers do."""
+    moves = normal({name: tensor.shape for name, tensor in before.items()}, seed, scale)
+    return {name: before[name] - moves[name] * 4.0**i for i, name in enumerate(sorted(before))}
+
+
+def deltas(update, base=None):
+    return {name: update.delta(name, None if base is None else base[name]) for name in update.names}
+
+
+def one_vector(values, settings):
+    """The decoded Δ of a block of one tensor."""
+    data = encode_update({"x": values}, {"x": torch.zeros_like(values)}, settings)
+    return read_update(data, {"x": tuple(values.shape)}, expected=settings).delta("x").float()
+
+
+def equal(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@given(seeds, scales)
+def test_fp32_gives_the_trained_weights_back_exactly(seed, scale):
+    before = normal(SHAPES, seed, scale)
+    after = trained(before, seed + 1, scale)
+    update = read_update(encode_update(before, after, CodecSettings("fp32")), SHAPES)
+    assert equal(apply_update(before, update), after)
+    for name in SHAPES:
+        assert torch.equal((before[name].double() - update.delta(name, before[name])).float(), after[name])
+
+
+@pytest.mark.parametrize("codec, steps", [("int8", 127), ("int6", 31), ("int4", 7)])
+@given(seed=seeds, scale=scales, size=st.integers(1, 3 * BLOCK))
+def test_whole_steps_are_off_by_at_most_half_a_step_of_their_block(codec, steps, seed, scale, size):
+    values = normal({"x": (size,)}, seed, scale)["x"]
+    off = (one_vector(values, CodecSettings(codec)) - values).abs()
+    for begin in range(0, size, BLOCK):
+        step = values[begin : begin + BLOCK].abs().max() / steps * (1 + 2**-7)  # the scale is rounded up to bfloat16
+        assert off[begin : begin + BLOCK].max() <= step / 2 * (1 + 2**-20)
+
+
+@given(seeds, scales, st.integers(1, 3 * BLOCK))
+def test_fp16_keeps_eleven_digits_at_any_scale(seed, scale, size):
+    values = normal({"x": (size,)}, seed, scale)["x"]
+    off = (one_vector(values, CodecSettings("fp16")) - values).abs()
+    assert (off <= values.abs() * 2**-11 + values.abs().max() * 2**-38).all()
+
+
+@given(seeds, sparse_settings, st.integers(1, 9))
+def test_sparse_keeps_the_largest_of_every_chunk(seed, settings, chunks):
+    values = normal({"x": (chunks, settings.chunk)}, seed)["x"]
+    sent = one_vector(values, settings)
+    largest = torch.zeros_like(values, dtype=torch.bool)
+    largest.scatter_(1, values.abs().topk(settings.kept, dim=1).indices, True)
+    assert torch.equal(sent.sign(), values.sign() * largest)
+    smallest = values.abs().masked_fill(~largest, math.inf).amin(dim=1, keepdim=True)
+    assert (sent.abs() <= values.abs().amax(dim=1, keepdim=True) * (1 + 2**-8)).all()
+    assert (sent.abs() >= smallest * (1 - 2**-8) * largest).all()
+
+
+@given(seeds, sparse_settings, st.integers(1, 700), scales)
+def test_sparse_never_leaves_more_than_it_got(seed, settings, size, scale):
+    values = normal({"x": (size,)}, seed, scale)["x"].double()
+    assert (values - one_vector(values, settings)).norm() <= values.norm() * (1 + 2**-7)
+
+
+def test_four_values_in_a_chunk_of_two_levels_come_back_whole():
+    values = torch.zeros(4096)
+    values[[0, 17, 4000, 4095]] = torch.tensor([0.5, -0.5, 3.0, -3.0])
+    assert torch.equal(one_vector(values, CodecSettings("sparse", kept=4)), values)
+
+
+@all_codecs
+def test_an_update_of_nothing_is_nothing(settings):
+    before = normal(SHAPES, 1)
+    update = read_update(encode_update(before, before, settings), SHAPES)
+    assert equal(apply_update(before, update), before)
+    assert update.squared_norm(before) == 0
+
+
+@all_codecs
+@pytest.mark.parametrize("shapes", [{}, {"unused": (0, 4)}, {"temperature": ()}])
+def test_blocks_of_next_to_nothing_come_back(settings, shapes):
+    before = normal(shapes, 1)
+    after = {name: tensor - 1 for name, tensor in before.items()}
+    got = apply_update(before, read_update(encode_update(before, after, settings), shapes, expected=settings))
+    for name in shapes:
+        assert torch.allclose(got[name], after[name], atol=0.01)
+
+
+@all_codecs
+def test_a_tensor_alone_is_what_it_is_among_the_others(settings):
+    before = normal(SHAPES, 1)
+    update = read_update(encode_update(before, trained(before, 2), settings), SHAPES)
+    together = deltas(update, before)
+    assert update.names == ("layers.0.up", "embedding", "gain", "temperature", "unused")
+    for name in reversed(update.names):
+        alone = update.delta(name, before[name])
+        assert alone.dtype == torch.float64
+        assert alone.shape == before[name].shape
+        assert torch.equal(alone, together[name])
+    norm = sum(tensor.square().sum().item() for tensor in together.values())
+    assert update.squared_norm(before) == pytest.approx(norm)
+
+
+@all_codecs
+def test_equal_tensors_give_equal_bytes_in_any_order_and_layout(settings):
+    before = normal(SHAPES, 1)
+    after = trained(before, 2)
+    turned = {name: after[name].double().T.contiguous().T if after[name].dim() == 2 else after[name] for name in after}
+    backwards = dict(reversed(turned.items()))
+    assert encode_update(before, after, settings) == encode_update(before, backwards, settings)
+
+
+@pytest.mark.parametrize(
+    "settings, times_smaller",
+    [
+        (CodecSettings("fp32"), 0.99),
+        (CodecSettings("fp16"), 1.98),
+        (CodecSettings("int8"), 3.9),
+        (CodecSettings("int6"), 5.2),
+        (CodecSettings("int4"), 7.8),
+        (CodecSettings("sparse"), 180),
+        (CodecSettings("sparse", value_bits=3), 160),
+        (CodecSettings("sparse", value_bits=4), 140),
+    ],
+)
+def test_a_block_of_the_wikitext_preset_gets_this_much_smaller(settings, times_smaller):
+    before = normal(WIKITEXT, 1)
+    data = encode_update(before, trained(before, 2), settings)
+    assert 4 * sum(map(math.prod, WIKITEXT.values())) / len(data) >= times_smaller
+    assert len(data) <= max_update_bytes(settings, WIKITEXT)
+
+
+@lossy_codecs
+@given(seed=seeds)
+def test_what_was_sent_and_what_was_kept_add_up_to_all_updates(settings, seed):
+    feedback = ErrorFeedback(settings)
+    sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+    before = normal(SHAPES, seed)
+    for step in range(4):
+        after = trained(before, seed + step)
+        sent = deltas(read_update(feedback.compress(before, after), SHAPES))
+        sums = {name: sums[name] + sent[name] - (before[name].double() - after[name].double()) for name in SHAPES}
+        before = after
+    for name, residual in feedback.state().items():
+        assert torch.allclose(sums[name] + residual, torch.zeros_like(sums[name]), atol=1e-4)
+
+
+def test_small_values_are_sent_in_the_end():
+    feedback = ErrorFeedback(CodecSettings("sparse", chunk=64, kept=1))
+    before, after = {"x": torch.zeros(64)}, {"x": -torch.linspace(0.5, 1.0, 64)}
+    sent = sum(read_update(feedback.compress(before, after), {"x": (64,)}).delta("x") for _ in range(320))
+    assert (sent / 320 + after["x"]).abs().max() < 0.3
+
+
+@lossy_codecs
+def test_one_worker_goes_on_from_its_own_weights_whatever_was_sent_of_them(settings):
+    feedback, published = ErrorFeedback(settings), normal(SHAPES, 1)
+    assert equal(feedback.start(published), published)
+    for step in range(3):
+        after = trained(feedback.start(published), step)
+        update = read_update(feedback.compress(feedback.start(published), after), SHAPES)
+        published = apply_update(published, update)
+        for name, tensor in feedback.start(published).items():
+            assert torch.allclose(tensor, after[name], atol=1e-4)
+
+
+def test_another_codec_sends_what_is_left_over():
+    before = normal(SHAPES, 1)
+    after = trained(before, 2)
+    sparse, rest = ErrorFeedback(SMALL), ErrorFeedback(CodecSettings("fp16"))
+    published = apply_update(before, read_update(sparse.compress(before, after), SHAPES))
+    rest.load(sparse.state())
+    start = rest.start(published)
+    published = apply_update(published, read_update(rest.compress(start, start), SHAPES))
+    for name in SHAPES:
+        assert torch.allclose(published[name], after[name], rtol=0.001, atol=1e-4)
+
+
+def test_a_smaller_beta_forgets():
+    before, after = {"x": torch.zeros(64)}, {"x": -torch.ones(64)}
+    kept = {}
+    for beta in (0.0, 0.5, 1.0):
+        feedback = ErrorFeedback(CodecSettings("sparse", chunk=64, kept=1), beta)
+        for _ in range(2):
+            feedback.compress(before, after)
+        kept[beta] = feedback.state()["x"].sum().item()
+    assert kept == pytest.approx({0.0: 63.0, 0.5: 63 * 1.5 + 1 - 1.5, 1.0: 126.0}, rel=0.01)
+
+
+@lossy_codecs
+def test_a_saved_residual_goes_on_as_if_never_saved(settings):
+    before = normal(SHAPES, 1)
+    straight = ErrorFeedback(settings)
+    straight.compress(before, trained(before, 2))
+    resumed = ErrorFeedback(settings)
+    resumed.load(decode(encode(straight.state()))[0])
+    assert straight.compress(before, trained(before, 3)) == resumed.compress(before, trained(before, 3))
+
+
+def test_a_refused_update_can_be_taken_back():
+    before = normal(SHAPES, 1)
+    feedback = ErrorFeedback(SMALL)
+    feedback.compress(before, trained(before, 2))
+    state = feedback.state()
+    refused = feedback.compress(before, trained(before, 3))
+    feedback.load(state)
+    assert feedback.compress(before, trained(before, 3)) == refused
+
+
+def test_fp32_leaves_nothing_behind():
+    before = normal(SHAPES, 1)
+    feedback = ErrorFeedback(CodecSettings("fp32"))
+    assert feedback.compress(before, trained(before, 2)) == encode_update(before, trained(before, 2), feedback.settings)
+    assert feedback.state() == {}
+
+
+def test_a_residual_of_another_block_is_refused():
+    feedback = ErrorFeedback(SMALL)
+    feedback.load({"other": torch.ones(3)})
+    with pytest.raises(TensorError, match="give two states of the same block"):
+        feedback.compress(normal(SHAPES, 1), normal(SHAPES, 2))
+
+
+@all_codecs
+def test_differences_keep_every_worker_in_step_with_the_coordinator(settings):
+    published = normal(SHAPES, 1)
+    workers = [{name: tensor.clone() for name, tensor in published.items()} for _ in range(2)]
+    for version in range(5):
+        merged = trained(published, version)
+        data, published = encode_difference(published, merged, settings)
+        workers = [apply_update(worker, read_update(data, SHAPES)) for worker in workers]
+        assert all(equal(worker, published) for worker in workers)
+        assert not settings.lossless or equal(published, merged)
+
+
+def test_a_download_as_int6_is_four_times_smaller_and_off_by_a_thirtieth_of_the_step():
+    old = normal(WIKITEXT, 1)
+    new = trained(old, 2, scale=1e-6)
+    data, published = encode_difference(old, new, CodecSettings("int6"))
+    assert 4 * len(data) < 4 * sum(map(math.prod, WIKITEXT.values()))
+    for name in WIKITEXT:
+        assert (published[name] - new[name]).norm() < (new[name] - old[name]).norm() / 30
+
+
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        ({"codec": "zip"}, 'codec = "zip" is unknown: use one of fp32, fp16, int8, int6, int4, sparse'),
+        ({"chunk": 0}, "chunk = 0 must be a whole number from 1 to 65536"),
+        ({"chunk": 2**16 + 1}, "chunk = 65537 must be"),
+        ({"chunk": 64.0}, "chunk = 64.0 must be"),
+        ({"kept": 0}, "kept = 0 must be a whole number from 1 to 4096"),
+        ({"kept": 4097}, "kept = 4097 must be"),
+        ({"value_bits": 5}, "value_bits = 5 must be a whole number from 2 to 4"),
+    ],
+)
+def test_settings_are_checked_at_birth(changes, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        CodecSettings(**{"codec": "sparse", **changes})
+
+
+@pytest.mark.parametrize("beta", [-0.1, 1.1, math.nan])
+def test_a_beta_that_would_grow_the_residual_is_refused(beta):
+    with pytest.raises(ConfigError, match=r"beta = .* must be from 0"):
+        ErrorFeedback(SMALL, beta)
+
+
+@all_codecs
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e38])
+def test_a_diverged_update_is_not_encoded(settings, value):
+    with pytest.raises(TensorError, match=r'tensor "x" holds NaN, Inf or more than 9e\+37'):
+        encode_update({"x": torch.zeros(3)}, {"x": torch.tensor([0, value, 0])}, settings)
+
+
+@pytest.mark.parametrize("after", [{}, {"x": torch.ones(2)}, {"x": torch.ones(3), "y": torch.ones(1)}])
+def test_two_states_of_different_blocks_make_no_update(after):
+    with pytest.raises(TensorError, match=r'tensor "[xy]" is not the same in the two'):
+        encode_update({"x": torch.ones(3)}, after, CodecSettings("int8"))
+
+
+@pytest.mark.parametrize("base", [None, torch.ones(3)])
+def test_fp32_needs_the_version_that_it_was_built_on(base):
+    before = normal(SHAPES, 1)
+    update = read_update(encode_update(before, before, CodecSettings("fp32")), SHAPES)
+    assert update.needs_base
+    with pytest.raises(TensorError, match=r'a base of shape \(7,\) is needed for tensor "gain" and .* was given'):
+        update.delta("gain", base)
+
+
+# What others may send
+
+
+def parts_of(settings, shapes=SHAPES):
+    before = normal(shapes, 1)
+    return decode(encode_update(before, trained(before, 2), settings))
+
+
+def changed(settings, name, index, value):
+    """An update with one value of one part replaced."""
+    parts, metadata = parts_of(settings)
+    parts[name].view(-1)[index] = value
+    return encode(parts, metadata)
+
+
+def remade(settings, new_metadata=(), **new_parts):
+    parts, metadata = parts_of(settings)
+    tables = ({**parts, **new_parts}, {**metadata, **dict(new_metadata)})
+    return encode(*({key: value for key, value in table.items() if value is not None} for table in tables))
+
+
+def u8(*shape):
+    return torch.zeros(shape, dtype=torch.uint8)
+
+
+INT8 = CodecSettings("int8")
+
+
+@pytest.mark.parametrize(
+    "data, complaint",
+    [
+        (b"", "not whole safetensors bytes"),
+        (encode({}), 'got an update of format "None" and "1" is read here'),
+        (remade(SMALL, {"update": "2"}), 'format "2" and "1" is read here: run the version of blocktrain'),
+        (remade(SMALL, {"codec": "pickle"}), 'codec = "pickle" is unknown'),
+        (remade(SMALL, {"codec": None}), "its metadata names no codec"),
+        (remade(SMALL, {"layout": None}), "its metadata names no layout"),
+        (remade(SMALL, {"layout": "f" * 16}), 'made for tensors of layout "ffffffffffffffff" and this block of 5'),
+        (remade(SMALL, {"chunk": "999999999"}), "chunk = 999999999 must be"),
+        (remade(SMALL, {"chunk": "9" * 30}), "chunk = -1 must be"),
+        (remade(SMALL, {"chunk": "9" * 600}), "its metadata holds more than 64 characters under one key"),
+        (remade(SMALL, {"chunk": "-64"}), "chunk = -1 must be"),
+        (remade(SMALL, {"chunk": "٦٤"}), "chunk = -1 must be"),
+        (remade(SMALL, {"chunk": "064"}), "its metadata is not exactly what codec sparse takes"),
+        (remade(SMALL, {"kept": None}), "its metadata is not exactly what codec sparse takes"),
+        (remade(SMALL, {"kept": "6"}), "a chunk holds 5 places and 6 are expected"),
+        (remade(SMALL, {"kept": "9"}), r'part "codes" is torch.uint8 \(12, 2\) and torch.uint8 \(12, 4\) is expected'),
+        (remade(SMALL, {"self": "1"}), "its metadata is not exactly"),
+        (remade(INT8, {"chunk": "64"}), "its metadata is not exactly what codec int8 takes"),
+        (remade(INT8, {"codec": "fp16"}), r'part "codes" is torch.uint8 \(3, 256\) and torch.float16'),
+        (remade(INT8, {"codec": "fp32"}), "it has 2 parts, not exactly values"),
+        (remade(INT8, scale=None), "it has 1 parts, not exactly codes, scale"),
+        (remade(INT8, extra=u8(1)), "it has 3 parts, not exactly codes, scale"),
+        (remade(INT8, codes=u8(2, 256)), r'part "codes" is torch.uint8 \(2, 256\) and torch.uint8 \(3, 256\)'),
+        (remade(INT8, codes=u8(3 * 256)), r'part "codes" is torch.uint8 \(768,\)'),
+        (remade(INT8, codes=u8(3, 256).char()), r'part "codes" is torch.int8'),
+        (changed(INT8, "scale", 1, math.nan), 'part "scale" holds NaN, Inf or more than 7e'),
+        (changed(INT8, "scale", 1, math.inf), 'part "scale" holds NaN, Inf'),
+        (changed(INT8, "scale", 1, -1e37), 'part "scale" holds NaN, Inf'),
+        (changed(CodecSettings("fp16"), "codes", 5, math.nan), 'part "codes" holds NaN, Inf'),
+        (changed(CodecSettings("fp16"), "codes", 5, math.inf), 'part "codes" holds NaN, Inf'),
+        (changed(CodecSettings("fp16"), "scale", 1, math.inf), 'part "scale" holds NaN, Inf'),
+        (changed(CodecSettings("fp32"), "values", 9, math.nan), 'part "values" holds NaN, Inf'),
+        (changed(CodecSettings("fp32"), "values", 9, -math.inf), 'part "values" holds NaN, Inf'),
+        (changed(SMALL, "levels", 3, math.nan), 'part "levels" holds NaN, Inf'),
+        (changed(SMALL, "levels", 3, 1e38), 'part "levels" holds NaN, Inf'),
+        (changed(SMALL, "high", 2, 0), "a chunk holds .* places and 5 are expected"),
+        (changed(SMALL, "high", 2, 255), "a chunk holds .* places and 5 are expected"),
+        (remade(SMALL, high=torch.full((12, 2), 0b00011111, dtype=torch.uint8)), "a chunk holds 10 places"),
+        (remade(SMALL, high=torch.tensor([[0, 0b11111000]] * 12, dtype=torch.uint8)), "a place is .* in a chunk of 64"),
+        (
+            remade(SMALL, high=torch.tensor([[0b00011111, 0]] * 12, dtype=torch.uint8), low=u8(12, 3)),
+            "the places of a chunk repeat or do not rise",
+        ),
+    ],
+)
+def test_an_update_that_lies_is_refused(data, complaint):
+    with pytest.raises(TensorError, match=complaint):
+        read_update(data, SHAPES)
+
+
+@pytest.mark.parametrize("settings", [CodecSettings("sparse"), CodecSettings("sparse", 64, 6), CodecSettings("fp16")])
+def test_another_coding_than_the_run_takes_is_refused(settings):
+    before = normal(SHAPES, 1)
+    data = encode_update(before, before, settings)
+    with pytest.raises(TensorError, match=r"coded as codec = .* and codec = sparse, chunk = 64, kept = 5, .* expected"):
+        read_update(data, SHAPES, expected=SMALL)
+
+
+@all_codecs
+@pytest.mark.parametrize(
+    "shapes", [{}, SHAPES | {"gain": (7, 1)}, SHAPES | {"more": (0,)}, {**SHAPES, "layers.0.up": (16, 24)}]
+)
+def test_an_update_of_another_block_is_refused(settings, shapes):
+    before = normal(SHAPES, 1)
+    with pytest.raises(TensorError, match=r"made for tensors of layout|at most \d+ are accepted"):
+        read_update(encode_update(before, before, settings), shapes)
+
+
+def test_more_bytes_than_any_update_of_the_block_takes_are_not_looked_at():
+    padding = {"padding": torch.zeros(2000)}
+    with pytest.raises(TensorError, match=r"got \d+ bytes of tensors and at most \d+ are accepted"):
+        read_update(encode(padding), SHAPES, expected=SMALL)
+    with pytest.raises(TensorError, match="at most 99 are accepted"):
+        read_update(remade(SMALL), SHAPES, max_bytes=99)
+
+
+@all_codecs
+@given(data=st.data())
+def test_changed_bytes_give_finite_deltas_or_our_error_and_nothing_else(settings, data):
+    before = normal(SHAPES, 1)
+    whole = bytearray(encode_update(before, trained(before, 2), settings))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    with suppress(TensorError):
+        update = read_update(bytes(whole), SHAPES)
+        assert all(tensor.isfinite().all() for tensor in deltas(update, before).values())
+        assert all(tensor.isfinite().all() for tensor in apply_update(before, update).values())

@@ -1,0 +1,46 @@
+import pytest
+
+from blocktrain.errors import ConfigError
+from blocktrain.wire.invite import Invite, parse_invite
+
+TOKEN = "t0ken-of-sixteen_or-more"
+
+
+@pytest.mark.parametrize(
+    "invite",
+    [
+        Invite("127.0.0.1", 8000, TOKEN),
+        Invite("swarm.example", 443, TOKEN, tls=True),
+        Invite("::1", 8000, TOKEN, tls=True, fingerprint="ab" * 32),
+    ],
+)
+def test_an_invite_reads_back_as_it_was_written(invite):
+    assert parse_invite(str(invite)) == invite
+
+
+def test_an_invite_leads_to_its_coordinator():
+    assert Invite("::1", 8000, TOKEN, tls=True).url == "https://[::1]:8000"
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("http://host:1/#" + TOKEN, 'starts with "http:"'),
+        ("bt://host/#" + TOKEN, "no host and port"),
+        ("bt://host:99999/#" + TOKEN, "no host and port"),
+        ("bt://host:1/", "in quotes"),
+        ("bt://host:1/#short", "no token"),
+        ("bts://host:1/abc#" + TOKEN, "fingerprint"),
+        ("bt://host:1/" + "ab" * 32 + "#" + TOKEN, "fingerprint"),
+        ("", "starts with"),
+    ],
+)
+def test_what_is_no_invite_is_refused_with_the_reason(text, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        parse_invite(text)
+
+
+def test_a_refused_invite_does_not_show_its_token():
+    with pytest.raises(ConfigError) as refused:
+        parse_invite("bt://host/#" + TOKEN)
+    assert TOKEN not in str(refused.value)
