@@ -18,11 +18,17 @@ from typer.core import TyperGroup
 
 from blocktrain.cli.compare import compare
 from blocktrain.cli.console import say
+from blocktrain.cli.coordinator import coordinator
 from blocktrain.cli.eval import evaluate
+from blocktrain.cli.export import export
 from blocktrain.cli.generate import generate
+from blocktrain.cli.ledger import ledger
 from blocktrain.cli.options import EXIT_INTERRUPTED
 from blocktrain.cli.reference import reference
+from blocktrain.cli.status import status
+from blocktrain.cli.token import token
 from blocktrain.cli.train import train
+from blocktrain.cli.worker import worker
 from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
 
 EXIT_UNEXPECTED = 1
@@ -69,7 +75,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-TRAIN, USE = "Train", "Measure and use"
+TRAIN, USE, TOGETHER = "Train", "Measure and use", "Train together"
 app.command(
     rich_help_panel=TRAIN,
     epilog="Example:  blocktrain train --preset small --set train.steps=200 --out run/",
@@ -91,6 +97,32 @@ app.command(
     rich_help_panel=USE,
     epilog='Example:  blocktrain generate run/ --prompt "The president" --max-bytes 200 --seed 1',
 )(generate)
+app.command(
+    rich_help_panel=TOGETHER,
+    epilog="Example:  blocktrain coordinator --preset small --dir swarm/ --host 0.0.0.0 --public train.example.org",
+)(coordinator)
+app.command(
+    rich_help_panel=TOGETHER,
+    epilog="Example:  blocktrain worker 'bt://train.example.org:7000/#…'",
+)(worker)
+app.command(
+    rich_help_panel=TOGETHER,
+    epilog="Example:  blocktrain status 'bt://train.example.org:7000/#…' --watch",
+)(status)
+app.command(
+    rich_help_panel=TOGETHER,
+    epilog="Example:  blocktrain export 'bt://train.example.org:7000/#…' model/",
+)(export)
+app.command(
+    rich_help_panel=TOGETHER,
+    epilog="Example:  blocktrain ledger 'bt://train.example.org:7000/#…'",
+)(ledger)
+app.add_typer(
+    token,
+    name="token",
+    rich_help_panel=TOGETHER,
+    epilog="Example:  blocktrain token add alice --role viewer --dir swarm/",
+)
 
 
 def _print_version(asked: bool) -> None:

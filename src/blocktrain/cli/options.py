@@ -37,6 +37,13 @@ Jobs = Annotated[int, typer.Option(metavar="N", help="Train up to N independent 
 WorkOf = Annotated[
     Work, typer.Option("--work", help="steps: as many as the longest phase. equal: as much work as all phases.")
 ]
+InviteText = Annotated[
+    str, typer.Argument(metavar="INVITE", help="bt://…#… as blocktrain coordinator prints it, in quotes.")
+]
+StateFolder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The --dir of blocktrain coordinator.")]
+LedgerUrl = Annotated[
+    str | None, typer.Option("--ledger", metavar="URL", help="The --ledger of blocktrain coordinator, if it has one.")
+]
 MaxWindows = Annotated[int | None, typer.Option(metavar="N", help="Only the first N windows of a split.")]
 
 

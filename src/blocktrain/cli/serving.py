@@ -1,0 +1,332 @@
+"""What blocktrain coordinator does: open the state of a run, listen, print the invite, serve, keep time.
+Next: swarm/service.py, the routes; swarm/coordinator.py, the decisions.
+
+    DIR/
+      ledger.db, blobs/       the run (or elsewhere: --ledger, --blobs)
+      invite, invite-admin    address and token, for their owner's eyes only; the ledger has just the hashes of tokens
+      tls-cert.pem, -key.pem  of --tls-self-signed
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import hashlib
+import secrets
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from torch import Tensor
+
+from blocktrain.cli.console import say
+from blocktrain.cli.private import INVITE_FILE, LEDGER_FILE, read_private, write_private
+from blocktrain.cli.training import describe
+from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.errors import BlockTrainError, ConfigError, StorageError
+from blocktrain.model.block import build_block
+from blocktrain.spec import NUM_SYMBOLS, Denoise, Phase, RunSpec
+from blocktrain.swarm.blobs import Blobs
+from blocktrain.swarm.coordinator import Coordinator
+from blocktrain.swarm.founding import found_run
+from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.ledger_records import Role
+from blocktrain.swarm.service import build_service
+from blocktrain.train.partition import resolve_partition
+from blocktrain.wire.invite import Invite, parse_invite
+
+BLOBS_FOLDER, ADMIN_FILE = "blobs", "invite-admin"
+CERT_FILE, KEY_FILE = "tls-cert.pem", "tls-key.pem"
+TICK_S = 1.0
+GRACE_S = 5  # for requests under way when it is told to stop
+CERTIFICATE_DAYS = 3650
+FLOAT_BYTES = 4
+STATE_BYTES = 16  # a trained parameter: weight, gradient and two moments
+LAYER_VALUES = 24  # kept for the backward pass: a token and layer, in multiples of the width
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str
+    port: int  # 0: any
+    public: str | None
+
+
+@dataclass(frozen=True)
+class Tls:
+    cert: Path
+    key: Path
+    fingerprint: str | None  # of a certificate that no system trusts
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    folder: Path
+    ledger: Ledger
+    coordinator: Coordinator
+
+
+@contextmanager
+def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str | None) -> Iterator[OpenRun]:
+    """The run of this folder, founded when there is none yet; with other settings than it was founded with, refused."""
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    _make_folder(folder)
+    ledger = Ledger(ledger_url or folder / LEDGER_FILE)
+    try:
+        spec = _with_edges(spec, corpus, ledger)
+        blobs = Blobs(blobs_url or folder / BLOBS_FOLDER)
+        found_run(spec, corpus, ledger, blobs, time.time())
+        describe(spec)
+        coordinator = Coordinator(
+            spec, ledger, blobs, newborn=newborn_of(spec), memory_bytes=lambda phase: training_memory_bytes(spec, phase)
+        )
+        yield OpenRun(folder, ledger, coordinator)
+    finally:
+        ledger.close()
+
+
+def serve(run: OpenRun, address: Address, tls: Tls | None) -> None:
+    """Until SIGTERM, which ends it with 0, or Ctrl-C, which ends it with 130."""
+    before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
+    try:
+        with _listening(run.folder, address) as listener, _ticking(run):
+            port = int(listener.getsockname()[1])
+            _print_invites(run, address.public or address.host, port, tls)
+            config = uvicorn.Config(
+                build_service(run.coordinator, run.ledger),
+                log_level="error",
+                lifespan="off",
+                timeout_graceful_shutdown=GRACE_S,
+                ssl_certfile=tls.cert if tls else None,
+                ssl_keyfile=tls.key if tls else None,
+            )
+            with _pem_errors(tls):
+                config.load()
+            uvicorn.Server(config).run(sockets=[listener])
+    except SystemExit:
+        say("stopped: everything is saved, run the same command again to continue")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def newborn_of(spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:
+    """Every untrained block is built once: the coordinator asks for their shapes with each update."""
+
+    @cache
+    def newborn(block: int) -> dict[str, Tensor]:
+        return build_block(spec, block).state_dict()
+
+    return newborn
+
+
+def training_memory_bytes(spec: RunSpec, phase: Phase) -> int:
+    """An estimate of what a worker needs to train a phase, for leases that fit: 16 bytes a trained parameter (weight,
+    gradient, two moments of the optimiser), 4 bytes a parameter of the largest block that is only run and of every
+    block that the gradient passes through, and the activations of one step: LAYER_VALUES × width numbers a token and
+    layer that the gradient passes, and the logits of every read-out with their gradients."""
+    trained = sum(_parameters(spec, block) for block in phase.blocks)
+    run_only = max((_parameters(spec, block) for block in phase.below), default=0)
+    passed = sum(_parameters(spec, block) for block in phase.ahead)
+    through = (*phase.blocks, *phase.ahead)
+    layers = sum(spec.model.layers_of(block) for block in through)
+    values_a_token = layers * LAYER_VALUES * spec.model.width + 2 * len(through) * NUM_SYMBOLS
+    return STATE_BYTES * trained + FLOAT_BYTES * (run_only + passed + spec.step_bytes * values_a_token)
+
+
+@cache
+def _parameters(spec: RunSpec, block: int) -> int:
+    return sum(tensor.numel() for tensor in build_block(spec, block).state_dict().values())
+
+
+def tls_files(folder: Path, name: str, cert: Path | None, key: Path | None) -> Tls:
+    """The files given, trusted by the system; or a certificate of our own, made once, known by its fingerprint."""
+    if cert and key:
+        return Tls(cert, key, None)
+    cert, key = folder / CERT_FILE, folder / KEY_FILE
+    if not (cert.exists() and key.exists()):
+        _make_certificate(cert, key, name)
+    try:
+        der = x509.load_pem_x509_certificate(cert.read_bytes()).public_bytes(Encoding.DER)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{cert} cannot be used ({error}): delete it and {key} to have new ones made") from None
+    return Tls(cert, key, hashlib.sha256(der).hexdigest())
+
+
+def _make_certificate(cert: Path, key: Path, name: str) -> None:
+    """Self-signed; who has its fingerprint needs no name in it, so one serves for all addresses."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "blocktrain coordinator")])
+    now = datetime.datetime.now(datetime.UTC)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
+    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)  # signs: itself, and handshakes
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=CERTIFICATE_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_dns_name(name))]), critical=False)
+        .sign(private, hashes.SHA256())
+    )
+    write_private(key, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    write_private(cert, certificate.public_bytes(Encoding.PEM))
+
+
+def _dns_name(name: str) -> str:
+    return name if name.isascii() and ":" not in name else "blocktrain"
+
+
+def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger) -> RunSpec:
+    """An adaptive partition measured; where the ledger holds this run already, as it was measured then."""
+    run = ledger.run()
+    if run is not None and isinstance(spec.objective, Denoise):
+        there = RunSpec.model_validate_json(run.spec)
+        edges = there.objective.edges if isinstance(there.objective, Denoise) else None
+        if there == spec.with_(**{"objective.edges": edges}):
+            return there
+    return resolve_partition(spec, corpus)
+
+
+@contextmanager
+def _listening(folder: Path, address: Address) -> Iterator[socket.socket]:
+    """The port asked for, else the one of the invite that workers have, else a free one."""
+    known = known_invite(folder / INVITE_FILE)
+    port = address.port or (known.port if known else 0)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        listener = socket.create_server((address.host, port), family=family, backlog=512)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            remedy = "end what listens there (another coordinator of this run?), or give another with --port"
+            raise ConfigError(f"port {port} on {address.host} is taken: {remedy}") from None
+        detail = error.strerror or error
+        raise ConfigError(
+            f"--host {address.host} cannot be listened on, port {port} ({detail}): give an address of this machine"
+        ) from None
+    with listener:
+        yield listener
+
+
+def _print_invites(run: OpenRun, host: str, port: int, tls: Tls | None) -> None:
+    fingerprint = tls.fingerprint if tls else None
+    invites = [
+        _kept_invite(run, role, path, lambda token: Invite(host, port, token, tls is not None, fingerprint))
+        for role, path in _INVITES
+    ]
+    say(f"an admin's invite is in {run.folder / ADMIN_FILE}; workers join with:")
+    print(f"blocktrain worker '{invites[0]}'", flush=True)
+
+
+_INVITES: tuple[tuple[Role, str], ...] = (("worker", INVITE_FILE), ("admin", ADMIN_FILE))
+
+
+def _kept_invite(run: OpenRun, role: Role, name: str, invite_with: Callable[[str], Invite]) -> Invite:
+    """The one that is there while its token is good, at the present address; or else one with a new token. The file
+    comes first: a kill between leaves a token that nobody knows, and the next start makes another."""
+    path = run.folder / name
+    known = known_invite(path)
+    if known is not None and run.ledger.role_of(known.token) == role:
+        invite = invite_with(known.token)
+        if invite != known:
+            write_private(path, f"{invite}\n".encode())
+        return invite
+    invite = invite_with(secrets.token_urlsafe(24))
+    write_private(path, f"{invite}\n".encode())
+    run.ledger.add_token(_free_name(run.ledger, role), role, invite.token, time.time())
+    return invite
+
+
+def known_invite(path: Path) -> Invite | None:
+    """The invite in a file; what is none there is as good as nothing."""
+    data = read_private(path)
+    with suppress(ConfigError):
+        return parse_invite(data.decode(errors="replace")) if data else None
+    return None
+
+
+def _free_name(ledger: Ledger, role: str) -> str:
+    taken = {token.name for token in ledger.tokens() if token.revoked_s is None}
+    return next(name for n in count(1) if (name := role if n == 1 else f"{role}-{n}") not in taken)
+
+
+@contextmanager
+def _ticking(run: OpenRun) -> Iterator[None]:
+    """Deadlines are met without requests, and what happened is said."""
+    stopped = threading.Event()
+    thread = threading.Thread(target=_tick_until, args=(run, stopped), name="ticks", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(GRACE_S)
+
+
+def _tick_until(run: OpenRun, stopped: threading.Event) -> None:
+    """An error is one line, once while it lasts, and never the end."""
+    said, newest = "", None
+    while not stopped.is_set():
+        try:
+            run.coordinator.tick()
+            newest = _say_news(run.ledger, newest)
+            said = ""
+        except Exception as error:
+            sentence = str(error) if isinstance(error, BlockTrainError) else f"unexpected {error!r}"
+            if sentence != said:
+                say(f"error: {' '.join(sentence.split())}")
+            said = sentence
+        stopped.wait(TICK_S)
+
+
+def _say_news(ledger: Ledger, newest: int | None) -> int:
+    """The events since the last time; at the start, none of those that are there."""
+    events = ledger.events(after=newest or 0)
+    if newest is not None:
+        for event in events:
+            say(f"{time.strftime('%H:%M:%S', time.localtime(event.at_s))} {event.kind} {event.text}")
+    return events[-1].number if events else newest or 0
+
+
+@contextmanager
+def _pem_errors(tls: Tls | None) -> Iterator[None]:
+    try:
+        yield
+    except (ssl.SSLError, OSError) as error:
+        if tls is None:
+            raise
+        raise ConfigError(
+            f"{tls.cert} and {tls.key} are no certificate and its key ({error}): give PEM files that fit each other"
+        ) from None
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be made ({error.strerror}): choose another --dir") from None
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)

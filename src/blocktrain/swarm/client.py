@@ -1,0 +1,233 @@
+"""The coordinator as a worker sees it: one method a request, retries with backoff, downloads and uploads that go on
+where they broke. Knows HTTP and nothing of training. Next: worker.py, which uses it; wire/messages.py, what is said."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from blocktrain.checkpoint import write_whole
+from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefused
+from blocktrain.wire.invite import Invite
+from blocktrain.wire.messages import (
+    Blob,
+    EvaluationNotice,
+    LeaseReply,
+    LeaseRequest,
+    ModelManifest,
+    Problem,
+    Received,
+    RunInfo,
+    UpdateNotice,
+    UpdateReceipt,
+)
+
+Answer = TypeVar("Answer")
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+PART_BYTES = 4 * 2**20
+TIMEOUT_S = 30.0
+LEASE_REPLY: TypeAdapter[Any] = TypeAdapter(LeaseReply)
+
+
+class CoordinatorClient:
+    """`patience_s` is how long a request is tried again before CoordinatorUnreachable; a worker has plenty."""
+
+    def __init__(
+        self,
+        invite: Invite,
+        *,
+        patience_s: float = 10.0,
+        transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.invite, self._patience_s, self._clock, self._sleep = invite, patience_s, clock, sleep
+        pinned = invite.tls and transport is None
+        self._http = httpx.Client(
+            base_url=invite.url,
+            headers={"Authorization": f"Bearer {invite.token}"},
+            timeout=TIMEOUT_S,
+            transport=transport,
+            verify=self._patiently(lambda: _trusted(invite)) if pinned else True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def run_info(self) -> RunInfo:
+        return self._ask("GET", "/v1/run", RunInfo)
+
+    def lease(self, request: LeaseRequest) -> Any:
+        return self._ask("POST", "/v1/leases", LEASE_REPLY, json=request.model_dump(mode="json"))
+
+    def submit(self, notice: UpdateNotice) -> UpdateReceipt:
+        return self._ask("POST", "/v1/updates", UpdateReceipt, json=notice.model_dump(mode="json"))
+
+    def submit_evaluation(self, notice: EvaluationNotice) -> None:
+        self._send("POST", "/v1/evaluations", json=notice.model_dump(mode="json"))
+
+    def manifest(self) -> ModelManifest:
+        return self._ask("GET", "/v1/manifest", ModelManifest)
+
+    def status(self) -> dict[str, Any]:
+        return dict(self._send("GET", "/v1/status").json())
+
+    def get(self, path: str) -> Any:
+        return self._send("GET", path).json()
+
+    def post(self, path: str, document: dict[str, Any]) -> Any:
+        return self._send("POST", path, json=document).json()
+
+    def download(self, blob: Blob, cache: Path) -> bytes:
+        """The bytes of a blob, from the cache where they are whole there; a broken download goes on where it broke."""
+        kept = cache / blob.sha256
+        if kept.exists() and hashlib.sha256(data := kept.read_bytes()).hexdigest() == blob.sha256:
+            return data
+        data = self._patiently(lambda: self._fetch_whole(blob))
+        cache.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, data)
+        return data
+
+    def upload(self, payload: bytes, lease: str) -> Blob:
+        """Send bytes in parts; what has arrived already, of this or an earlier try, is not sent again."""
+        blob = Blob(sha256=hashlib.sha256(payload).hexdigest(), num_bytes=len(payload))
+        path = f"/v1/leases/{lease}/uploads/{blob.sha256}"
+        received = self._received(path)
+        while received < len(payload):
+            received = self._send_part(path, payload, received)
+        return blob
+
+    def _received(self, path: str) -> int:
+        return self._ask("GET", path, Received).received
+
+    def _send_part(self, path: str, payload: bytes, offset: int) -> int:
+        """Where to go on: after this part, or where the coordinator is by its own account."""
+        part, params = payload[offset : offset + PART_BYTES], {"offset": offset, "size": len(payload)}
+        try:
+            received = self._ask("PUT", path, Received, params=params, content=part).received
+        except RequestRefused as refused:
+            received = self._received(path) if refused.code == "offset" else offset
+            if received == offset:
+                raise
+        if received == offset:
+            raise CoordinatorUnreachable(f"{self.invite.url} took none of the bytes at {offset}: try again")
+        return received
+
+    def _fetch_whole(self, blob: Blob) -> bytes:
+        """All of a blob, each byte once: what had come before a connection broke is kept."""
+        data = bytearray()
+        while len(data) < blob.num_bytes:
+            self._patiently(lambda: self._fetch_part(blob, data))
+        if hashlib.sha256(data).hexdigest() != blob.sha256:
+            raise CoordinatorUnreachable(f"the bytes of blob {blob.sha256[:12]}… arrived damaged: try again")
+        return bytes(data)
+
+    def _fetch_part(self, blob: Blob, data: bytearray) -> None:
+        """Adds what comes, be it less than was asked for."""
+        start, end = len(data), min(len(data) + PART_BYTES, blob.num_bytes)
+        path, headers = f"/v1/blobs/{blob.sha256}", {"Range": f"bytes={start}-{end - 1}"}
+        with _reached(self.invite), self._http.stream("GET", path, headers=headers) as response:
+            if not response.is_success:
+                response.read()
+            _require_success(response)
+            for chunk in response.iter_bytes() if response.status_code == 206 else ():
+                data += chunk[: end - len(data)]
+        if len(data) == start:
+            raise CoordinatorUnreachable(f"{self.invite.url} did not give the bytes from {start} on: try again")
+
+    def _ask(self, method: str, path: str, answer: TypeAdapter[Answer] | type[Answer], **options: Any) -> Answer:
+        response = self._send(method, path, **options)
+        adapter = answer if isinstance(answer, TypeAdapter) else TypeAdapter(answer)
+        try:
+            return adapter.validate_json(response.content)
+        except ValidationError as error:
+            raise RequestRefused(
+                f"{self.invite.url}{path} answered what this version does not understand ({error.errors()[0]['msg']}): "
+                f"install the coordinator's version of blocktrain",
+                code="protocol",
+            ) from None
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return self._patiently(lambda: self._once(method, path, **options))
+
+    def _patiently(self, attempt: Callable[[], Answer]) -> Answer:
+        """What it gives, tried again while that can help and patience lasts."""
+        give_up_s, pause_s = self._clock() + self._patience_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except CoordinatorUnreachable:
+                if self._clock() + pause_s > give_up_s:
+                    raise
+            self._sleep(pause_s * random.uniform(0.5, 1.0))  # so that workers do not come back all at once
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
+        with _reached(self.invite):
+            response = self._http.request(method, path, **options)
+        _require_success(response)
+        return response
+
+
+@contextmanager
+def _reached(invite: Invite) -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        detail = str(error) or type(error).__name__
+        raise CoordinatorUnreachable(
+            f"the coordinator at {invite.url} does not answer ({detail}): check that it runs and is in reach"
+        ) from None
+
+
+def _require_success(response: httpx.Response) -> None:
+    """Else the coordinator's own sentence, as the error that says whether trying again can help."""
+    if response.is_success:
+        return
+    problem = _problem(response)
+    if problem.retry or response.status_code == 429 or response.status_code >= 500:
+        raise CoordinatorUnreachable(problem.message)
+    raise RequestRefused(problem.message, problem.code)
+
+
+def _problem(response: httpx.Response) -> Problem:
+    try:
+        return Problem.model_validate_json(response.content)
+    except ValidationError:
+        text = f"{response.request.url} answered {response.status_code}: is it a blocktrain coordinator?"
+        return Problem(code="unknown", message=text, retry=False)
+
+
+def _trusted(invite: Invite) -> ssl.SSLContext:
+    """Trust what the system trusts, or with a fingerprint exactly that certificate."""
+    if invite.fingerprint is None:
+        return ssl.create_default_context()
+    try:
+        certificate = ssl.get_server_certificate((invite.host, invite.port), timeout=TIMEOUT_S)
+    except OSError as error:
+        raise CoordinatorUnreachable(
+            f"the coordinator at {invite.url} does not answer ({error}): check that it runs"
+        ) from None
+    found = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest()
+    if found != invite.fingerprint:
+        raise ConfigError(
+            f"{invite.url} shows a certificate with fingerprint {found[:16]}… and the invite names "
+            f"{invite.fingerprint[:16]}…: ask for a new invite, somebody else may be answering"
+        )
+    context = ssl.create_default_context(cadata=certificate)
+    context.check_hostname = False  # the certificate itself is what was agreed on
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever issued it
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # and however it is filled in
+    return context

@@ -1,0 +1,227 @@
+"""Worker: lease, fetch, train to the deadline, submit; again. Plain synchronous code around the same BlockTrainer that
+trains locally. It keeps its optimiser state and what its codec left out; all else it can fetch again.
+Next: client.py, the coordinator as seen from here; train/trainer.py."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
+
+from blocktrain.corpus import Corpus
+from blocktrain.errors import RequestRefused
+from blocktrain.model.block import block_shapes
+from blocktrain.model.stack import BlockModel
+from blocktrain.spec import RunSpec
+from blocktrain.swarm.client import CoordinatorClient
+from blocktrain.train.evaluate import answer, evaluate, fit_combination
+from blocktrain.train.trainer import BlockTrainer, pick_device
+from blocktrain.wire.deltas import CodecSettings, ErrorFeedback, apply_update, read_update
+from blocktrain.wire.messages import (
+    PROTOCOL_VERSION,
+    BlockVersion,
+    EvaluateLease,
+    EvaluationNotice,
+    Finished,
+    LeaseRequest,
+    RunInfo,
+    TrainLease,
+    UpdateNotice,
+    UpdateReceipt,
+    Wait,
+)
+from blocktrain.wire.tensors import decode
+
+Tensors = dict[str, Tensor]
+FOR_GOOD = ("token", "role", "protocol", "signature")  # refusals that no other lease would mend
+REFUSED_PAUSE_S = 1.0
+MARGIN_SHARE = 0.1  # of the time to the deadline, kept for the upload
+
+
+@dataclass(frozen=True)
+class WorkReport:
+    """What a worker tells whoever watches it."""
+
+    kind: str  # "lease", "step", "submitted", "refused", "wait", "evaluated", "finished"
+    text: str
+    loss: float | None = None
+
+
+class Worker:
+    """One volunteer. `home` keeps the key and a cache of blobs."""
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        home: Path,
+        *,
+        key: Ed25519PrivateKey,
+        name: str | None = None,
+        memory_bytes: int,
+        device: torch.device | None = None,
+        report: Callable[[WorkReport], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client, self._cache, self._key = client, home / "blobs", key
+        self._name, self._memory_bytes = name or platform.node() or "worker", memory_bytes
+        self._device = device or pick_device()
+        self._report, self._stop, self._clock, self._sleep = report, stop, clock, sleep
+        self._public_key = key.public_key().public_bytes_raw().hex()
+        self._steps_per_s = 0.0
+        self._trainer: BlockTrainer | None = None
+        self._held: dict[tuple[int, int], Tensors] = {}  # (block, version) -> tensors, of the last lease
+
+    def run(self) -> None:
+        """Work until the run is finished or somebody says stop."""
+        info = self._client.run_info()
+        self._spec = RunSpec.model_validate(info.spec)
+        self._feedback = ErrorFeedback(CodecSettings(self._spec.swarm.update))
+        self._corpus = self._fetch_corpus(info)
+        while not self._stop():
+            if not self._work_once():
+                return
+
+    def _work_once(self) -> bool:
+        """One lease; False when there will be none any more."""
+        reply = self._client.lease(self._request())
+        match reply:
+            case Finished():
+                self._report(WorkReport("finished", reply.reason))
+                return False
+            case Wait():
+                self._report(WorkReport("wait", reply.reason))
+                self._sleep(reply.seconds)
+            case TrainLease() | EvaluateLease():
+                try:
+                    self._train(reply) if isinstance(reply, TrainLease) else self._evaluate(reply)
+                except RequestRefused as refused:
+                    self._go_on_after(refused)
+        return True
+
+    def _go_on_after(self, refused: RequestRefused) -> None:
+        """Another lease may go well, unless it is the worker itself that is refused."""
+        if refused.code in FOR_GOOD:
+            raise refused
+        self._report(WorkReport("refused", str(refused)))
+        self._sleep(REFUSED_PAUSE_S)
+
+    def _request(self) -> LeaseRequest:
+        return LeaseRequest(
+            protocol=PROTOCOL_VERSION,
+            worker=self._public_key,
+            name=self._name,
+            device=str(self._device),
+            memory_bytes=self._memory_bytes,
+            steps_per_s=self._steps_per_s,
+            phase=self._trainer.phase.index if self._trainer else None,
+        )
+
+    def _train(self, lease: TrainLease) -> None:
+        self._report(WorkReport("lease", f"phase {lease.phase}, shard {lease.shard}, {lease.steps} steps"))
+        started_s = self._clock()
+        trained, around = self._tensors(lease.trained), self._tensors((*lease.below, *lease.ahead))
+        trainer = self._prepared(lease, trained, around)
+        losses = self._steps(trainer, lease, started_s)
+        unsent = self._feedback.state()
+        payload = self._feedback.compress(_flat(trained), _flat(trainer.weights()))
+        try:
+            receipt = self._submit(lease, payload, len(losses), losses[-1])
+            self._report(
+                WorkReport("submitted", f"{len(losses)} steps, {len(payload)} bytes, lag {receipt.lag}", losses[-1])
+            )
+        except RequestRefused as refused:
+            self._feedback.load(unsent)  # the optimiser's state stays too; the next lease goes on from here
+            self._go_on_after(refused)
+
+    def _prepared(self, lease: TrainLease, trained: dict[int, Tensors], around: dict[int, Tensors]) -> BlockTrainer:
+        """The trainer of the lease's phase: the one at hand, its optimiser warm, or a new one."""
+        phase = self._spec.phases[lease.phase]
+        if self._trainer is None or self._trainer.phase != phase:
+            published = trained | around
+            self._trainer = BlockTrainer(self._spec, phase, self._corpus.train, published, device=self._device)
+            self._feedback = ErrorFeedback(CodecSettings(self._spec.swarm.update))
+        else:
+            self._trainer.adopt(trained)
+            self._trainer.refresh(around)
+        self._trainer.shard, self._trainer.step_done = lease.shard, lease.step_start
+        return self._trainer
+
+    def _steps(self, trainer: BlockTrainer, lease: TrainLease, started_s: float) -> list[float]:
+        """At least one step; as many as leased, or as the deadline and the user leave time for."""
+        end_s, begun_s = started_s + (1 - MARGIN_SHARE) * lease.deadline_s, self._clock()
+        losses: list[float] = []
+        while len(losses) < lease.steps:
+            losses.append(trainer.step().loss)
+            self._report(WorkReport("step", f"step {trainer.step_done}", losses[-1]))
+            if self._stop() or self._clock() > end_s:
+                break
+        self._steps_per_s = len(losses) / max(self._clock() - begun_s, 1e-9)
+        return losses
+
+    def _submit(self, lease: TrainLease, payload: bytes, steps: int, loss: float) -> UpdateReceipt:
+        unsigned = UpdateNotice(
+            lease=lease.lease,
+            worker=self._public_key,
+            payload=self._client.upload(payload, lease.lease),
+            steps=steps,
+            tokens=steps * self._spec.step_bytes,
+            loss=loss,
+        )
+        return self._client.submit(unsigned.model_copy(update={"signature": self._sign(unsigned.signed_bytes())}))
+
+    def _evaluate(self, lease: EvaluateLease) -> None:
+        model = BlockModel.from_tensors(self._spec, self._tensors(lease.blocks)).to(self._device)
+        combine = fit_combination(model, self._corpus.valid)
+        model.combine = dict(combine)
+        scores = evaluate(model, self._corpus.valid, max_windows=lease.max_windows)
+        unsigned = EvaluationNotice(
+            lease=lease.lease,
+            worker=self._public_key,
+            scores=tuple(score.as_dict() for score in scores),
+            combine=combine,
+        )
+        signed = unsigned.model_copy(update={"signature": self._sign(unsigned.signed_bytes())})
+        self._client.submit_evaluation(signed)
+        loss = answer(scores).nats_per_byte
+        self._report(WorkReport("evaluated", f"{loss:.4f} nats/byte", loss))
+
+    def _sign(self, data: bytes) -> str:
+        return self._key.sign(data).hex()
+
+    def _tensors(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
+        """The tensors of these versions; the ones of other versions are forgotten."""
+        wanted = {(version.block, version.version): version for version in versions}
+        fetched = {key: self._held.get(key) or self._fetch(version) for key, version in wanted.items()}
+        self._held = {key: kept for key, kept in self._held.items() if key[0] not in {k for k, _ in wanted}} | fetched
+        return {block: fetched[block, number] for block, number in wanted}
+
+    def _fetch(self, version: BlockVersion) -> Tensors:
+        """From the version before where that one is here and the difference is offered, else whole."""
+        shapes = block_shapes(self._spec, version.block)
+        before = self._held.get((version.block, version.version - 1))
+        if before is not None and version.from_previous is not None:
+            difference = self._client.download(version.from_previous, self._cache)
+            return apply_update(before, read_update(difference, shapes))
+        return decode(self._client.download(version.tensors, self._cache), expected=shapes)[0]
+
+    def _fetch_corpus(self, info: RunInfo) -> Corpus:
+        """The text of the run, each split checked against its hash."""
+        parts = {
+            split: np.frombuffer(self._client.download(blob, self._cache), dtype=np.uint8)
+            for split, blob in info.corpus.items()
+        }
+        return Corpus(parts["train"], parts["valid"], parts["test"], info.corpus_sha256)
+
+
+def _flat(blocks: dict[int, Tensors]) -> Tensors:
+    """The tensors of several blocks under one roof: "1.readout"."""
+    return {f"{block}.{name}": tensor for block, tensors in blocks.items() for name, tensor in tensors.items()}

@@ -1,0 +1,129 @@
+import importlib
+import json
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from blocktrain.spec import preset
+
+BENCH = Path(__file__).parents[2] / "bench"
+pytestmark = pytest.mark.timeout(300)  # it starts processes that import torch
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCH)
+        yield importlib.import_module("worker")
+
+
+@pytest.fixture(scope="module")
+def written(worker, tmp_path_factory):
+    """One quick run of the whole script."""
+    out, threads = tmp_path_factory.mktemp("worker"), torch.get_num_threads()
+    worker.main(["--quick", "--out", str(out)])
+    assert torch.get_num_threads() == threads
+    return out
+
+
+@pytest.fixture(scope="module")
+def document(written):
+    return json.loads((written / "worker.json").read_text())
+
+
+def test_the_result_says_what_was_run_on_which_machine(document, written):
+    assert document["spec"]["name"] == "tiny"
+    assert {"cores", "torch", "threads", "platform"} <= document["machine"].keys()
+    assert (written / "worker.html").is_file()
+
+
+def test_a_worker_holds_its_share_of_the_state(document):
+    rows = {row["name"]: row for row in document["memory"]}
+    assert rows["end to end"]["state_ratio"] == 1
+    assert rows["middle block"]["state_ratio"] <= rows["middle block"]["state_goal"] == 0.35
+    assert rows["middle, scaffold"]["state_ratio"] == pytest.approx(2 * rows["middle block"]["state_ratio"], rel=0.01)
+    assert rows["middle, scaffold"]["total_goal"] is None
+
+
+def test_memory_adds_up(document):
+    for row in document["memory"]:
+        held = row["bytes"]
+        assert held["weights"] >= held["gradients"] > 0
+        assert held["state"] == held["weights"] + held["gradients"] + held["optimiser"] <= held["held"]
+        assert held["tensor_peak"] > held["held"] - held["gradients"]
+        assert held["rss_peak"] > 0
+
+
+def test_a_worker_needs_less_memory_than_the_whole_model(document):
+    assert all(row["tensor_peak_ratio"] < 1 for row in document["memory"][1:])
+
+
+def test_every_phase_and_the_reference_are_timed(document):
+    speed = document["speed"]
+    assert [row["name"] for row in speed["steps"]] == ["phase 0", "phase 1", "phase 2", "end to end"]
+    assert all(row["seconds"] > 0 and row["of_matmul"] > 0 for row in speed["steps"])
+    assert speed["steps"][-1]["of_reference"] == 1
+    assert all(loop["ratio"] > 0 for loop in speed["loop"])
+
+
+def test_the_shares_of_a_step_are_all_of_it(document):
+    shares = {kind: share for kind, share in document["speed"]["shares"].items() if kind != "of"}
+    assert shares.keys() == {"matmul", "attention", "optimiser", "data", "other"}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) > 0
+
+
+def test_no_path_of_the_machine_gets_into_the_result(worker):
+    spec = preset("tiny").with_(**{"corpus.source": "/home/somebody/texts"})
+    assert worker._without_path(spec)["corpus"]["source"] == "texts"
+
+
+def test_turns_alternate_in_order_and_compare_within_a_turn(worker):
+    order, ticks = [], count()
+    contestants = {name: lambda name=name: order.append(name) for name in "ab"}
+    times = worker.take_turns(contestants, turns=2, clock=lambda: next(ticks))
+    assert order == ["a", "b", "b", "a"]
+    assert times.seconds == {"a": [1, 1], "b": [1, 1]}
+    slowed = worker.Times({"a": [1.0, 10.0, 1.0], "b": [2.0, 20.0, 2.0]})
+    assert slowed.ratio("b", to="a") == 2
+
+
+@pytest.mark.parametrize(
+    "names, kind",
+    [
+        (["aten::mm", "step"], "matmul"),
+        (["aten::bmm", "optimiser", "step"], "optimiser"),
+        (["aten::copy_", "aten::to", "data", "step"], "data"),
+        (["aten::_scaled_dot_product_flash_attention_for_cpu", "step"], "attention"),
+        (["step"], "other"),
+        (["aten::mm"], None),
+    ],
+)
+def test_an_operation_belongs_to_the_span_around_it(worker, names, kind):
+    event = None
+    for name in reversed(names):
+        event = SimpleNamespace(name=name, cpu_parent=event)
+    assert worker.kind_of(event) == kind
+
+
+def test_the_bare_loop_trains_what_the_trainer_trains(worker):
+    """Same layers, same first batch, same update: the comparison is of equal work."""
+    spec = preset("tiny")
+    corpus = worker.load_corpus(spec.corpus, spec.model.context)
+    case = worker.Case("", spec, 2)
+    ours = worker.BlockTrainer(spec, case.phase, corpus.train, worker.snapshots_of(case), compile=False)
+    bare = worker.BareLoop(spec, case.phase, corpus.train, compiled=False)
+    for block in ours.trained:
+        block.load_state_dict(bare._trained[block.index - case.phase.block].state_dict())
+    for group, peak in ours._optimizer._peaks:
+        group["lr"] = peak
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("blocktrain.train.trainer.lr_factor", lambda *_: 1.0)
+        ours.step()
+    bare.step()
+    for mine, theirs in zip(ours.trained, bare._trained, strict=True):
+        for name, tensor in mine.state_dict().items():
+            torch.testing.assert_close(tensor, theirs.state_dict()[name], msg=name)

@@ -1,0 +1,142 @@
+"""A swarm of real processes on loopback: they train to the end, and go on when some of them are killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from blocktrain.cli.main import app
+
+Process = subprocess.Popen[str]
+Start = Callable[..., Process]
+QUICK = ["swarm.deadline_floor_s=1", "swarm.deadline_ceiling_s=4"]  # so that a dead worker is soon done without
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " for n in range(400)))
+    return path
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts commands, none of which outlives the test. What they say on either stream is read in order."""
+    started: list[Process] = []
+
+    def start(*arguments: object) -> Process:
+        command = [sys.executable, "-m", "blocktrain", *map(str, arguments)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()  # does nothing to one that has ended
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def coordinator_command(text: Path, folder: Path, *settings: str) -> list[object]:
+    changes = [part for setting in settings for part in ("--set", setting)]
+    return ["coordinator", "--preset", "tiny", "--corpus", text, "--dir", folder, *changes]
+
+
+def line_with(process: Process, words: str) -> str:
+    """Reads on to the next line that has the words."""
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if words in line:
+            return line
+    raise AssertionError(f"it ended without saying {words!r}: {''.join(said)}")
+
+
+def invite_of(coordinator: Process) -> str:
+    return line_with(coordinator, "blocktrain worker '").split("'")[1]
+
+
+def rest_of(process: Process) -> str:
+    """What it says until it ends, well."""
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    return said
+
+
+def kill(process: Process) -> None:
+    process.kill()
+    process.wait()
+
+
+def run_here(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def held_out_loss(facts: dict) -> float:
+    """Of the composition without fitted weights: what was trained, not what was fitted after it."""
+    (last,) = [score for score in facts["evaluations"][-1]["scores"] if score["reading"] == "last"]
+    return last["nats_per_byte"]
+
+
+def test_two_workers_train_a_model_that_can_be_exported_and_measured(tmp_path, text, start):
+    settings = ["train.steps=20", "swarm.round_steps=10", *QUICK]
+    coordinator = start(*coordinator_command(text, tmp_path / "c", *settings))
+    invite = invite_of(coordinator)
+    workers = [start("worker", invite, "--home", tmp_path / "home") for _ in range(2)]
+    for worker in workers:
+        assert "finished: every phase is trained" in rest_of(worker)
+    facts = json.loads(run_here("status", invite, "--json"))
+    assert len(facts["workers"]) == 2  # with one home between them
+    assert all(phase["finished"] for phase in facts["phases"])
+    assert held_out_loss(facts) < 5.0
+    run_here("export", invite, tmp_path / "model", "--home", tmp_path / "home")
+    scores = json.loads(run_here("eval", tmp_path / "model", "--json"))
+    assert scores["runs"][0]["answer"]["nats_per_byte"] < 5.0
+    coordinator.terminate()
+    assert "run the same command again to continue" in rest_of(coordinator)
+
+
+def test_a_killed_worker_and_a_killed_coordinator_do_not_end_a_run(tmp_path, text, start):
+    command = coordinator_command(text, tmp_path / "c", "train.steps=[60, 20, 20]", "swarm.round_steps=60", *QUICK)
+    coordinator = start(*command)
+    invite = invite_of(coordinator)
+    doomed = start("worker", invite, "--home", tmp_path / "doomed")
+    line_with(doomed, "nats/byte")  # it is in the middle of a round
+    kill(doomed)
+    survivor = start("worker", invite, "--home", tmp_path / "survivor")
+    line_with(survivor, "submitted: ")
+    kill(coordinator)
+    line_with(survivor, "does not answer: trying again until it does")
+    assert invite_of(start(*command)) == invite
+    said = rest_of(survivor)
+    assert "answers again" in said
+    assert "finished: every phase is trained" in said
+    facts = json.loads(run_here("status", invite, "--json"))
+    assert all(phase["step"] == phase["steps"] for phase in facts["phases"])
+    assert held_out_loss(facts) < 5.0
+
+
+def test_ctrl_c_hands_in_what_a_worker_has_done(tmp_path, text, start):
+    coordinator = start(*coordinator_command(text, tmp_path / "c", "train.steps=5000", "swarm.round_steps=5000"))
+    invite = invite_of(coordinator)
+    worker = start("worker", invite, "--home", tmp_path / "home")
+    line_with(worker, "nats/byte")
+    worker.send_signal(signal.SIGINT)
+    said, _ = worker.communicate()
+    assert worker.returncode == 130, said
+    assert "submitted: " in said
+    assert 0 < json.loads(run_here("status", invite, "--json"))["workers"][0]["tokens"] < 5000 * 512
+    coordinator.send_signal(signal.SIGINT)
+    said, _ = coordinator.communicate()
+    assert coordinator.returncode == 130, said

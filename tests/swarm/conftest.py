@@ -1,0 +1,211 @@
+"""A real coordinator behind its service, in this process: real ledger, real blobs, a clock that tests move. Its members
+make updates without training: it is the handling of updates that is tested."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
+
+from blocktrain.corpus import load_corpus
+from blocktrain.model.block import build_block
+from blocktrain.spec import RunSpec, Stacked, preset
+from blocktrain.swarm import ledger_tables
+from blocktrain.swarm.blobs import Blobs
+from blocktrain.swarm.coordinator import Coordinator
+from blocktrain.swarm.founding import found_run
+from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.service import build_service
+from blocktrain.wire.deltas import CodecSettings, encode_update
+from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
+from blocktrain.wire.tensors import decode
+
+TOKENS = {role: f"the-token-of-the-{role}" for role in ("admin", "worker", "viewer")}
+Tensors = dict[str, torch.Tensor]
+
+
+class House:
+    """A run in a folder, its coordinator and what HTTP shows of it."""
+
+    def __init__(self, spec: RunSpec, folder: Path) -> None:
+        self.spec, self.folder, self.now_s = spec, folder, 1000.0
+        self.ledger, self.blobs = Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
+        found_run(spec, load_corpus(spec.corpus, spec.model.context), self.ledger, self.blobs, now_s=0.0)
+        if not self.ledger.tokens():
+            for role, token in TOKENS.items():
+                self.ledger.add_token(role, role, token, 0.0)
+        self.coordinator = self.another_coordinator()
+        self.service = build_service(self.coordinator, self.ledger)
+
+    def another_coordinator(self, ledger: Ledger | None = None) -> Coordinator:
+        def newborn(block: int) -> Tensors:
+            return build_block(self.spec, block).state_dict()
+
+        return Coordinator(self.spec, ledger or self.ledger, self.blobs, newborn=newborn, clock=lambda: self.now_s)
+
+    def member(self) -> Member:
+        return Member(self)
+
+    def restart(self) -> None:
+        """As after a kill: a new coordinator and nothing else."""
+        self.coordinator = self.another_coordinator()
+        self.service = build_service(self.coordinator, self.ledger)
+
+    def ask(self, method: str, path: str, role: str = "worker", **options: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {TOKENS.get(role, role)}", **options.pop("headers", {})}
+
+        async def asked() -> httpx.Response:
+            transport = httpx.ASGITransport(self.service, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://coordinator.test") as client:
+                return await client.request(method, path, headers=headers, **options)
+
+        return asyncio.run(asked())
+
+    def facts(self) -> dict[str, Any]:
+        """All rows of the ledger but its events, and all blobs."""
+        with self.ledger.database.reading() as connection:
+            rows = {
+                table.name: connection.execute(select(table)).all()
+                for table in ledger_tables.tables.sorted_tables
+                if table.name != "events"
+            }
+        return {**rows, "blobs": sorted(self.blobs.iterate())}
+
+    def refusals(self) -> list[str]:
+        return [event.data["code"] for event in self.ledger.events() if event.kind == "refused"]
+
+    def weights(self) -> dict[tuple[int, int], str]:
+        """(block, version): its bytes' hash."""
+        return {(x.block, x.version): x.sha256 for block in (0, 1) for x in self.ledger.versions(block)}
+
+
+@dataclass
+class Member:
+    """A worker's side of the protocol, with every step open to meddling."""
+
+    house: House
+    key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+
+    @property
+    def id(self) -> str:
+        return self.key.public_key().public_bytes_raw().hex()
+
+    def request(self, **changes: Any) -> dict[str, Any]:
+        said = LeaseRequest(
+            protocol=PROTOCOL_VERSION, worker=self.id, name="w", device="cpu", memory_bytes=2**33, steps_per_s=1.0
+        )
+        return {**said.model_dump(mode="json"), **changes}
+
+    def lease(self) -> TrainLease:
+        answer = self.house.ask("POST", "/v1/leases", json=self.request())
+        assert answer.status_code == 200, answer.text
+        return TrainLease.model_validate(answer.json())
+
+    def tensors(self, lease: TrainLease) -> Tensors:
+        return {
+            f"{x.block}.{name}": tensor
+            for x in lease.trained
+            for name, tensor in decode(self.house.blobs.get(x.tensors.sha256))[0].items()
+        }
+
+    def payload(self, lease: TrainLease, step: float = 1e-3) -> bytes:
+        """An update that moves every weight by so much."""
+        before = self.tensors(lease)
+        after = {name: tensor - step for name, tensor in before.items()}
+        return encode_update(before, after, CodecSettings(self.house.spec.swarm.update))
+
+    def upload(self, lease: str, data: bytes, sha256: str | None = None, **params: int) -> httpx.Response:
+        path = f"/v1/leases/{lease}/uploads/{sha256 or hashlib.sha256(data).hexdigest()}"
+        return self.house.ask("PUT", path, params={"offset": 0, "size": len(data), **params}, content=data)
+
+    def notice(self, lease: TrainLease, data: bytes, **changes: Any) -> dict[str, Any]:
+        """Signed after the changes: what a worker says in earnest."""
+        said = {
+            "lease": lease.lease,
+            "worker": self.id,
+            "payload": Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data)),
+            "steps": lease.steps,
+            "tokens": lease.steps * self.house.spec.step_bytes,
+            "loss": 5.0,
+        }
+        unsigned = UpdateNotice(**{**said, **changes})
+        signature = self.key.sign(unsigned.signed_bytes()).hex()
+        return unsigned.model_copy(update={"signature": signature}).model_dump(mode="json")
+
+    def submit(self, notice: dict[str, Any], **changes: Any) -> httpx.Response:
+        return self.house.ask("POST", "/v1/updates", json={**notice, **changes})
+
+    def send(self, lease: TrainLease, data: bytes, **changes: Any) -> httpx.Response:
+        path = f"/v1/leases/{lease.lease}/uploads/{hashlib.sha256(data).hexdigest()}"
+        received = self.house.ask("GET", path).json()["received"]
+        params = {"offset": received, "size": len(data)}
+        if received < len(data):
+            assert self.house.ask("PUT", path, params=params, content=data[received:]).status_code == 200
+        return self.submit(self.notice(lease, data, **changes))
+
+    def work(self, step: float = 1e-3) -> None:
+        """One round, alone."""
+        lease = self.lease()
+        answer = self.send(lease, self.payload(lease, step))
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.fixture(scope="session")
+def beer_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_bytes(b"".join(b"%d bottles of beer on the wall, %d bottles of beer. " % (n, n) for n in range(400)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_run(beer_text: Path) -> RunSpec:
+    return preset("tiny").with_(
+        objective=Stacked(),
+        **{
+            "corpus.source": str(beer_text),
+            "train.steps": 40,
+            "swarm.update": "fp32",
+            "swarm.download": "int6",
+            "swarm.round_steps": 2,
+            "swarm.max_lag": 1,
+            "swarm.evaluate_every": 1000,
+        },
+    )
+
+
+@pytest.fixture(scope="session")
+def new_house(tiny_run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., House]]:
+    """A house of its own, as often as it is called; equal settings make equal runs."""
+    houses: list[House] = []
+
+    def build(**changes: Any) -> House:
+        houses.append(House(tiny_run.with_(**changes), tmp_path_factory.mktemp("house")))
+        return houses[-1]
+
+    yield build
+    for house in houses:
+        house.ledger.close()
+
+
+@pytest.fixture
+def house(new_house: Callable[..., House]) -> House:
+    return new_house()
+
+
+@pytest.fixture
+def member(house: House) -> Member:
+    return house.member()
+
+
+@pytest.fixture
+def another_member(house: House) -> Member:
+    return house.member()

@@ -1,0 +1,93 @@
+"""The service against requests that its OpenAPI schema allows, and some that it does not: whatever comes, the answer is
+one that the schema tells of, and never a failure of the server."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import positive_data_acceptance
+
+from blocktrain.swarm.service import MEANING
+
+EXAMPLES = 15  # an operation
+WITHOUT_INPUT = [("GET", "/healthz"), ("GET", "/v1/run"), ("GET", "/v1/manifest"), ("GET", "/v1/status")]
+WITH_INPUT = [
+    ("POST", "/v1/leases"),
+    ("GET", "/v1/leases/{lease_id}/uploads/{sha256}"),
+    ("PUT", "/v1/leases/{lease_id}/uploads/{sha256}"),
+    ("POST", "/v1/updates"),
+    ("POST", "/v1/evaluations"),
+    ("GET", "/v1/blobs/{sha256}"),
+    ("GET", "/v1/contributions"),
+]
+VALID, INVALID = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
+ROWS = [(*x, VALID) for x in WITHOUT_INPUT + WITH_INPUT] + [(*x, INVALID) for x in WITH_INPUT]
+
+
+@pytest.mark.parametrize("method, path, mode", ROWS)
+def test_every_answer_is_one_that_the_schema_tells_of(house, method, path, mode):
+    """But for one check: no schema can tell which protocol, phase or lease the coordinator knows."""
+    operation = schemathesis.openapi.from_asgi("/openapi.json", house.service)[path][method]
+    headers = {"Authorization": "Bearer the-token-of-the-worker"}
+
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def fuzz(case: schemathesis.Case) -> None:
+        case.call_and_validate(headers=headers, excluded_checks=[positive_data_acceptance])
+
+    fuzz()
+
+
+def test_every_operation_is_fuzzed(house):
+    told = {name for name, _ in operations(house)}
+    assert told == {f"{method.lower()} {path}" for method, path, _ in ROWS}
+
+
+def operations(house) -> list[tuple[str, dict]]:
+    paths = house.service.openapi()["paths"]
+    return [(f"{method} {path}", told) for path, methods in paths.items() for method, told in methods.items()]
+
+
+def test_every_refusal_that_the_schema_tells_of_is_a_problem(house):
+    for name, told in operations(house):
+        refusals = {status: answer for status, answer in told["responses"].items() if int(status) >= 400}
+        assert {"411", "413"} <= refusals.keys(), name
+        for status, answer in refusals.items():
+            schema = answer["content"]["application/json"]["schema"]
+            assert schema == {"$ref": "#/components/schemas/Problem"}, (name, status)
+            assert answer["description"] == MEANING[int(status)]
+
+
+def test_every_route_but_the_health_check_needs_a_token(house):
+    without = [name for name, told in operations(house) if "security" not in told]
+    assert without == ["get /healthz"]
+    assert house.ask("GET", "/healthz", headers={"Authorization": ""}).json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("role, status", [("admin", 200), ("worker", 200), ("viewer", 200), ("stranger", 401)])
+@pytest.mark.parametrize("path", ["/v1/run", "/v1/manifest", "/v1/status"])
+def test_whoever_has_a_token_may_look(house, path, role, status):
+    assert house.ask("GET", path, role).status_code == status
+
+
+def test_a_revoked_token_opens_nothing(house):
+    house.ledger.revoke_token("worker", 1.0)
+    assert house.ask("GET", "/v1/run").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "range, status, first, last",
+    [(None, 200, 0, None), ("bytes=0-9", 206, 0, 9), ("bytes=5-", 206, 5, None), ("bytes=7-999999999", 206, 7, None)],
+)
+def test_a_blob_comes_whole_or_from_byte_to_byte(house, member, range, status, first, last):
+    sha256 = member.lease().trained[0].tensors.sha256
+    whole = house.blobs.get(sha256)
+    answer = house.ask("GET", f"/v1/blobs/{sha256}", "viewer", headers={"Range": range} if range else {})
+    assert answer.status_code == status
+    assert answer.content == whole[first : None if last is None else last + 1]
+    assert answer.headers["etag"] == f'"{sha256}"'
+    if range:
+        end = len(whole) - 1 if last is None else last
+        assert answer.headers["content-range"] == f"bytes {first}-{end}/{len(whole)}"

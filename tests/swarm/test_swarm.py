@@ -1,0 +1,139 @@
+"""A real coordinator behind a real server on loopback, and real workers: together they train as one machine would."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from blocktrain.checkpoint import RunDirectory
+from blocktrain.corpus import load_corpus
+from blocktrain.errors import RequestRefused
+from blocktrain.model.block import build_block
+from blocktrain.model.stack import BlockModel
+from blocktrain.spec import Denoise, RunSpec, Stacked, preset
+from blocktrain.swarm.blobs import Blobs
+from blocktrain.swarm.client import CoordinatorClient
+from blocktrain.swarm.coordinator import Coordinator
+from blocktrain.swarm.founding import found_run
+from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.service import build_service
+from blocktrain.swarm.worker import Worker
+from blocktrain.train.run import load_model, train_run
+from blocktrain.wire.invite import Invite
+from blocktrain.wire.tensors import decode
+
+TOKEN = "a-token-for-the-workers"
+EXACT = {"swarm.update": "fp32", "swarm.download": "fp32", "swarm.round_steps": 2}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"".join(b"%d bottles of beer on the wall, %d bottles of beer. " % (n, n) for n in range(400)))
+    return path
+
+
+def tiny(text: Path, objective, **changes) -> RunSpec:
+    return preset("tiny").with_(objective=objective, **{"corpus.source": str(text), "train.steps": 5, **changes})
+
+
+@contextmanager
+def serving(spec: RunSpec, folder: Path) -> Iterator[Invite]:
+    folder.mkdir(exist_ok=True)
+    ledger, blobs = Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    found_run(spec, corpus, ledger, blobs, now_s=0.0)
+    if not ledger.tokens():
+        ledger.add_token("workers", "worker", TOKEN, 0.0)
+    coordinator = Coordinator(spec, ledger, blobs, newborn=lambda block: build_block(spec, block).state_dict())
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(build_service(coordinator, ledger), log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield Invite("127.0.0.1", listener.getsockname()[1], TOKEN)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+        ledger.close()
+
+
+def work(invite: Invite, home: Path, **options) -> None:
+    """A worker until the run is finished, or until it is told to stop."""
+    with CoordinatorClient(invite, patience_s=30) as client:
+        Worker(client, home, key=Ed25519PrivateKey.generate(), name="w", memory_bytes=2**33, **options).run()
+
+
+def status(invite: Invite) -> dict:
+    with CoordinatorClient(invite) as client:
+        return client.status()
+
+
+def swarm_model(invite: Invite, spec: RunSpec, home: Path) -> BlockModel:
+    with CoordinatorClient(invite) as client:
+        blocks = {x.block: decode(client.download(x.tensors, home))[0] for x in client.manifest().blocks}
+    return BlockModel.from_tensors(spec, blocks)
+
+
+def weights(model: BlockModel) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def locally(spec: RunSpec, path: Path) -> BlockModel:
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    run = RunDirectory.create(path, spec, corpus.sha256)
+    train_run(run, corpus)
+    return load_model(run)
+
+
+def test_a_swarm_of_one_trains_exactly_what_local_training_trains(tmp_path, text):
+    spec = tiny(text, Stacked(), **EXACT)
+    with serving(spec, tmp_path / "coordinator") as invite:
+        work(invite, tmp_path / "worker")
+        together = swarm_model(invite, spec, tmp_path / "worker" / "blobs")
+    assert torch.equal(weights(together), weights(locally(spec, tmp_path / "local")))
+
+
+@pytest.mark.parametrize("objective", [Stacked(), Denoise()], ids=["stacked", "denoise"])
+def test_three_workers_lower_the_held_out_loss(tmp_path, text, objective):
+    spec = tiny(text, objective, **{"swarm.round_steps": 5, "train.steps": 10, "swarm.evaluate_every": 1})
+    with serving(spec, tmp_path / "coordinator") as invite:
+        team = [threading.Thread(target=work, args=(invite, tmp_path / f"w{i}")) for i in range(3)]
+        for member in team:
+            member.start()
+        for member in team:
+            member.join()
+        facts = status(invite)
+    assert all(phase["finished"] for phase in facts["phases"])
+    assert len(facts["workers"]) == 3
+    assert facts["evaluations"][-1]["scores"][-1]["nats_per_byte"] < 5.0
+
+
+def test_a_restarted_coordinator_goes_on_with_the_same_run(tmp_path, text):
+    spec = tiny(text, Stacked(), **EXACT)
+    submitted: list[str] = []
+
+    def report(event) -> None:
+        if event.kind == "submitted":
+            submitted.append(event.text)
+
+    with serving(spec, tmp_path / "coordinator") as invite:
+        work(invite, tmp_path / "w", report=report, stop=lambda: len(submitted) >= 2)
+    with serving(spec, tmp_path / "coordinator") as invite:
+        work(invite, tmp_path / "w")
+        assert all(phase["finished"] for phase in status(invite)["phases"])
+
+
+@pytest.mark.parametrize("token", ["not-a-token-of-this-run"])
+def test_a_wrong_token_is_refused_with_the_remedy(tmp_path, text, token):
+    with serving(tiny(text, Stacked()), tmp_path / "coordinator") as invite:
+        stranger = Invite(invite.host, invite.port, token)
+        with CoordinatorClient(stranger) as client, pytest.raises(RequestRefused, match="ask whoever runs the swarm"):
+            client.run_info()
