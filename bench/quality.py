@@ -21,7 +21,7 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.checkpoint import RunDirectory
+from blocktrain.checkpoint import RunDirectory, write_whole
 from blocktrain.corpus import Corpus, load_corpus
 from blocktrain.figures import PALETTE, write_figure
 from blocktrain.model.stack import BlockModel, count_parameters
@@ -32,7 +32,7 @@ from blocktrain.train.partition import resolve_partition
 from blocktrain.train.reference import of_equal_work, reference_of, single_block_of
 from blocktrain.train.run import load_model, train_run
 from blocktrain.train.trainer import BlockTrainer
-from common import RESULTS, machine, read_json, table, write_json
+from common import RESULTS, machine, markdown, read_json, table, write_json
 
 AVERAGE_EVERY_STEPS = 20
 SIMULTANEOUS = Stacked(schedule="simultaneous", scaffold=0)
@@ -285,6 +285,7 @@ def report(document: dict[str, Any], base: Path) -> None:
         for line in lines
     ]
     print(table(head, rows))
+    write_whole(base.with_suffix(".md"), markdown(head, rows).encode())
     write_json(base.with_suffix(".json"), {**document, "summary": lines})
     for path in write_figure(_figure(lines), base, skipped=print):
         print(f"wrote {path}")
