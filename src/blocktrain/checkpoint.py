@@ -17,7 +17,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from blocktrain.errors import CheckpointError, ConfigError, StorageError, TensorError
+from blocktrain.files import put_in_place
 from blocktrain.spec import RunSpec, load_spec
 from blocktrain.wire.tensors import decode, encode
 
@@ -255,29 +256,7 @@ def write_whole(path: Path, data: bytes) -> None:
     """The file appears with all its bytes, or stays what it was: written beside, synced, renamed, the folder synced."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     with _storage(path, num_bytes=len(data)):
-        try:
-            with beside.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)  # noqa: PTH105 (the call that the tests make fail)
-        except BaseException:
-            with suppress(OSError):
-                beside.unlink()
-            raise
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the rename itself survive a power cut, where the file system can promise that."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # network and FUSE mounts
-            raise
-    finally:
-        os.close(handle)
+        put_in_place(path, [data], beside)
 
 
 def _make_folder(path: Path) -> None:

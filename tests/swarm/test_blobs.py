@@ -225,7 +225,7 @@ def test_a_finished_upload_may_be_finished_again_and_leaves_no_parts(folder):
 def test_finishing_reads_the_upload_part_by_part(folder, monkeypatch):
     blobs, alive = Blobs(folder), []
     send(blobs, DATA, part_bytes=1000)
-    monkeypatch.setattr(blobs_module, "_write_file", lambda path, chunks, staged: alive.extend(map(len, chunks)))
+    monkeypatch.setattr(blobs_module, "put_in_place", lambda path, chunks, staged: alive.extend(map(len, chunks)))
     blobs.finish("up", SHA256, len(DATA))
     assert max(alive) == 1000
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator
@@ -27,6 +26,7 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
 
 from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
+from blocktrain.files import put_in_place, sync_folder
 
 PRESIGNED_S = 3600.0
 MAX_OFFSET_DIGITS = 16
@@ -57,7 +57,7 @@ class Blobs:
             with self._storage():
                 for name in (BLOBS, UPLOADS, STAGING):
                     _make_folder(self._folder / name)
-                _sync_folder(self._folder)  # should whoever made them have been killed before
+                sync_folder(self._folder)  # should whoever made them have been killed before
                 self._store = LocalStore(self._folder)
 
     def put(self, data: bytes) -> str:
@@ -203,7 +203,8 @@ class Blobs:
         """A bucket's object appears whole when its writer is closed. obstore's files are whole too, but not synced."""
         with self._storage():
             if self._folder is not None:
-                _write_file(self._folder / key, chunks, self._folder / STAGING / uuid.uuid4().hex)
+                _make_folder((self._folder / key).parent)
+                put_in_place(self._folder / key, chunks, self._folder / STAGING / uuid.uuid4().hex)
                 return
             writer = obstore.open_writer(self._store, key, buffer_size=SEND_BYTES, max_concurrency=2)
             for chunk in chunks:
@@ -278,39 +279,11 @@ def _start_again(upload_id: str, what: str) -> UploadError:
     return UploadError(f"upload {upload_id} {what}: it was discarded, send it again from offset 0", expected_offset=0)
 
 
-def _write_file(path: Path, chunks: Iterable[bytes], staged: Path) -> None:
-    """Written elsewhere, synced, renamed, the folder synced: the file is whole or absent after a power cut too."""
-    _make_folder(path.parent)
-    try:
-        with staged.open("xb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(staged, path)  # noqa: PTH105 (the call that the tests make fail)
-    except BaseException:
-        with suppress(OSError):
-            staged.unlink()
-        raise
-    _sync_folder(path.parent)
-
-
 def _make_folder(path: Path) -> None:
     if not path.is_dir():
         _make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # network and FUSE mounts
-            raise
-    finally:
-        os.close(handle)
+        sync_folder(path.parent)
 
 
 def _sentence(error: Exception) -> str:

@@ -32,6 +32,7 @@ from blocktrain.wire.messages import (
     LeaseReply,
     LeaseRequest,
     ModelManifest,
+    Page,
     Problem,
     Received,
     RunInfo,
@@ -150,8 +151,8 @@ def build_service(coordinator: Coordinator, ledger: Ledger) -> FastAPI:
         return coordinator.status()
 
     @service.get("/v1/contributions", dependencies=[viewer], responses=_problems(422))
-    def contributions(after: Annotated[int, Query(ge=0, lt=2**53)] = 0) -> list[dict[str, Any]]:
-        return [asdict(contribution) for contribution in ledger.contributions(after)]
+    def contributions(page: Annotated[Page, Query()]) -> list[dict[str, Any]]:
+        return [asdict(contribution) for contribution in ledger.contributions(page.after)]
 
     return service
 

@@ -151,6 +151,12 @@ class ModelManifest(Message):
     combine: dict[str, tuple[float, ...]]
 
 
+class Page(Message):
+    """What follows an entry of a list that only grows."""
+
+    after: Natural = 0  # the number of the last entry that is known
+
+
 class Problem(Message):
     """What every refused request gets: a code for programs, a sentence with the remedy for people."""
 
