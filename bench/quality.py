@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-windows", type=int, help="score only the first windows of each split")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file and picture go")
     parser.add_argument("--name", default="quality", help="of the result file")
-    parser.add_argument("--work", type=Path, default=RESULTS.parent / "work", help="where runs are kept to be resumed")
+    parser.add_argument("--work", type=Path, default=RESULTS.parent / "runs", help="where runs are kept to be resumed")
     parser.add_argument("--quick", action="store_true", help="the tiny preset, seconds")
     return parser
 

@@ -46,7 +46,7 @@ def _from_coordinator(invite: str) -> list[dict[str, Any]]:
     from blocktrain.swarm.client import CoordinatorClient
 
     with CoordinatorClient(address) as client:
-        return list(_all(lambda after: list(client.get(f"/v1/contributions?after={after}"))))
+        return list(_all(client.contributions))
 
 
 def _from_disk(folder: Path, url: str | None) -> list[dict[str, Any]]:

@@ -84,11 +84,8 @@ class CoordinatorClient:
     def status(self) -> dict[str, Any]:
         return dict(self._send("GET", "/v1/status").json())
 
-    def get(self, path: str) -> Any:
-        return self._send("GET", path).json()
-
-    def post(self, path: str, document: dict[str, Any]) -> Any:
-        return self._send("POST", path, json=document).json()
+    def contributions(self, after: int = 0) -> list[dict[str, Any]]:
+        return list(self._send("GET", "/v1/contributions", params={"after": after}).json())
 
     def download(self, blob: Blob, cache: Path) -> bytes:
         """The bytes of a blob, from the cache where they are whole there; a broken download goes on where it broke."""
