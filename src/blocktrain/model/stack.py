@@ -73,10 +73,10 @@ class BlockModel(nn.Module):
     def generate(
         self, prompt: bytes, max_bytes: int, generator: torch.Generator, temperature: float = 1.0, top_p: float = 1.0
     ) -> Iterator[int]:
-        """One byte after the other, each from the last `context` bytes; yields as it goes."""
+        """One byte after the other, each from its window of the text; yields as it goes."""
         text = _prompt(prompt)
         for _ in range(max_bytes):
-            window = torch.tensor([list(text[-self.spec.model.context :])], device=self._device)
+            window = torch.tensor([list(text[window_start(len(text), self.spec.model.context) :])], device=self._device)
             byte = draw(self.logits(window)[0, -1].cpu(), generator, temperature, top_p)
             text.append(byte)
             yield byte
@@ -140,6 +140,15 @@ def draw(logits: Tensor, generator: torch.Generator, temperature: float = 1.0, t
     before = probabilities.cumsum(0) - probabilities
     kept = probabilities * (before < top_p)
     return int(order[torch.multinomial(kept, 1, generator=generator)])
+
+
+def window_start(length: int, context: int) -> int:
+    """Where the window of a text of so many bytes begins. It moves by half a context at a time, so that caches stay
+    good between the moves; a function of the length alone, so that every way to decode sees the same windows."""
+    if length <= context:
+        return 0
+    hop = max(1, context // 2)
+    return -(-(length - context) // hop) * hop
 
 
 def count_parameters(block: Block | BlockModel) -> int:

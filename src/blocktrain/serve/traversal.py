@@ -1,0 +1,118 @@
+"""Traversal: one walk of some text through all blocks of a model, and what it brings back. The one value that decoders
+ask for, segments advance and stages pass on; no socket, no model. Next: segment.py advances it, decode.py asks for it,
+frames.py makes bytes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+Wire = Literal["fp32", "fp16", "bf16", "int8"]  # how floats travel between stages
+WHOLE: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a decoder and a gateway must know of the model behind a forward."""
+
+    name: str
+    version: str  # of a consistent set of blocks: the same on every stage that serves it
+    objective: Literal["stacked", "denoise", "end_to_end"]
+    blocks: int
+    context: int
+    longest_sweep: int  # bytes a denoising sweep may write; 0 where the blocks were not trained on spans
+    survives_loss: bool  # trained with state dropout: may answer without a stage
+
+    @property
+    def independent(self) -> bool:
+        """Blocks do not read each other's output: all may be asked at once."""
+        return self.objective == "denoise"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Let the first segment continue the prompt on its own, `candidates` times, `length` bytes each."""
+
+    length: int
+    candidates: int = 1
+    seed: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Let the first segment put noise behind the prompt, for the blocks to turn into `length` bytes as they pass."""
+
+    length: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Traversal:
+    """A prompt, and rows of bytes that continue it (none to start with; a draft adds them).
+
+    Stages may hold the first `start` positions of `session` in their caches, so that only later states travel; one
+    that does not and cannot rebuild them raises CacheMiss, and the same traversal with start = 0 mends it. The text is
+    always whole, so a cache never decides what is computed, only how fast."""
+
+    session: str  # names the caches; nothing else depends on it
+    prompt: bytes  # 1 to context bytes, the window of the text so far
+    tails: Tensor | None = None  # [R, N] uint8: R rows of N bytes that follow the prompt
+    start: int = 0
+    read: int = 1  # how many of the prompt's last positions are read out; the tails are read at every position
+    draft: Draft | None = None  # done and cleared by the first segment
+    noise: Noise | None = None  # stays: the span is denoised by every block
+    missing: tuple[int, ...] = WHOLE  # blocks to do without
+    wire: Wire = "fp32"
+    # what one segment hands to the next
+    prompt_state: Tensor | None = None  # [1, len(prompt) - start, D], or z [1, T, 256] of a sweep
+    tail_state: Tensor | None = None  # [R, N, D]
+    prompt_logits: Tensor | None = None  # [read, 256]: the weighted evidence so far, after the last segment the answer
+    tail_logits: Tensor | None = None  # [R, N, 256]
+    draft_prompt_logits: Tensor | None = None  # [256], of the first segment alone where it drafted
+    draft_tail_logits: Tensor | None = None  # [R, N, 256]
+    written: bytes | None = None  # by a sweep, after the last segment
+    degraded: bool = False  # some stage was missing
+    trace: tuple[Hop, ...] = ()  # who worked on it, for how long
+
+    def with_(self, **changes: object) -> Traversal:
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One stage's share of a traversal."""
+
+    stage: str
+    blocks: tuple[int, ...]
+    queued_s: float
+    computed_s: float
+    drafted_s: float = 0.0
+
+
+class CacheMiss(Exception):
+    """A segment holds fewer than `start` positions of the session and needs the states of the earlier ones."""
+
+    def __init__(self, session: str, start: int, have: int) -> None:
+        super().__init__(f"session {session} holds {have} positions here, {start} expected: send it with start = 0")
+        self.session, self.start, self.have = session, start, have
+
+
+class Forward(Protocol):
+    """A whole model, wherever its blocks are: serve/segment.py in this process, serve/pipeline.py over TCP."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    async def __call__(self, traversal: Traversal) -> Traversal: ...
+
+    async def forget(self, session: str) -> None:
+        """Free what the session holds; its work still under way is given up."""
+        ...
+
+
+ForwardCall = Callable[[Traversal], Awaitable[Traversal]]
