@@ -1,6 +1,6 @@
-"""Memory: keys and values of positions already computed, so that one byte more costs one byte more. The new positions of
-many texts go through the layers as one flat batch; only attention is each text's own, on its keys where they lie: nothing
-is padded and nothing copied. Next: serve/segment.py, which keeps a memory a session."""
+"""Memory: keys and values of positions already computed, so that one byte more costs one byte more. The new positions
+of many texts go through the layers as one flat batch; only attention is each text's own, on its keys where they lie:
+nothing is padded and nothing copied. Next: serve/segment.py, which keeps a memory a session."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Strand:
 
 
 class Fan:
-    """Several continuations of one text: they share its memory (computed once, never copied) and have their own for what
-    follows, which is forgotten with the fan."""
+    """Several continuations of one text: they share its memory (computed once, never copied) and have their own for
+    what follows, which is forgotten with the fan."""
 
     def __init__(self, trunk: Memory, rows: int, length: int) -> None:
         layers, heads, _, width = trunk.keys.shape
@@ -121,7 +121,7 @@ class Fronds:
         if self._mask is not None:
             own = own.masked_fill(~self._mask, -torch.inf)
         shares = torch.cat([shared.view(*split[:3], -1), own], -1).softmax(-1)
-        of_shared, of_own = shares.split([fan.trunk_length, end], -1)
+        of_shared, of_own = torch.split(shares, [fan.trunk_length, end], -1)
         mixed = of_shared.reshape(H, self.num_tokens, -1) @ fan.trunk.values[layer, :, : fan.trunk_length]
         return (mixed + (of_own @ fan.values[layer, :, :, :end]).view(H, self.num_tokens, W))[None]
 
@@ -140,7 +140,7 @@ class Tokens:
         def mixed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             if len(self.parts) == 1:
                 return self.parts[0].attend(layer, query, key, value)
-            each = zip(self.parts, *(x.split(self.sizes, 2) for x in (query, key, value)), strict=True)
+            each = zip(self.parts, *(torch.split(x, self.sizes, 2) for x in (query, key, value)), strict=True)
             return torch.cat([part.attend(layer, *own) for part, *own in each], 2)
 
         return mixed

@@ -73,8 +73,8 @@ class Segment:
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[Traversal]) -> list[Answer]:
-        """Each traversal through these blocks, in as few passes as there are; what is wrong with one stands in its place
-        and troubles no other."""
+        """Each traversal through these blocks, all in common passes; what is wrong with one stands in its place and
+        troubles no other."""
         answers: dict[int, Answer] = {}
         for positions in _side_by_side(batch):
             began_s, works = time.perf_counter(), []
@@ -141,7 +141,7 @@ class Segment:
         state = None if state_TD is None else state_TD.to(self._device)[None]
         for index in present:
             state = self._modules[index].advance(bytes_1T, state, Recall(tokens, self._first_layer[index]))
-            for hidden, own in zip(each, state[0].split(tokens.sizes), strict=True):
+            for hidden, own in zip(each, torch.split(state[0], tokens.sizes), strict=True):
                 hidden[index] = own
         return each
 
@@ -322,15 +322,15 @@ class LocalForward:
 
 def model_info(spec: RunSpec, version: str) -> ModelInfo:
     objective = spec.objective
-    denoise = isinstance(objective, Denoise)
     return ModelInfo(
         name=spec.name,
         version=version,
         objective=objective.kind,
         blocks=spec.model.blocks,
         context=spec.model.context,
-        longest_sweep=int(spec.model.context * objective.span_share) if denoise else 0,
-        survives_loss=denoise or (isinstance(objective, Stacked) and objective.state_dropout > 0),
+        longest_sweep=int(spec.model.context * objective.span_share) if isinstance(objective, Denoise) else 0,
+        survives_loss=isinstance(objective, Denoise)
+        or (isinstance(objective, Stacked) and objective.state_dropout > 0),
     )
 
 

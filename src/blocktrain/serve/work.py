@@ -67,8 +67,8 @@ class Work:
 
 
 class Drafting:
-    """One traversal's rows while they are drafted. A single row goes on in the session's memory, where its accepted bytes
-    are wanted next; several have a fan."""
+    """One traversal's rows while they are drafted. A single row goes on in the session's memory, where its accepted
+    bytes are wanted next; several have a fan."""
 
     def __init__(self, work: Work, prompt_logits: Tensor) -> None:
         assert work.traversal.draft is not None
