@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from blocktrain.model.stack import draw
-from blocktrain.serve.request import Decoder, DecodeStats, Mode, Request, WrittenByte, check, denoises
+from blocktrain.serve.mode import Mode
+from blocktrain.serve.request import Decoder, DecodeStats, Request, WrittenByte, check, denoises
 from blocktrain.serve.sampling import ACCEPT, DRAFT, REPLACE, pick, probabilities, uniforms
 from blocktrain.serve.sweep import DenoisingSweep, WeighedSweep
 from blocktrain.serve.traversal import Draft, Forward, ModelInfo, Traversal
@@ -42,7 +43,7 @@ def decoder(request: Request, info: ModelInfo, session: str) -> Decoder:
     return kind(request, info, session)
 
 
-async def decode(forward: Forward, request: Request) -> AsyncIterator[Step]:
+async def decode(forward: Forward, request: Request) -> AsyncGenerator[Step, None]:
     """One step a traversal. Close it (contextlib.aclosing) to stop early: the stages forget the session at once."""
     session = uuid.uuid4().hex
     asking = decoder(request, forward.info, session)
