@@ -66,7 +66,7 @@ class EventStream(Response):
         try:
             await unless_gone(receive, self._send_all(send))
         except (ClientGone, TimeoutError):
-            pass  # there is nobody to tell
+            scope.setdefault("state", {})["gone"] = True  # there is nobody else to tell
         finally:
             await self._rest.aclose()
 

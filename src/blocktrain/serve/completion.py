@@ -11,14 +11,22 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from blocktrain.serve.access import Seats
-from blocktrain.serve.decode import DecodeStats, WrittenByte, decoder
+from blocktrain.serve.decode import DecodeStats, WrittenByte, decode
 from blocktrain.serve.openai import ApiError, Choice, Completion, Effort, Usage
 from blocktrain.serve.order import Order, Text
 from blocktrain.serve.scribe import Score, Scribe, joined
 from blocktrain.serve.traversal import Forward, ModelInfo, Traversal
 
 DONE = b"data: [DONE]\n\n"
-CHOICES_AHEAD = 4  # a client that reads slowly has its text written slowly
+PARTS_AHEAD = 4  # a client that reads slowly has its text written slowly
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of one text, and what all had cost by then."""
+
+    choice: Choice
+    effort: Effort
 
 
 @dataclass
@@ -42,9 +50,9 @@ class Writing:
         self._first_byte_s: float | None = None
         self._tallies = [Tally() for _ in order.texts]
 
-    async def choices(self) -> AsyncGenerator[Choice, None]:
+    async def parts(self) -> AsyncGenerator[Part, None]:
         """More of some text, as it comes. However this ends, all texts end with it."""
-        queue: asyncio.Queue[Choice | Exception] = asyncio.Queue(CHOICES_AHEAD)
+        queue: asyncio.Queue[Part | Exception] = asyncio.Queue(PARTS_AHEAD)
         tasks = [asyncio.create_task(self._write_into(queue, text)) for text in self.order.texts]
         unfinished = len(tasks)
         try:
@@ -53,14 +61,14 @@ class Writing:
                     came = await queue.get()
                 if isinstance(came, Exception):
                     raise came
-                unfinished -= came.finish_reason is not None
+                unfinished -= came.choice.finish_reason is not None
                 yield came
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def completion(self, choices: Sequence[Choice], usage: Usage | None = None) -> Completion:
+    def completion(self, choices: Sequence[Choice], effort: Effort, usage: Usage | None = None) -> Completion:
         return Completion(
             id=self.id,
             created=self._created,
@@ -68,7 +76,7 @@ class Writing:
             system_fingerprint=self._info.version,
             choices=list(choices),
             usage=usage,
-            blocktrain=self.effort(),
+            blocktrain=effort,
         )
 
     def usage(self) -> Usage:
@@ -92,11 +100,11 @@ class Writing:
             degraded=any(each.degraded for each in stats),
         )
 
-    async def _write_into(self, queue: asyncio.Queue[Choice | Exception], text: Text) -> None:
+    async def _write_into(self, queue: asyncio.Queue[Part | Exception], text: Text) -> None:
         try:
             async with aclosing(self._write(text)) as choices:
                 async for choice in choices:
-                    await queue.put(choice)
+                    await queue.put(Part(choice, self.effort()))
         except Exception as error:
             await queue.put(error)
 
@@ -105,32 +113,18 @@ class Writing:
         scribe = Scribe(text.index, order.stops, order.logprobs)
         if order.echo and text.prompt:
             yield scribe.echo(await self._prompt_scores(text.prompt, tally))
-        async with aclosing(self._decode(text, tally)) as steps:
-            async for written in steps:
-                choice = scribe.take(_scores(written))
-                tally.bytes_written = scribe.num_bytes
-                if choice is not None:
-                    self._note_first_byte()
-                    yield choice
-                if scribe.stopped:
-                    break
+        if text.request is not None:
+            async with aclosing(decode(self._forward, text.request)) as steps:
+                async for step in steps:
+                    choice = scribe.take(_score(each, order.logprobs) for each in step.written)
+                    tally.bytes_written, tally.stats = scribe.num_bytes, step.stats
+                    if choice is not None:
+                        self._note_first_byte()
+                        yield choice
+                    if scribe.stopped:
+                        break
+                    await asyncio.sleep(0)  # a forward in this process never waits: let others in, and a client out
         yield scribe.end()
-
-    async def _decode(self, text: Text, tally: Tally) -> AsyncGenerator[list[WrittenByte], None]:
-        """What each traversal wrote. The session is forgotten at the end, also when that is early."""
-        if text.request is None:
-            return
-        session = f"{self.id}-{text.index}"
-        writer = decoder(text.request, self._info, session)
-        tally.stats = writer.stats
-        try:
-            while (asked := writer.ask()) is not None:
-                began_s = self._clock()
-                reply = await self._forward(asked)
-                yield writer.tell(reply, self._clock() - began_s)
-                await asyncio.sleep(0)  # a forward in this process never waits: let others, and a client's leaving, in
-        finally:
-            await self._forward.forget(session)
 
     async def _prompt_scores(self, prompt: bytes, tally: Tally) -> list[Score]:
         """Each byte under the model, given those before it: one traversal, where log-probabilities are asked for."""
@@ -143,33 +137,27 @@ class Writing:
             await self._forward.forget(session)
         tally.scorings += 1
         assert reply.prompt_logits is not None
-        logprobs = reply.prompt_logits.double().log_softmax(-1)
-        values, bytes_ = logprobs.topk(5)
-        return [Score(prompt[0])] + [
-            Score(
-                byte,
-                float(logprobs[at, byte]),
-                tuple(zip(bytes_[at].tolist(), values[at].tolist(), strict=True)),
-            )
-            for at, byte in enumerate(prompt[1:])
-        ]
+        following = (WrittenByte(*each) for each in zip(prompt[1:], reply.prompt_logits, strict=False))
+        return [Score(prompt[0]), *(_score(each, self.order.logprobs) for each in following)]
 
     def _note_first_byte(self) -> None:
         if self._first_byte_s is None:
             self._first_byte_s = self._clock() - self._began_s
 
 
-def _scores(written: Sequence[WrittenByte]) -> list[Score]:
-    return [Score(each.byte, each.logprob, tuple(each.top)) for each in written]
+def _score(written: WrittenByte, logprobs: int | None) -> Score:
+    if logprobs is None:
+        return Score(written.value)
+    return Score(written.value, written.log_probability, tuple(written.likeliest(logprobs)))
 
 
 async def gather_answer(writing: Writing, seats: Seats) -> Completion:
     parts: list[list[Choice]] = [[] for _ in writing.order.texts]
     with seats.held(len(parts)):
-        async with aclosing(writing.choices()) as choices:
-            async for choice in choices:
-                parts[choice.index].append(choice)
-    return writing.completion([joined(each) for each in parts], writing.usage())
+        async with aclosing(writing.parts()) as coming:
+            async for part in coming:
+                parts[part.choice.index].append(part.choice)
+    return writing.completion([joined(each) for each in parts], writing.effort(), writing.usage())
 
 
 async def stream_answer(
@@ -179,17 +167,17 @@ async def stream_answer(
     begun = False
     with seats.held(len(writing.order.texts)):
         try:
-            async with aclosing(writing.choices()) as choices:
-                async for choice in choices:
+            async with aclosing(writing.parts()) as coming:
+                async for part in coming:
                     begun = True
-                    yield _event(writing.completion([choice]).model_dump_json())
+                    yield _event(writing.completion([part.choice], part.effort).model_dump_json())
         except Exception as error:
             if not begun:
                 raise
             yield _event(failure_of(error).reply().model_dump_json())
             return
     if writing.order.include_usage:
-        yield _event(writing.completion([], writing.usage()).model_dump_json())
+        yield _event(writing.completion([], writing.effort(), writing.usage()).model_dump_json())
     yield DONE
 
 

@@ -61,7 +61,7 @@ MEANING = {
     503: "Blocks of the model are out of reach: try again",
     504: "It took too long",
 }
-JSON = "application/json"
+JSON, GONE = "application/json", 499
 EVENTS: dict[str, Any] = {"description": "The answer, or with stream = true its parts as they come"}
 
 
@@ -147,6 +147,8 @@ class Gateway:
         """After every answer. Who, what and how much, never the text."""
         route, state = scope["path"] if scope["path"] in ROUTES else "other", scope.get("state", {})
         self.metrics.answered(route, status)
+        if status == GONE or state.get("gone"):
+            self.metrics.client_gone()
         facts = {"method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 4)}
         if caller := state.get("caller"):
             facts["caller"] = caller
@@ -156,15 +158,11 @@ class Gateway:
         log.info("%(method)s %(route)s %(status)s", facts, extra={"facts": facts})
 
 
-def build_gateway(
-    forward: Forward, settings: GatewaySettings, clock: Callable[[], float] = time.monotonic
-) -> FastAPI:
+def build_gateway(forward: Forward, settings: GatewaySettings, clock: Callable[[], float] = time.monotonic) -> FastAPI:
     gateway = Gateway(forward, settings, clock)
     app = FastAPI(title="BlockTrain gateway", version="1", docs_url=None, redoc_url=None)
     hosts = None if settings.any_host or gateway.keys else LOOPBACK
-    app.add_middleware(
-        Border, max_body_bytes=settings.max_body_bytes, hosts=hosts, report=gateway.report, clock=clock
-    )
+    app.add_middleware(Border, max_body_bytes=settings.max_body_bytes, hosts=hosts, report=gateway.report, clock=clock)
     if settings.cors_origins:
         origins, methods = list(settings.cors_origins), ["GET", "POST"]
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"])
@@ -236,7 +234,7 @@ def _file(name: str, media_type: str) -> Callable[[], Any]:
 
 async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
-        return Response(status_code=499)  # nobody reads it; logs and metrics do
+        return Response(status_code=GONE)  # nobody reads it; logs and metrics do
     response = error_response(failure_of(error))
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})

@@ -21,7 +21,11 @@ class Metrics:
         name, registry = "blocktrain_gateway", self.registry
         self._requests = Counter(f"{name}_requests", "Requests answered", ["route", "status"], registry=registry)
         self._seconds = Histogram(
-            f"{name}_completion_seconds", "A completion from first to last", ["mode"], buckets=SECONDS, registry=registry
+            f"{name}_completion_seconds",
+            "A completion from first to last",
+            ["mode"],
+            buckets=SECONDS,
+            registry=registry,
         )
         self._first_byte = Histogram(
             f"{name}_first_byte_seconds", "Until the first byte of text", ["mode"], buckets=SECONDS, registry=registry

@@ -211,7 +211,7 @@ def _range(param: str) -> str | None:
         low, high = kind.get("minimum"), kind.get("maximum")
         above = kind.get("exclusiveMinimum")
         if high is not None:
-            return f"{low} to {high}" if above is None else f"more than {above}, at most {high}"
+            return f"{low:g} to {high:g}" if above is None else f"more than {above:g}, at most {high:g}"
         if low is not None:
-            return f"{low} or more"
+            return f"{low:g} or more"
     return None

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import get_args
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.decode import Mode, Request, check
 from blocktrain.serve.openai import ApiError, CompletionRequest, ModeName
+from blocktrain.serve.request import Mode, Request, check, denoises
 from blocktrain.serve.traversal import ModelInfo
 
 DEFAULT_BYTES = 200
@@ -49,21 +50,19 @@ def order_of(asked: CompletionRequest, info: ModelInfo, limits: Limits, fresh_se
     """Everything about the request that can be wrong is found here, before any work."""
     _check_model(asked, info)
     _check_supported(asked)
-    mode = Mode(asked.mode or Mode.SPECULATIVE)
     prompts = _prompts(asked, info)
     n = _choices(asked, len(prompts), limits)
-    max_bytes = _max_bytes(asked, mode, info, limits)
-    _check_logprobs(asked, mode, info)
+    max_bytes = _max_bytes(asked, limits)
     seed = fresh_seed if asked.seed is None else asked.seed % SEEDS
     texts = tuple(
-        Text(row * n + column, prompt, _request(asked, prompt, max_bytes, mode, derived_seed(seed, column), info))
+        Text(row * n + column, prompt, _request(asked, prompt, max_bytes, derived_seed(seed, column), info))
         for row, prompt in enumerate(prompts)
         for column in range(n)
     )
     return Order(
         texts=texts,
         prompt_bytes=sum(map(len, prompts)),
-        mode=mode,
+        mode=_mode(asked),
         seed=seed,
         stops=_stops(asked),
         logprobs=asked.logprobs,
@@ -113,7 +112,9 @@ def _check_supported(asked: CompletionRequest) -> None:
 def _prompts(asked: CompletionRequest, info: ModelInfo) -> list[bytes]:
     given = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt or ""]
     if not given:
-        raise ApiError(400, "prompt is an empty list: give a string, or a list of some", "invalid_value", param="prompt")
+        raise ApiError(
+            400, "prompt is an empty list: give a string, or a list of some", "invalid_value", param="prompt"
+        )
     prompts = [text.encode() for text in given]
     longest = max(map(len, prompts))
     if longest > info.context:
@@ -135,30 +136,19 @@ def _choices(asked: CompletionRequest, num_prompts: int, limits: Limits) -> int:
     return n
 
 
-def _max_bytes(asked: CompletionRequest, mode: Mode, info: ModelInfo, limits: Limits) -> int:
-    most = min(limits.max_bytes, info.longest_sweep) if _denoises(mode, info) else limits.max_bytes
-    least = 0 if asked.echo else 1
+def _max_bytes(asked: CompletionRequest, limits: Limits) -> int:
+    least, most = 0 if asked.echo else 1, limits.max_bytes
     given = min(DEFAULT_BYTES, most) if asked.max_tokens is None else asked.max_tokens
     if not least <= given <= most:
         why = "" if asked.echo or given else " (0 only with echo)"
-        raise ApiError(
-            400,
-            f"max_tokens = {given} is not accepted: give {least} to {most}{why}",
-            "invalid_value",
-            param="max_tokens",
-        )
+        message = f"max_tokens = {given} is not accepted: give {least} to {most}{why}"
+        raise ApiError(400, message, "invalid_value", param="max_tokens")
     return given
-
-
-def _check_logprobs(asked: CompletionRequest, mode: Mode, info: ModelInfo) -> None:
-    if asked.logprobs is not None and _denoises(mode, info):
-        message = "a denoising sweep has no log-probabilities of bytes: leave logprobs out, or choose another mode"
-        raise ApiError(400, message, "unsupported_parameter", param="logprobs")
 
 
 def modes_of(info: ModelInfo) -> list[ModeName]:
     """The ways in which this model can write at all."""
-    return [mode.value for mode in Mode if _possible(Request(prompt=b"a", max_bytes=1, mode=mode), info)]
+    return [mode for mode in get_args(ModeName) if _possible(Request(prompt=b"a", max_bytes=1, mode=Mode(mode)), info)]
 
 
 def _possible(request: Request, info: ModelInfo) -> bool:
@@ -169,31 +159,37 @@ def _possible(request: Request, info: ModelInfo) -> bool:
     return True
 
 
-def _denoises(mode: Mode, info: ModelInfo) -> bool:
-    return mode is Mode.SWEEP and info.longest_sweep > 0
-
-
 def _stops(asked: CompletionRequest) -> tuple[str, ...]:
     given = asked.stop if isinstance(asked.stop, list) else [asked.stop] if asked.stop else []
     return tuple(given)
 
 
-def _request(
-    asked: CompletionRequest, prompt: bytes, max_bytes: int, mode: Mode, seed: int, info: ModelInfo
-) -> Request | None:
+def _mode(asked: CompletionRequest) -> Mode:
+    return Mode(asked.mode or Mode.SPECULATIVE)
+
+
+def _request(asked: CompletionRequest, prompt: bytes, max_bytes: int, seed: int, info: ModelInfo) -> Request | None:
     if max_bytes == 0:
         return None
-    request = Request(
-        prompt=prompt,
-        max_bytes=max_bytes,
-        mode=mode,
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        top_p=asked.top_p or 1.0,
-        seed=seed,
-        candidates=asked.candidates or 8,
-    )
     try:
+        request = Request(
+            prompt=prompt,
+            max_bytes=max_bytes,
+            mode=_mode(asked),
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            seed=seed,
+            candidates=asked.candidates,
+        )
         check(request, info)
     except ConfigError as error:
-        raise ApiError(400, str(error), "invalid_value") from None
+        raise ApiError(400, str(error), "invalid_value", param=_culprit(str(error))) from None
+    if asked.logprobs is not None and denoises(request, info):
+        message = "a denoising sweep has no log-probabilities of bytes: leave logprobs out, or choose another mode"
+        raise ApiError(400, message, "unsupported_parameter", param="logprobs")
     return request
+
+
+def _culprit(sentence: str) -> str | None:
+    """The field that a sentence is about, where it names one."""
+    return next((field for field in ("temperature", "candidates", "mode") if field in sentence), None)

@@ -3,8 +3,8 @@
 
 const byId = (id) => document.getElementById(id);
 const KEY = "blocktrain-api-key"; // in sessionStorage: gone with the tab
-const MAX_BARS = 400;
 let model = null;
+let asked = 0; // bytes, of the request under way
 let running = null; // the AbortController of the request under way
 
 const count = (number) => number.toLocaleString("en", { maximumFractionDigits: 0 });
@@ -53,6 +53,11 @@ function showModel() {
   byId("model").textContent =
     `${model.id} · ${plural(model.blocks, "block")} · reads ${count(model.context)} bytes · version ${model.version.slice(0, 12)}`;
   byId("length").max = model.max_tokens;
+  if (model.longest_sweep > 0) {
+    byId("candidates").value = "";
+    byId("candidates").placeholder = "none";
+    byId("candidates-hint").textContent = "A sweep turns noise into text; with candidates it drafts so many and weighs them instead.";
+  }
   for (const choice of document.querySelectorAll("[name=mode]")) choice.disabled = !model.modes.includes(choice.value);
   if (document.querySelector("[name=mode]:checked")?.disabled) document.querySelector("[name=mode]:enabled").checked = true;
   fitToMode();
@@ -69,10 +74,9 @@ function askForKey() {
 const mode = () => document.querySelector("[name=mode]:checked").value;
 
 function fitToMode() {
-  const denoises = mode() === "sweep" && model?.longest_sweep > 0;
-  byId("candidates").disabled = mode() !== "sweep" || denoises;
-  byId("temperature").disabled = denoises;
-  byId("length").max = denoises ? Math.min(model.longest_sweep, model.max_tokens) : (model?.max_tokens ?? "");
+  const sweeps = mode() === "sweep";
+  byId("candidates").disabled = !sweeps;
+  byId("temperature").disabled = sweeps && model?.longest_sweep > 0 && byId("candidates").value === "";
   showCurl();
 }
 
@@ -85,11 +89,11 @@ function measurePrompt() {
 }
 
 function question() {
-  const asked = { prompt: byId("prompt").value, mode: mode(), max_tokens: Number(byId("length").value) };
-  if (!byId("temperature").disabled) asked.temperature = Number(byId("temperature").value);
-  if (!byId("candidates").disabled) asked.candidates = Number(byId("candidates").value);
-  if (byId("seed").value !== "") asked.seed = Number(byId("seed").value);
-  return asked;
+  const fields = { prompt: byId("prompt").value, mode: mode(), max_tokens: Number(byId("length").value) };
+  if (!byId("temperature").disabled) fields.temperature = Number(byId("temperature").value);
+  if (!byId("candidates").disabled && byId("candidates").value !== "") fields.candidates = Number(byId("candidates").value);
+  if (byId("seed").value !== "") fields.seed = Number(byId("seed").value);
+  return fields;
 }
 
 function showCurl() {
@@ -139,6 +143,7 @@ async function write() {
 
 function begin() {
   showProblem("");
+  asked = Number(byId("length").value);
   byId("given").textContent = byId("prompt").value;
   byId("written").replaceChildren();
   byId("strip").replaceChildren();
@@ -170,12 +175,15 @@ function showBars(effort, before) {
   const traversals = effort.traversals - (before?.traversals ?? 0);
   const bytes = effort.bytes_written - (before?.bytes_written ?? 0);
   const strip = byId("strip");
-  for (let each = 0; each < traversals && strip.childElementCount < MAX_BARS; each += 1) {
+  const rest = strip.lastElementChild ?? strip.appendChild(Object.assign(document.createElement("i"), { className: "rest" }));
+  for (let each = 0; each < traversals; each += 1) {
     const bar = document.createElement("i");
-    bar.style.flexGrow = Math.max(bytes / traversals, 0.2);
-    strip.append(bar);
+    bar.style.flexGrow = bytes / traversals;
+    rest.before(bar);
   }
-  strip.classList.toggle("dense", strip.childElementCount > 80);
+  rest.style.flexGrow = Math.max(asked - effort.bytes_written, 0);
+  strip.classList.toggle("dense", strip.childElementCount > 60);
+  strip.classList.toggle("denser", strip.childElementCount > 250);
   strip.setAttribute("aria-label", `${plural(effort.traversals, "traversal")} brought ${plural(effort.bytes_written, "byte")}`);
 }
 
