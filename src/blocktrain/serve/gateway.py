@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Request, Response, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -36,6 +36,7 @@ from blocktrain.serve.openai import (
     request_schema,
 )
 from blocktrain.serve.order import Limits, modes_of, order_of, unknown_model
+from blocktrain.serve.pipeline import Pipeline, PipelineStats
 from blocktrain.serve.traversal import Forward, ModelInfo
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class GatewaySettings(BaseModel):
     max_bytes: int = Field(default=4096, ge=1)  # of a text
     max_choices: int = Field(default=16, ge=1)  # texts of a request
     max_texts: int = Field(default=64, ge=1)  # written at once
+    degraded: bool = False  # the chain may answer without blocks: that is no reason to be unwell
     requests_per_minute: int | None = Field(default=None, ge=1)  # of a key, or without keys of an address
     deadline_s: float = Field(default=300.0, gt=0)
 
@@ -89,7 +91,7 @@ class Gateway:
         self.forward, self.settings, self.clock = forward, settings, clock
         self.keys, self.seats = ApiKeys(settings.api_keys), Seats(settings.max_texts)
         self.rate = RateLimit(settings.requests_per_minute, clock)
-        self.metrics = Metrics(lambda: self.seats.taken, self.stages)
+        self.metrics = Metrics(lambda: self.seats.taken, self.pipeline_stats)
         self.started_s = int(time.time())
 
     def admit(self, request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> None:
@@ -97,18 +99,22 @@ class Gateway:
         caller = self.keys.caller(request.headers.get("authorization"))
         request.state.caller = caller or (request.client.host if request.client else "-")
 
-    def stages(self) -> dict[str, bool]:
-        """Where the forward is a chain: its stages, and whether each answers."""
-        lights = getattr(self.forward, "lights", None)
-        return dict(lights()) if lights else {}
+    def pipeline_stats(self) -> PipelineStats | None:
+        """Where the blocks are on other hosts."""
+        return self.forward.stats() if isinstance(self.forward, Pipeline) else None
 
     def health(self) -> Health:
-        dark = [f"stage {stage} does not answer" for stage, up in self.stages().items() if not up]
-        try:
-            info = self.forward.info
-        except BlockTrainError as error:
-            return Health(status="unavailable", model=None, version=None, reasons=[str(error), *dark])
-        return Health(status="degraded" if dark else "ok", model=info.name, version=info.version, reasons=dark)
+        info, stats = self.forward.info, self.pipeline_stats()
+        stages = stats.stages.values() if stats else ()
+        reasons = [stage.diagnosis for stage in stages if not stage.alive]
+        held = {block for stage in stages if stage.alive for block in stage.blocks}
+        lost = sorted(set(range(info.blocks)) - held) if stats else []
+        if lost:
+            reasons.append(f"nobody serves block {', '.join(map(str, lost))} now: start a stage that does")
+        status: Literal["ok", "degraded", "unavailable"] = "degraded" if reasons else "ok"
+        if lost and not (self.settings.degraded and info.survives_loss):
+            status = "unavailable"
+        return Health(status=status, model=info.name, version=info.version, reasons=reasons)
 
     def card(self, info: ModelInfo) -> ModelCard:
         limits = self.settings.limits()
