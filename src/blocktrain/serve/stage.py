@@ -29,7 +29,7 @@ from blocktrain.serve.messages import (
 )
 from blocktrain.serve.sockets import Network, Socket, post, send, zmq_errors
 from blocktrain.serve.traversal import CacheMiss, ModelInfo, Traversal
-from blocktrain.serve.waiting import Recent, WaitingRoom, Arrival
+from blocktrain.serve.waiting import Arrival, Recent, WaitingRoom
 from blocktrain.spec import RunSpec
 
 Outcome = Traversal | CacheMiss | ConfigError
