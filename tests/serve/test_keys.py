@@ -57,7 +57,7 @@ def test_this_machine_needs_no_key(address):
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:7001", "tcp://10.0.0.1:1", "tcp://example.org:1", "tcp://[::]:1"])
 def test_other_machines_need_a_key_or_the_word_that_they_do_not(address, key_file):
-    with pytest.raises(ConfigError, match="blocktrain keys chain.key"):
+    with pytest.raises(ConfigError, match=r"blocktrain keys chain\.key"):
         require_key(address, None, insecure=False)
     require_key(address, None, insecure=True)
     require_key(address, read_key(key_file), insecure=False)
