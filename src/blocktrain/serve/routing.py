@@ -50,7 +50,7 @@ class Route:
 def expected_wait_s(view: StageView, now_s: float) -> float:
     """Until it has done one more walk."""
     faded = 0.5 ** (max(0.0, now_s - view.measured_s) / FADES_S)
-    return (DEFAULT_WORK_S + view.work_s * faded) * (1 + view.waiting + view.under_way)
+    return float(DEFAULT_WORK_S + view.work_s * faded) * (1 + view.waiting + view.under_way)
 
 
 def choose_route(
