@@ -27,6 +27,7 @@ from blocktrain.cli.keys import keys
 from blocktrain.cli.ledger import ledger
 from blocktrain.cli.options import EXIT_INTERRUPTED
 from blocktrain.cli.reference import reference
+from blocktrain.cli.serve import serve
 from blocktrain.cli.stage import stage
 from blocktrain.cli.status import status
 from blocktrain.cli.token import token
@@ -126,6 +127,10 @@ app.add_typer(
     rich_help_panel=TOGETHER,
     epilog="Example:  blocktrain token add alice --role viewer --dir swarm/",
 )
+app.command(
+    rich_help_panel=SERVE,
+    epilog="Example:  blocktrain serve run/ --stages 3",
+)(serve)
 app.command(
     rich_help_panel=SERVE,
     epilog="Example:  blocktrain stage model/ --blocks 0-1 --listen tcp://0.0.0.0:7001 --keys chain.key",
