@@ -1,4 +1,4 @@
-"""A model served by real processes on loopback: it writes what it writes in one process, also when stages are killed."""
+"""A model served by real processes on loopback: it writes what it writes in one process, also when stages die."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from blocktrain.checkpoint import RunDirectory
@@ -120,6 +121,28 @@ def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_wh
     server.terminate()
     said, _ = server.communicate(timeout=LIMIT_S)
     assert server.returncode == 0, said
+
+
+def test_a_gateway_with_keys_answers_the_openai_client_through_stages_and_ends_when_told(tmp_path, model, start):
+    (tmp_path / "api-keys").write_text("# alice\nthe-long-key-of-alice\n")
+    start("keys", tmp_path / "chain.key").wait(LIMIT_S)
+    keys = ["--keys", tmp_path / "chain.key"]
+    stages = [
+        start("stage", model, "--blocks", span, "--listen", "tcp://127.0.0.1:*", *keys) for span in ("0-1", "2-3")
+    ]
+    addresses = ",".join(map(address_of, stages))
+    door = ["--port", 0, "--wire", "fp32", "--json-logs", "--api-key-file", tmp_path / "api-keys"]
+    gateway = start("gateway", "--stages", addresses, *keys, *door)
+    url = line_with(gateway, "http://").strip()
+    fields = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    with openai.OpenAI(base_url=url, api_key="the-long-key-of-alice", timeout=LIMIT_S) as client:
+        text = client.completions.create(**fields).choices[0].text
+    assert text.encode() == truth(model, greedy())
+    assert json.loads(line_with(gateway, "completions"))["bytes_written"] == 40
+    with openai.OpenAI(base_url=url, api_key="another") as stranger, pytest.raises(openai.AuthenticationError):
+        stranger.completions.create(**fields)
+    gateway.terminate()
+    assert gateway.wait(LIMIT_S) == 0
 
 
 def test_stages_end_when_the_process_that_started_them_is_killed(model, start):
