@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blocktrain.serve.openai import ApiError
+from blocktrain.serve.openai import ApiError, defect
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -121,7 +121,7 @@ class Border:
             refusal = error if isinstance(error, ApiError) else None
             if refusal is None:
                 log.exception("unexpected")
-                refusal = ApiError(500, "the gateway failed: its log says why", "internal_error")
+                refusal = defect()
             await error_response(refusal)(scope, receive, sender)
 
     def _check(self, headers: Headers) -> None:

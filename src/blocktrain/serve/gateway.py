@@ -32,6 +32,7 @@ from blocktrain.serve.openai import (
     Health,
     ModelCard,
     ModelList,
+    defect,
     refusal_of,
     request_schema,
 )
@@ -41,6 +42,7 @@ from blocktrain.serve.traversal import Forward, ModelInfo
 
 log = logging.getLogger(__name__)
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+LAST_WORDS_S = 5.0  # for the event that says that the deadline has passed
 FRESH_SEEDS = 2**32  # every JSON reader takes them exactly
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -99,7 +101,7 @@ class Gateway:
         self.started_s = int(time.time())
 
     def admit(self, request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> None:
-        """The key, then the key's rate. `given` is for the schema; the header itself is what counts."""
+        """By the key, where there are keys. `given` is for the schema; the header itself is what counts."""
         caller = self.keys.caller(request.headers.get("authorization"))
         request.state.caller = caller or (request.client.host if request.client else "-")
 
@@ -151,7 +153,7 @@ class Gateway:
         except BaseException:
             await events.aclose()
             raise
-        return EventStream(first, events, deadline_s)
+        return EventStream(first, events, deadline_s + LAST_WORDS_S)
 
     def report(self, scope: Scope, status: int, seconds: float) -> None:
         """After every answer. Who, what and how much, never the text."""
@@ -268,4 +270,4 @@ def failure_of(error: Exception) -> ApiError:
     if isinstance(error, ConfigError):
         return ApiError(400, str(error), "invalid_value")
     log.error("unexpected", exc_info=error)
-    return ApiError(500, "the gateway failed: its log says why", "internal_error")
+    return defect()

@@ -165,6 +165,11 @@ class ApiError(BlockTrainError):
         return ErrorReply(error=ErrorDetail(message=message, type=kind, param=self.param, code=self.code))
 
 
+def defect() -> ApiError:
+    """What a client is told of an exception that nobody expected."""
+    return ApiError(500, "the gateway failed: its log says why", "internal_error")
+
+
 def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """What pydantic found wrong with a request, as one sentence about its first field."""
     first = errors[0]

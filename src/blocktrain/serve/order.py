@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.openai import ApiError, CompletionRequest, ModeName
 from blocktrain.serve.mode import Mode
+from blocktrain.serve.openai import ApiError, CompletionRequest, ModeName
 from blocktrain.serve.request import Request, check, denoises
 from blocktrain.serve.traversal import ModelInfo
 

@@ -141,6 +141,15 @@ def test_a_text_that_takes_too_long_gets_504(forward, stream):
     assert forward.open == set()
 
 
+def test_a_stream_that_takes_too_long_ends_with_an_event_that_says_so(forward):
+    forward.stops_at = 3
+    client = TestClient(build_gateway(forward, GatewaySettings(any_host=True, deadline_s=1.5)))
+    answer = client.post("/v1/completions", json={**ENDLESS, "stream": True})
+    *parts, last = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line]
+    assert [part["choices"][0]["finish_reason"] for part in parts] == [None, None]
+    assert last["error"]["code"] == "timeout"
+
+
 # Clients that leave
 
 

@@ -137,7 +137,7 @@ async function write() {
     end(last, last ? "Done" : "Nothing came");
   } catch (error) {
     if (error.name !== "AbortError") showProblem(sentence(error));
-    end(last, error.name === "AbortError" ? "Stopped" : "Ended early");
+    end(last, error.name === "AbortError" ? "Stopped" : last ? "Ended early" : "Nothing was written");
   }
 }
 
@@ -151,8 +151,15 @@ function begin() {
   for (const id of ["traversals", "per-traversal", "first-byte", "speed"]) byId(id).textContent = "–";
   byId("status").textContent = "Writing…";
   byId("output").setAttribute("aria-busy", "true"); // read out once, whole, not byte by byte
+  bringIntoView(byId("output-title"));
   byId("write").disabled = true;
   byId("stop").disabled = false;
+}
+
+function bringIntoView(element) {
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const { top } = element.getBoundingClientRect();
+  if (top < 0 || top > innerHeight * 0.7) element.scrollIntoView({ behavior: calm ? "auto" : "smooth" });
 }
 
 function show(event, last) {
@@ -182,6 +189,7 @@ function showBars(effort, before) {
     rest.before(bar);
   }
   rest.style.flexGrow = Math.max(asked - effort.bytes_written, 0);
+  rest.hidden = effort.bytes_written >= asked;
   strip.classList.toggle("dense", strip.childElementCount > 60);
   strip.classList.toggle("denser", strip.childElementCount > 250);
   strip.setAttribute("aria-label", `${plural(effort.traversals, "traversal")} brought ${plural(effort.bytes_written, "byte")}`);
