@@ -21,6 +21,7 @@ from blocktrain.cli.console import say
 from blocktrain.cli.coordinator import coordinator
 from blocktrain.cli.eval import evaluate
 from blocktrain.cli.export import export
+from blocktrain.cli.gateway import gateway
 from blocktrain.cli.generate import generate
 from blocktrain.cli.keys import keys
 from blocktrain.cli.ledger import ledger
@@ -134,6 +135,10 @@ app.command(
     rich_help_panel=SERVE,
     epilog="Example:  blocktrain stage model/ --blocks 0-1 --listen tcp://0.0.0.0:7001 --keys chain.key",
 )(stage)
+app.command(
+    rich_help_panel=SERVE,
+    epilog="Example:  blocktrain gateway --stages tcp://a:7001,tcp://b:7001 --keys chain.key",
+)(gateway)
 app.command(
     rich_help_panel=SERVE,
     epilog="Example:  blocktrain keys chain.key",
