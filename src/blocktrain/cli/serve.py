@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktrain.cli.api_keys import ApiKeyFile, read_api_keys, require_api_key
 from blocktrain.cli.console import say
+from blocktrain.cli.listening import listening
 from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
-from blocktrain.cli.stage import Home, LookEvery, ModelSource, source_of, told_to_stop
+from blocktrain.cli.stage import Home, Insecure, LookEvery, ModelSource, source_of, told_to_stop
 from blocktrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from blocktrain.serve.gateway import GatewaySettings
     from blocktrain.serve.pipeline import PipelineSettings
 
 GRACE_S = 5
@@ -60,6 +63,8 @@ def serve(
     threads: Annotated[int | None, typer.Option(metavar="N", help="Of the CPU, for each stage.")] = None,
     poll: LookEvery = 10.0,
     home: Home = None,
+    api_key_file: ApiKeyFile = None,
+    insecure: Insecure = False,
 ) -> None:
     """Serve a model on this machine: stage processes, and a gateway with OpenAI's completions API in front of them. A
     stage that dies is started again. Ends with 0 on SIGTERM, with 130 on Ctrl-C."""
@@ -68,30 +73,35 @@ def serve(
         raise ConfigError(f"--poll {poll:g} is too small: give seconds above 0")
 
     from blocktrain.cli.crew import split_blocks
+    from blocktrain.serve.gateway import GatewaySettings
     from blocktrain.serve.pipeline import PipelineSettings
 
+    api_keys = read_api_keys(api_key_file)
+    require_api_key(host, api_keys, insecure)
     shares = split_blocks(source_of(model, home).num_blocks(), stages)
     own_threads = threads or max(1, (os.cpu_count() or 1) // stages)
     options = ["--threads", str(own_threads), "--poll", str(poll), *(["--home", str(home)] if home else [])]
     arguments = [[model, "--blocks", f"{share[0]}-{share[-1]}", *options] for share in shares]
     settings = PipelineSettings(topology=topology.value, wire=wire.value, degraded=degraded, wait_s=RESTART_S)
-    with listening(host, port) as listener:
-        stopped_by = asyncio.run(until_told(_serve(arguments, settings, listener)))
+    door = GatewaySettings(api_keys=api_keys, any_host=insecure, degraded=degraded)
+    with listening(host, port, "another gateway") as listener:
+        stopped_by = asyncio.run(until_told(_serve(arguments, settings, door, listener)))
     if stopped_by == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-async def _serve(arguments: Sequence[Sequence[str]], settings: PipelineSettings, listener: socket.socket) -> None:
+async def _serve(
+    arguments: Sequence[Sequence[str]], settings: PipelineSettings, door: GatewaySettings, listener: socket.socket
+) -> None:
     from blocktrain.cli.crew import Crew
-    from blocktrain.serve.gateway import GatewaySettings, build_gateway
+    from blocktrain.serve.gateway import build_gateway
     from blocktrain.serve.pipeline import Pipeline
 
     async with Crew(arguments) as crew, Pipeline(crew.addresses, settings) as pipeline:
         host, port = listener.getsockname()[:2]
         print(f"http://{host}:{port}/v1", flush=True)
         say("open the address without /v1 in a browser to try it; Ctrl-C ends it")
-        app = build_gateway(pipeline, GatewaySettings(degraded=settings.degraded))
-        await answer_http(app, listener)
+        await answer_http(build_gateway(pipeline, door), listener)
 
 
 async def until_told(work: Coroutine[Any, Any, None]) -> signal.Signals:
@@ -126,17 +136,3 @@ async def answer_http(app: FastAPI, listener: socket.socket) -> None:
     finally:
         server.should_exit = True
         await serving
-
-
-@contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=512)
-    except OSError as error:
-        detail = error.strerror or error
-        raise ConfigError(
-            f"port {port} on {host} cannot be listened on ({detail}): end what listens there, or give another --port"
-        ) from None
-    with listener:
-        yield listener
