@@ -1,4 +1,5 @@
-"""The API keys of a gateway, from a file and the environment. No torch. Next: gateway.py and serve.py."""
+"""The API keys of a gateway: where they come from, and when there must be some. No torch.
+Next: serve/access.py, which compares them."""
 
 from __future__ import annotations
 
@@ -18,16 +19,6 @@ ApiKeyFile = Annotated[
 ]
 
 
-def require_api_key(host: str, api_keys: Sequence[str], insecure: bool) -> None:
-    from blocktrain.serve.keys import is_loopback
-
-    if not api_keys and not insecure and not is_loopback(host):
-        raise ConfigError(
-            f"--host {host} would be open to all: put API keys into a file and give --api-key-file, or set "
-            f"{API_KEY_VARIABLE} (or --insecure on a network you trust)"
-        )
-
-
 def read_api_keys(path: Path | None) -> tuple[str, ...]:
     """The lines of the file that are no comments, and what the environment holds."""
     lines: list[str] = []
@@ -41,3 +32,14 @@ def read_api_keys(path: Path | None) -> tuple[str, ...]:
     if path is not None and not keys:
         raise ConfigError(f"{path} holds no API key: write one a line, for example from openssl rand -hex 24")
     return (*keys, *os.environ.get(API_KEY_VARIABLE, "").split())
+
+
+def require_api_key(host: str, api_keys: Sequence[str], insecure: bool) -> None:
+    """Beyond this machine."""
+    from blocktrain.serve.keys import is_loopback
+
+    if not api_keys and not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host} would be open to all: put API keys into a file and give --api-key-file, or set "
+            f"{API_KEY_VARIABLE} (or --insecure on a network you trust)"
+        )

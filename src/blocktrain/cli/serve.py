@@ -18,7 +18,7 @@ from blocktrain.cli.api_keys import ApiKeyFile, read_api_keys, require_api_key
 from blocktrain.cli.console import say
 from blocktrain.cli.listening import listening
 from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
-from blocktrain.cli.stage import Home, Insecure, LookEvery, ModelSource, source_of, told_to_stop
+from blocktrain.cli.stage import Home, LookEvery, ModelSource, source_of, told_to_stop
 from blocktrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ def serve(
     wire: WireOption = WireFormat.FP16,
     topology: TopologyOption = Topology.CHAIN,
     degraded: Degraded = False,
+    api_key_file: ApiKeyFile = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No API key: on a network you trust.")] = False,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Of the CPU, for each stage.")] = None,
     poll: LookEvery = 10.0,
     home: Home = None,
-    api_key_file: ApiKeyFile = None,
-    insecure: Insecure = False,
 ) -> None:
     """Serve a model on this machine: stage processes, and a gateway with OpenAI's completions API in front of them. A
     stage that dies is started again. Ends with 0 on SIGTERM, with 130 on Ctrl-C."""
@@ -76,13 +76,13 @@ def serve(
     from blocktrain.serve.gateway import GatewaySettings
     from blocktrain.serve.pipeline import PipelineSettings
 
-    api_keys = read_api_keys(api_key_file)
-    require_api_key(host, api_keys, insecure)
     shares = split_blocks(source_of(model, home).num_blocks(), stages)
     own_threads = threads or max(1, (os.cpu_count() or 1) // stages)
     options = ["--threads", str(own_threads), "--poll", str(poll), *(["--home", str(home)] if home else [])]
     arguments = [[model, "--blocks", f"{share[0]}-{share[-1]}", *options] for share in shares]
     settings = PipelineSettings(topology=topology.value, wire=wire.value, degraded=degraded, wait_s=RESTART_S)
+    api_keys = read_api_keys(api_key_file)
+    require_api_key(host, api_keys, insecure)
     door = GatewaySettings(api_keys=api_keys, any_host=insecure, degraded=degraded)
     with listening(host, port, "another gateway") as listener:
         stopped_by = asyncio.run(until_told(_serve(arguments, settings, door, listener)))
