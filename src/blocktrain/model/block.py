@@ -4,6 +4,7 @@ block(bytes, state) -> (state', logits). Two kinds, one for each family of objec
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -148,17 +149,21 @@ class DenoiseBlock(Block):
 
     def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
         """Along the mean path, where z says nothing: it needs no other block's stream."""
+        return self.run_steps(lean_norm(F.embedding(bytes_T, self.embedding)), recall, self._quiet_modulation)
+
+    @cached_property
+    def _quiet_modulation(self) -> Modulation:
+        """Of `step`. Kept: whoever takes steps has done with training."""
         modulation = self._modulation(self.embedding.new_full((1,), self.sigma_high))
-        return self.run_steps(
-            lean_norm(F.embedding(bytes_T, self.embedding)), recall, tuple(each[0] for each in modulation)
-        )
+        return tuple(each[0] for each in modulation)
 
     def answer(self, hidden_TD: Tensor) -> Tensor:
         """What `denoise` gives for z = 0: there its evidence and c_skip·z are nothing."""
         out = super().answer(hidden_TD)
         if self.objective.evidence == "closed":
             return out
-        return self.sharpness * noise.scalings(out.new_tensor(self.sigma_high), self.objective.sigma_data)[1] * out
+        c_out = self.sigma_high * self.objective.sigma_data / math.hypot(self.sigma_high, self.objective.sigma_data)
+        return self.sharpness * c_out * out
 
     def _modulation(self, sigma_B: Tensor) -> Modulation:
         """AdaLN: shift, scale and gate as a linear function of a few waves of c_noise."""
