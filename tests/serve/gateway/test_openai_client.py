@@ -152,6 +152,20 @@ def test_echo_puts_the_prompt_before_the_text(client):
     assert completion(client, echo=True).choices[0].text == PROMPT + completion(client).choices[0].text
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("prompt", ["", "x" * 64])
+def test_a_prompt_may_be_empty_or_fill_the_context(client, mode, prompt):
+    answer = completion(client, prompt=prompt, echo=True, logprobs=0, extra_body={"mode": mode.value})
+    assert answer.choices[0].text.startswith(prompt)
+    assert len(answer.choices[0].logprobs.tokens) == len(prompt) + 24
+
+
+def test_nothing_at_all_is_asked_of_the_model_where_an_empty_prompt_is_scored(client):
+    answer = completion(client, prompt="", echo=True, max_tokens=0, logprobs=1, n=2)
+    assert [choice.text for choice in answer.choices] == ["", ""]
+    assert answer.model_extra["blocktrain"]["traversals"] == 0
+
+
 def test_the_model_can_be_asked_about(client):
     (listed,) = client.models.list().data
     assert listed == client.models.retrieve("tiny")

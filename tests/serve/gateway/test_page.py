@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
 from blocktrain.errors import StageUnreachable
 
@@ -20,28 +21,35 @@ def open_door(opened, forward_of, model):
     return opened(forward_of(model))
 
 
-@pytest.fixture
-def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens pages; none may have complained at the end."""
-    complaints: list[str] = []
-    contexts = []
+@dataclass
+class Visits:
+    """Opens pages, and hears what they complain of; a refusal that a test expects is no complaint."""
 
-    def visit(door, expected_statuses: tuple[int, ...] = (), **settings: Any) -> Page:
-        contexts.append(browser.new_context(**settings))
-        page = contexts[-1].new_page()
+    browser: Browser
+    contexts: list[BrowserContext] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def __call__(self, door, expected_status: int = 0, **settings: Any) -> Page:
+        self.contexts.append(self.browser.new_context(**settings))
+        page = self.contexts[-1].new_page()
         page.set_default_timeout(20_000)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda said: self._hear(said, f"status of {expected_status}"))
         page.goto(door.url)
-        visit.expected = expected_statuses
         return page
 
-    visit.expected = ()
-    yield visit
-    for context in contexts:
+    def _hear(self, said: ConsoleMessage, expected: str) -> None:
+        if said.type == "error" and expected not in said.text:
+            self.complaints.append(said.text)
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visits]:
+    visits = Visits(browser)
+    yield visits
+    for context in visits.contexts:
         context.close()
-    strange = [each for each in complaints if not any(f"status of {status}" in each for status in visit.expected)]
-    assert strange == []
+    assert visits.complaints == []
 
 
 def written(page: Page) -> str:
@@ -126,7 +134,7 @@ def test_stop_ends_the_text_and_frees_the_session(visit, opened, forward):
     ],
 )
 def test_what_cannot_be_is_shown_as_a_sentence(visit, open_door, fields, sentence):
-    page = visit(open_door, expected_statuses=(400,))
+    page = visit(open_door, expected_status=400)
     ask(page, **fields)
     expect(page.get_by_role("alert")).to_have_text(sentence)
     expect(page.locator("#status")).to_have_text("Nothing was written")
@@ -145,7 +153,7 @@ def test_a_fault_in_the_middle_keeps_what_came(visit, opened, forward):
 
 
 def test_a_key_is_asked_for_where_one_is_needed_and_kept_in_the_tab_only(visit, door):
-    page = visit(door, expected_statuses=(401,))
+    page = visit(door, expected_status=401)
     expect(page.get_by_role("alert")).to_contain_text("No API key was given")
     page.get_by_label("API key").fill(KEY)
     page.get_by_label("API key").press("Tab")
