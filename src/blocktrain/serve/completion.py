@@ -34,7 +34,8 @@ class Tally:
     """What one text cost so far."""
 
     bytes_written: int = 0
-    scorings: int = 0
+    scorings: int = 0  # of the prompt
+    degraded: bool = False  # its scoring
     stats: DecodeStats | None = None
 
 
@@ -97,7 +98,7 @@ class Writing:
             first_byte_s=self._first_byte_s,
             drafted=sum(each.drafted for each in stats),
             accepted=sum(each.accepted for each in stats),
-            degraded=any(each.degraded for each in stats),
+            degraded=any(each.degraded for each in stats) or any(tally.degraded for tally in self._tallies),
         )
 
     async def _write_into(self, queue: asyncio.Queue[Part | Exception], text: Text) -> None:
@@ -112,7 +113,7 @@ class Writing:
         order, tally = self.order, self._tallies[text.index]
         scribe = Scribe(text.index, order.stops, order.logprobs)
         if order.echo and text.prompt:
-            yield scribe.echo(await self._prompt_scores(text.prompt, tally))
+            yield scribe.echo(await self._prompt_scores(text, tally))
         if text.request is not None:
             async with aclosing(decode(self._forward, text.request)) as steps:
                 async for step in steps:
@@ -126,16 +127,17 @@ class Writing:
                     await asyncio.sleep(0)  # a forward in this process never waits: let others in, and a client out
         yield scribe.end()
 
-    async def _prompt_scores(self, prompt: bytes, tally: Tally) -> list[Score]:
+    async def _prompt_scores(self, text: Text, tally: Tally) -> list[Score]:
         """Each byte under the model, given those before it: one traversal, where log-probabilities are asked for."""
+        prompt = text.prompt
         if self.order.logprobs is None:
             return [Score(byte) for byte in prompt]
-        session = f"{self.id}-prompt-{tally.scorings}"
+        session = f"{self.id}-{text.index}"
         try:
             reply = await self._forward(Traversal(session, prompt, read=len(prompt)))
         finally:
             await self._forward.forget(session)
-        tally.scorings += 1
+        tally.scorings, tally.degraded = 1, reply.degraded
         assert reply.prompt_logits is not None
         following = (WrittenByte(*each) for each in zip(prompt[1:], reply.prompt_logits, strict=False))
         return [Score(prompt[0]), *(_score(each, self.order.logprobs) for each in following)]

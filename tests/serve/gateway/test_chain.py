@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import httpx
+import pytest
 
 from blocktrain.serve.gateway import GatewaySettings, build_gateway
 from blocktrain.serve.pipeline import Pipeline
@@ -29,6 +30,20 @@ def test_a_text_through_the_chain_is_that_of_one_process(serve):
 
     chain, here = asyncio.run(both())
     assert chain == here
+
+
+def test_prompts_are_scored_side_by_side(serve):
+    body = {"prompt": ["abc", "abd"], "n": 2, "max_tokens": 0, "echo": True, "logprobs": 0}
+
+    async def scored() -> list[list[float]]:
+        async with serve.chain_of([serve.segment_of("stacked", span) for span in SPANS]) as pipeline:
+            answer = await client_of(pipeline).post("/v1/completions", json=body)
+        return [choice["logprobs"]["token_logprobs"] for choice in answer.json()["choices"]]
+
+    first, again, other, _ = asyncio.run(scored())
+    assert first == pytest.approx(again, nan_ok=True)
+    assert first[:2] == pytest.approx(other[:2])
+    assert first[2] != pytest.approx(other[2])
 
 
 def test_the_health_names_a_lost_stage_and_the_blocks_that_nobody_serves(serve):
