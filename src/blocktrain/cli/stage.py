@@ -127,10 +127,19 @@ async def _serve(
             f"{stage.address} serves {span} of 0-{total - 1} of {segment.info.name}, version {segment.info.version}",
             flush=True,
         )
-        following = asyncio.create_task(_follow(stage, look, every_s))
-        number = await told_to_stop(with_parent)
-        following.cancel()
-    if number == signal.SIGINT:
+        following, told = (
+            asyncio.create_task(_follow(stage, look, every_s)),
+            asyncio.create_task(told_to_stop(with_parent)),
+        )
+        try:
+            await asyncio.wait([told, following, stage.broken], return_when=asyncio.FIRST_COMPLETED)
+            for failed in (following, stage.broken):
+                if failed.done():
+                    failed.result()
+        finally:
+            following.cancel()
+            told.cancel()
+    if told.result() == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

@@ -9,6 +9,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, TypeVar
 
@@ -284,10 +285,9 @@ class Pipeline:
             if sure or left_s <= 0:
                 raise ConfigError(text)
             self._changes.clear()
-            try:
-                await asyncio.wait_for(self._changes.wait(), left_s)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changes.wait()
         self._model = newest_whole(self.views())
         assert self._model is not None
         if self.settings.topology == "fanout" and not self._model.info.independent:
