@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -127,12 +127,11 @@ async def _serve(
             f"{stage.address} serves {span} of 0-{total - 1} of {segment.info.name}, version {segment.info.version}",
             flush=True,
         )
-        following, told = (
-            asyncio.create_task(_follow(stage, look, every_s)),
-            asyncio.create_task(told_to_stop(with_parent)),
-        )
+        told = asyncio.create_task(told_to_stop(with_parent))
+        following = asyncio.create_task(_follow(stage, look, every_s))
+        ends: list[asyncio.Future[Any]] = [told, following, stage.broken]
         try:
-            await asyncio.wait([told, following, stage.broken], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for failed in (following, stage.broken):
                 if failed.done():
                     failed.result()

@@ -106,7 +106,7 @@ class Pipeline:
         for address in self._addresses:
             require_key(address, key, self.settings.insecure)
         self._key = key
-        self.identity = os.urandom(16)
+        self.identity = b"g" + os.urandom(15)  # ZeroMQ keeps names that begin with zero for itself
         self.links: dict[str, Link] = {}
         self.journeys: dict[str, Journey] = {}
         self.counters = Counters()
