@@ -88,6 +88,11 @@ async def until(condition: Callable[[], bool]) -> None:
     await asyncio.wait_for(wait(), LIMIT_S)
 
 
+async def all_known(pipeline: Pipeline) -> None:
+    """A pipeline begins as soon as there is one way through."""
+    await until(lambda: all(link.alive for link in pipeline.links.values()))
+
+
 class Helpers:
     """The functions above, for tests that get them as the fixture `serve`."""
 
@@ -95,6 +100,7 @@ class Helpers:
     spec_of, tensors_of = staticmethod(spec_of), staticmethod(tensors_of)
     segment_of, local_of = staticmethod(segment_of), staticmethod(local_of)
     stages_of, chain_of, until = staticmethod(stages_of), staticmethod(chain_of), staticmethod(until)
+    all_known = staticmethod(all_known)
 
 
 @pytest.fixture

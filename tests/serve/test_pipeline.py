@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.traversal import Draft, Noise, Traversal
+from blocktrain.serve.decode import Mode, Request, decode
+from blocktrain.serve.traversal import Draft, Forward, Noise, Traversal
 
 PROMPT = b"The quick brown fox jumps"
 SPLITS = [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0,), (1, 2), (3,)), ((0,), (1,), (2,), (3,))]
@@ -129,5 +130,33 @@ def test_what_is_wrong_with_one_request_is_said_and_troubles_no_other(serve):
             with pytest.raises(ConfigError, match="context"):
                 await pipeline(Traversal("bad", bytes(1000)))
             assert (await good).prompt_logits is not None
+
+    asyncio.run(main())
+
+
+MODES = {
+    "byte by byte": ("stacked", {"mode": Mode.AUTOREGRESSIVE, "temperature": 0.8}),
+    "reference": ("end_to_end", {"mode": Mode.AUTOREGRESSIVE, "temperature": 0.0}),
+    "speculative": ("stacked", {"mode": Mode.SPECULATIVE, "draft_bytes": 5}),
+    "speculative, greedy": ("denoise", {"mode": Mode.SPECULATIVE, "temperature": 0.0, "draft_bytes": 5}),
+    "draft and weigh": ("stacked", {"mode": Mode.SWEEP, "candidates": 4}),
+    "denoising sweep": ("denoise", {"mode": Mode.SWEEP}),
+}
+
+
+async def written_by(forward: Forward, request: Request) -> bytes:
+    return b"".join([bytes(each.value for each in step.written) async for step in decode(forward, request)])
+
+
+@pytest.mark.parametrize("spans", [((0,), (1, 2, 3)), ((0,), (1,), (2, 3))], ids=len)
+@pytest.mark.parametrize("name", MODES)
+def test_a_chain_writes_the_bytes_of_the_model_in_one_process_in_every_mode(serve, name, spans):
+    async def main():
+        kind, settings = MODES[name]
+        request = Request(prompt=PROMPT, max_bytes=25, seed=11, **settings)
+        async with serve.chain_of([serve.segment_of(kind, span) for span in spans]) as pipeline:
+            served = await written_by(pipeline, request)
+        assert served == await written_by(serve.local_of(kind, (0,), (1, 2, 3)), request)
+        assert len(served) == 25
 
     asyncio.run(main())

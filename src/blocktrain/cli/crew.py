@@ -83,7 +83,8 @@ async def _end(process: Process) -> None:
         if process.returncode is None:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), GRACE_S)
+                async with asyncio.timeout(GRACE_S):
+                    await process.wait()
             except TimeoutError:
                 process.kill()
                 await process.wait()

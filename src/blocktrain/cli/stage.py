@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -127,10 +127,18 @@ async def _serve(
             f"{stage.address} serves {span} of 0-{total - 1} of {segment.info.name}, version {segment.info.version}",
             flush=True,
         )
+        told = asyncio.create_task(told_to_stop(with_parent))
         following = asyncio.create_task(_follow(stage, look, every_s))
-        number = await told_to_stop(with_parent)
-        following.cancel()
-    if number == signal.SIGINT:
+        ends: list[asyncio.Future[Any]] = [told, following, stage.broken]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for failed in (following, stage.broken):
+                if failed.done():
+                    failed.result()
+        finally:
+            following.cancel()
+            told.cancel()
+    if told.result() == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

@@ -121,7 +121,8 @@ class Journey:
         """What is heard, or "time" when something is due."""
         left_s = self._wake_s() - self._world.clock()
         try:
-            event = await asyncio.wait_for(self.inbox.get(), max(0.0, left_s))
+            async with asyncio.timeout(left_s):  # wait_for of Python 3.11 may swallow a cancellation
+                event = await self.inbox.get()
         except TimeoutError:
             return "time"
         if event is None:

@@ -153,7 +153,8 @@ class Link:
                 self.tell(Hello(id=number))
             self._greet.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._greet.wait(), self._heartbeat_s)
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._greet.wait()
             self._news()
 
     async def _listen(self) -> None:

@@ -9,6 +9,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, TypeVar
 
@@ -105,7 +106,7 @@ class Pipeline:
         for address in self._addresses:
             require_key(address, key, self.settings.insecure)
         self._key = key
-        self.identity = os.urandom(16)
+        self.identity = b"g" + os.urandom(15)  # ZeroMQ keeps names that begin with zero for itself
         self.links: dict[str, Link] = {}
         self.journeys: dict[str, Journey] = {}
         self.counters = Counters()
@@ -284,10 +285,9 @@ class Pipeline:
             if sure or left_s <= 0:
                 raise ConfigError(text)
             self._changes.clear()
-            try:
-                await asyncio.wait_for(self._changes.wait(), left_s)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changes.wait()
         self._model = newest_whole(self.views())
         assert self._model is not None
         if self.settings.topology == "fanout" and not self._model.info.independent:

@@ -95,11 +95,13 @@ class Stage:
             self._network.close()
             raise
         self._thread = ThreadPoolExecutor(1, "compute")
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # by a defect of ours
         self._start(self._listen())
         self._start(self._work())
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.broken.cancel()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -131,7 +133,12 @@ class Stage:
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.broken.done():
+            self.broken.set_exception(error)
 
     async def _listen(self) -> None:
         while True:
@@ -271,7 +278,8 @@ class Stage:
         walk, to = work.walk, work.walk.route[0]
         try:
             require_key(to, self._key, self.settings.insecure)
-            await asyncio.wait_for(send(self._peer(to), frames, to), self.settings.pass_s)
+            async with asyncio.timeout(self.settings.pass_s):
+                await send(self._peer(to), frames, to)
         except (TimeoutError, StageUnreachable, ConfigError) as error:
             text = str(error) or f"{self.address} could not reach {to} for {self.settings.pass_s:g} s"
             self._refuse(work, "unreachable", text, culprit=to)
