@@ -26,8 +26,11 @@ class Block(nn.Module):
         model = spec.model
         generator = torch.Generator().manual_seed(_init_seed(spec.seed, index))
         self.index = index
+        self.num_layers = model.layers_of(index)  # logical ones; `layers` holds the real ones
         self.embedding = nn.Parameter(torch.randn(NUM_SYMBOLS, model.width, generator=generator))
-        self.layers = nn.ModuleList(Layer(model.width, model.heads, generator) for _ in range(model.layers_of(index)))
+        self.layers = nn.ModuleList(
+            Layer(model.width, model.heads, generator) for _ in range(model.physical_layers_of(index))
+        )
         self.readout = nn.Parameter(torch.zeros(NUM_SYMBOLS, model.width))
         cos, sin = rotary_table(model.context, model.width // model.heads)
         self.register_buffer("cos", cos, persistent=False)
@@ -40,7 +43,8 @@ class Block(nn.Module):
         self, hidden_BTD: Tensor, mask: Tensor | None = None, modulation: Modulation | None = None
     ) -> Tensor:
         T = hidden_BTD.size(1)
-        for layer in self.layers:
+        for position in range(self.num_layers):
+            layer = self.layers[position % len(self.layers)]
             hidden_BTD = layer(hidden_BTD, (self.cos[:T], self.sin[:T]), mask, modulation)
         return hidden_BTD
 
@@ -140,8 +144,21 @@ def build_block(spec: RunSpec, index: int) -> Block:
 
 
 def block_shapes(spec: RunSpec, index: int) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a block's tensors: what a checkpoint of it must hold."""
-    return {name: tuple(tensor.shape) for name, tensor in build_block(spec, index).state_dict().items()}
+    """The names and shapes of a block's tensors: what a checkpoint of it must hold. Takes no memory, however large."""
+    with torch.device("meta"):
+        block = build_block(spec, index)
+    return {name: tuple(tensor.shape) for name, tensor in block.state_dict().items()}
+
+
+def physical_parameters(spec: RunSpec) -> int:
+    """The numbers that a model of this shape stores: what `count_parameters` counts in one that was built."""
+    return sum(math.prod(shape) for block in range(spec.model.blocks) for shape in block_shapes(spec, block).values())
+
+
+def logical_parameters(spec: RunSpec) -> int:
+    """The numbers it would store if every layer were real; the same where none is shared."""
+    every_layer = tuple(spec.model.layers_of(block) for block in range(spec.model.blocks))
+    return physical_parameters(spec.with_(**{"model.physical_layers": every_layer}))
 
 
 def _init_seed(seed: int, index: int) -> int:
