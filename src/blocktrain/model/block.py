@@ -4,6 +4,7 @@ block(bytes, state) -> (state', logits). Two kinds, one for each family of objec
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -16,21 +17,21 @@ from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
 
 
 class Block(nn.Module):
-    """Byte embedding, layers and read-out: the parts both kinds have. Built from the spec and the seed alone."""
+    """Byte embedding, layers and read-out: the parts both kinds have. Built from the spec and the seed alone, unless
+    its real layers are given."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, spec: RunSpec, index: int) -> None:
+    def __init__(self, spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> None:
         super().__init__()
         model = spec.model
         generator = torch.Generator().manual_seed(_init_seed(spec.seed, index))
         self.index = index
         self.num_layers = model.layers_of(index)  # logical ones; `layers` holds the real ones
         self.embedding = nn.Parameter(torch.randn(NUM_SYMBOLS, model.width, generator=generator))
-        self.layers = nn.ModuleList(
-            Layer(model.width, model.heads, generator) for _ in range(model.physical_layers_of(index))
-        )
+        newborn = (Layer(model.width, model.heads, generator) for _ in range(model.physical_layers_of(index)))
+        self.layers = nn.ModuleList(newborn if layers is None else layers)
         self.readout = nn.Parameter(torch.zeros(NUM_SYMBOLS, model.width))
         cos, sin = rotary_table(model.context, model.width // model.heads)
         self.register_buffer("cos", cos, persistent=False)
@@ -66,8 +67,8 @@ class StackedBlock(Block):
     At birth a later block adds nothing (its gain is zero, its layers are the identity), so that with the read-out of
     the block before it, it starts where that one ended."""
 
-    def __init__(self, spec: RunSpec, index: int) -> None:
-        super().__init__(spec, index)
+    def __init__(self, spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> None:
+        super().__init__(spec, index, layers)
         self.gain = nn.Parameter(torch.zeros(spec.model.width) if index else torch.ones(spec.model.width))
 
     def forward(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -89,8 +90,8 @@ class DenoiseBlock(Block):
     code_table: Tensor
     NUM_NOISE_FEATURES: ClassVar[int] = 8
 
-    def __init__(self, spec: RunSpec, index: int) -> None:
-        super().__init__(spec, index)
+    def __init__(self, spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> None:
+        super().__init__(spec, index, layers)
         assert isinstance(spec.objective, Denoise)
         self.objective = spec.objective
         borders = noise.edges(spec.model.blocks, spec.objective)
@@ -137,10 +138,10 @@ class DenoiseBlock(Block):
         return F.linear(features, self.modulate)[:, None, :].chunk(6, -1)
 
 
-def build_block(spec: RunSpec, index: int) -> Block:
-    """An untrained block, equal on every machine."""
+def build_block(spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> Block:
+    """An untrained block, equal on every machine; or one around these real layers."""
     kind = DenoiseBlock if isinstance(spec.objective, Denoise) else StackedBlock
-    return kind(spec, index)
+    return kind(spec, index, layers)
 
 
 def block_shapes(spec: RunSpec, index: int) -> dict[str, tuple[int, ...]]:

@@ -40,6 +40,13 @@ def span_mask(context: int, span_start: int) -> Tensor:
 class Layer(nn.Module):
     """Attention, then MLP, each behind a norm and added to the stream."""
 
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attention_out: Tensor
+    up: Tensor
+    down: Tensor
+
     def __init__(self, width: int, heads: int, generator: torch.Generator) -> None:
         super().__init__()
         self.heads = heads
@@ -72,11 +79,15 @@ class Layer(nn.Module):
         B, T, D = x_BTD.shape
 
         def heads(weight: Tensor) -> Tensor:
-            return F.linear(x_BTD, weight).view(B, T, self.heads, D // self.heads).transpose(1, 2)
+            return self.linear(x_BTD, weight).view(B, T, self.heads, D // self.heads).transpose(1, 2)
 
         query, key = (rms_norm(rotate(heads(weight), *rotary)) for weight in (self.query, self.key))
         mixed = F.scaled_dot_product_attention(query, key, heads(self.value), mask, is_causal=mask is None)
-        return F.linear(mixed.transpose(1, 2).reshape(B, T, D), self.attention_out)
+        return self.linear(mixed.transpose(1, 2).reshape(B, T, D), self.attention_out)
 
     def _mlp(self, x_BTD: Tensor) -> Tensor:
-        return F.linear(F.relu(F.linear(x_BTD, self.up)).square(), self.down)
+        return self.linear(F.relu(self.linear(x_BTD, self.up)).square(), self.down)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x · weightᵀ, for streamed.py to do otherwise."""
+        return F.linear(x, weight)

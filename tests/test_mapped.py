@@ -1,0 +1,70 @@
+"""Tensors left in their file: what is used is resident, what is released is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from blocktrain.checkpoint import save_tensors
+from blocktrain.errors import TensorError
+from blocktrain.mapped import MappedTensors
+
+MIB = 2**20
+linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is resident")
+
+
+def resident_bytes(path: Path) -> int:
+    """How much of the mapped file counts as memory of this process."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [at for at, line in enumerate(lines) if line.endswith(str(path))]
+    rss = [next(line for line in lines[at:] if line.startswith("Rss:")) for at in starts]
+    return sum(int(line.split()[1]) * 1024 for line in rss)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "tensors.safetensors"
+    save_tensors(path, {"first": torch.ones(MIB), "second": torch.full((MIB,), 2.0), "third": torch.zeros(3, 4)})
+    return path
+
+
+SHAPES = {"first": (MIB,), "second": (MIB,), "third": (3, 4)}
+
+
+def test_mapped_tensors_are_those_that_were_saved(path):
+    mapped = MappedTensors(path, SHAPES)
+    path.unlink()
+    assert mapped.tensors["first"].sum() == MIB
+    assert mapped.tensors["second"].sum() == 2 * MIB
+    assert torch.equal(mapped.tensors["third"], torch.zeros(3, 4))
+
+
+@linux
+def test_what_is_released_is_not_resident_and_still_readable(path):
+    mapped = MappedTensors(path, SHAPES)
+    before = resident_bytes(path)
+    for name, mean in [("first", 1), ("second", 2), ("first", 1)]:
+        mapped.expect(mapped.tensors[name])
+        assert mapped.tensors[name].mean() == mean
+        assert 4 * MIB <= resident_bytes(path) < 6 * MIB
+        mapped.release(mapped.tensors[name])
+    assert before < MIB
+    assert resident_bytes(path) < MIB
+
+
+@pytest.mark.parametrize(
+    "data, complaint", [(b"", "is empty: get it again"), (b"\x00" * 20, "not whole safetensors"), (b"x", "no header")]
+)
+def test_a_file_that_holds_no_tensors_is_refused(tmp_path, data, complaint):
+    path = tmp_path / "tensors.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(TensorError, match=complaint):
+        MappedTensors(path, SHAPES)
+
+
+def test_tensors_of_another_shape_are_refused(path):
+    with pytest.raises(TensorError, match=r'"third" has shape \(3, 4\) and \(4, 3\) is expected'):
+        MappedTensors(path, {**SHAPES, "third": (4, 3)})
