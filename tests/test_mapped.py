@@ -27,18 +27,20 @@ def resident_bytes(path: Path) -> int:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "tensors.safetensors"
-    save_tensors(path, {"first": torch.ones(MIB), "second": torch.full((MIB,), 2.0), "third": torch.zeros(3, 4)})
+    save_tensors(
+        path, {"first": torch.ones(4 * MIB), "second": torch.full((4 * MIB,), 2.0), "third": torch.zeros(3, 4)}
+    )
     return path
 
 
-SHAPES = {"first": (MIB,), "second": (MIB,), "third": (3, 4)}
+SHAPES = {"first": (4 * MIB,), "second": (4 * MIB,), "third": (3, 4)}
 
 
 def test_mapped_tensors_are_those_that_were_saved(path):
     mapped = MappedTensors(path, SHAPES)
     path.unlink()
-    assert mapped.tensors["first"].sum() == MIB
-    assert mapped.tensors["second"].sum() == 2 * MIB
+    assert mapped.tensors["first"].mean() == 1
+    assert mapped.tensors["second"].mean() == 2
     assert torch.equal(mapped.tensors["third"], torch.zeros(3, 4))
 
 
@@ -49,10 +51,10 @@ def test_what_is_released_is_not_resident_and_still_readable(path):
     for name, mean in [("first", 1), ("second", 2), ("first", 1)]:
         mapped.expect(mapped.tensors[name])
         assert mapped.tensors[name].mean() == mean
-        assert 4 * MIB <= resident_bytes(path) < 6 * MIB
+        assert 16 * MIB <= resident_bytes(path) < 24 * MIB  # the system maps some pages around those that are read
         mapped.release(mapped.tensors[name])
-    assert before < MIB
-    assert resident_bytes(path) < MIB
+    assert before < 8 * MIB
+    assert resident_bytes(path) < 8 * MIB
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from blocktrain.model import noise
+from blocktrain.model.memory import Recall
 from blocktrain.model.transformer import Layer, Modulation, rms_norm, rotary_table, span_mask
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
 
@@ -41,13 +42,27 @@ class Block(nn.Module):
         return rms_norm(F.embedding(bytes_BT, self.embedding))
 
     def run_layers(
-        self, hidden_BTD: Tensor, mask: Tensor | None = None, modulation: Modulation | None = None
+        self,
+        hidden_BTD: Tensor,
+        mask: Tensor | None = None,
+        modulation: Modulation | None = None,
+        recall: Recall | None = None,
     ) -> Tensor:
+        """Whole windows; with `recall` the new positions of texts whose earlier ones are in memories."""
         T = hidden_BTD.size(1)
-        for position in range(self.num_layers):
-            layer = self.layers[position % len(self.layers)]
-            hidden_BTD = layer(hidden_BTD, (self.cos[:T], self.sin[:T]), mask, modulation)
+        rotary = recall.tokens.rotary(self.cos, self.sin) if recall else (self.cos[:T], self.sin[:T])
+        for index in range(self.num_layers):
+            layer = self.layers[index % len(self.layers)]
+            hidden_BTD = layer(hidden_BTD, rotary, mask, modulation, recall and recall.attend(index))
         return hidden_BTD
+
+    def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None, recall: Recall | None = None) -> Tensor:
+        """The block's hidden stream from the bytes and the stream of the block before, without any noise."""
+        raise NotImplementedError
+
+    def answer(self, hidden_BTD: Tensor) -> Tensor:
+        """The logits of what `advance` gave."""
+        return self.read_out(hidden_BTD)
 
     def read_out(self, hidden_BTD: Tensor) -> Tensor:
         return F.linear(rms_norm(hidden_BTD), self.readout)
@@ -75,10 +90,10 @@ class StackedBlock(Block):
         state_BTD = self.advance(bytes_BT, state_BTD)
         return state_BTD, self.read_out(state_BTD)
 
-    def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> Tensor:
+    def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None, recall: Recall | None = None) -> Tensor:
         """The next state alone, for a block whose logits nobody asks for."""
         own = self.gain * self.embed(bytes_BT)
-        return self.run_layers(own if state_BTD is None else own + state_BTD)
+        return self.run_layers(own if state_BTD is None else own + state_BTD, recall=recall)
 
 
 class DenoiseBlock(Block):
@@ -129,6 +144,18 @@ class DenoiseBlock(Block):
         B, T = bytes_BT.shape
         z_BTV = self.embedding.new_zeros(B, T, NUM_SYMBOLS)
         return self.denoise(bytes_BT, z_BTV, z_BTV.new_full((B,), self.sigma_high))
+
+    def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None, recall: Recall | None = None) -> Tensor:
+        """The stream of the mean path, where z says nothing: it needs no other block's."""
+        modulation = self._modulation(self.embedding.new_full((1,), self.sigma_high))
+        return self.run_layers(self.embed(bytes_BT), None, modulation, recall)
+
+    def answer(self, hidden_BTD: Tensor) -> Tensor:
+        """What `denoise` gives for z = 0: there its evidence and c_skip·z are nothing."""
+        out = self.read_out(hidden_BTD)
+        if self.objective.evidence == "closed":
+            return out
+        return self.sharpness * noise.scalings(out.new_tensor(self.sigma_high), self.objective.sigma_data)[1] * out
 
     def _modulation(self, sigma_B: Tensor) -> Modulation:
         """AdaLN: shift, scale and gate as a linear function of a few waves of c_noise."""

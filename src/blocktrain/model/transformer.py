@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from blocktrain.model.memory import Attend
+
 ROTARY_BASE = 10_000.0
 Modulation = tuple[Tensor, ...]  # shift, scale and gate of the attention, then of the MLP; each [B, 1, D]
 
@@ -66,23 +68,30 @@ class Layer(nn.Module):
         rotary: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
         modulation: Modulation | None = None,
+        attend: Attend | None = None,
     ) -> Tensor:
+        """`attend` replaces attention inside the batch by one that also looks back into memories."""
         if modulation is None:
-            hidden_BTD = hidden_BTD + self._attend(rms_norm(hidden_BTD), rotary, mask)
+            hidden_BTD = hidden_BTD + self._attend(rms_norm(hidden_BTD), rotary, mask, attend)
             return hidden_BTD + self._mlp(rms_norm(hidden_BTD))
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
-        attended = self._attend(rms_norm(hidden_BTD) * (1 + scale_a) + shift_a, rotary, mask)
+        attended = self._attend(rms_norm(hidden_BTD) * (1 + scale_a) + shift_a, rotary, mask, attend)
         hidden_BTD = hidden_BTD + (1 + gate_a) * attended
         return hidden_BTD + (1 + gate_m) * self._mlp(rms_norm(hidden_BTD) * (1 + scale_m) + shift_m)
 
-    def _attend(self, x_BTD: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def _attend(
+        self, x_BTD: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, attend: Attend | None
+    ) -> Tensor:
         B, T, D = x_BTD.shape
 
         def heads(weight: Tensor) -> Tensor:
             return self.linear(x_BTD, weight).view(B, T, self.heads, D // self.heads).transpose(1, 2)
 
         query, key = (rms_norm(rotate(heads(weight), *rotary)) for weight in (self.query, self.key))
-        mixed = F.scaled_dot_product_attention(query, key, heads(self.value), mask, is_causal=mask is None)
+        if attend is None:
+            mixed = F.scaled_dot_product_attention(query, key, heads(self.value), mask, is_causal=mask is None)
+        else:
+            mixed = attend(query, key, heads(self.value))
         return self.linear(mixed.transpose(1, 2).reshape(B, T, D), self.attention_out)
 
     def _mlp(self, x_BTD: Tensor) -> Tensor:

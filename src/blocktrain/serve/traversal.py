@@ -4,11 +4,14 @@ frames.py makes bytes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
+
+from blocktrain.errors import ConfigError
 
 Wire = Literal["fp32", "fp16", "bf16", "int8"]  # how floats travel between stages
 WHOLE: tuple[int, ...] = ()
@@ -41,6 +44,7 @@ class Draft:
     seed: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
+    offset: int = 0  # of the first drafted byte in the whole text: its random number is a function of seed and place
 
 
 @dataclass(frozen=True)
@@ -116,3 +120,42 @@ class Forward(Protocol):
 
 
 ForwardCall = Callable[[Traversal], Awaitable[Traversal]]
+
+
+def last_present(info: ModelInfo, missing: Collection[int]) -> int:
+    return max(index for index in range(info.blocks) if index not in missing)
+
+
+def check_traversal(t: Traversal, info: ModelInfo, upstream: bool) -> None:
+    """What anybody may send. Raises ConfigError."""
+    num_tail = t.tails.size(1) if t.tails is not None else 0
+    num_new = t.draft.length if t.draft else t.noise.length if t.noise else num_tail
+    length = len(t.prompt) + num_new
+    if not t.prompt or length > info.context:
+        raise ConfigError(
+            f"a prompt of {len(t.prompt)} bytes and {num_new} bytes behind it were sent, the model's context is "
+            f"{info.context}: send 1 to {info.context} bytes in all"
+        )
+    if not (1 <= t.read <= len(t.prompt) and 0 <= t.start <= len(t.prompt) - t.read):
+        raise ConfigError(
+            f"start = {t.start} and read = {t.read} do not fit a prompt of {len(t.prompt)} bytes: "
+            f"read 1 or more of its last positions, and start before them"
+        )
+    if set(t.missing) >= set(range(info.blocks)):
+        raise ConfigError(f"missing names all {info.blocks} blocks: leave one in")
+    if t.noise and not info.longest_sweep:
+        raise ConfigError("this model's blocks were not trained on spans: send no noise")
+    if t.tails is not None and (t.tails.dim() != 2 or t.tails.dtype != torch.uint8 or not t.tails.numel()):
+        raise ConfigError(f"tails of {t.tails.dtype} {list(t.tails.shape)} were sent: send uint8 [rows, bytes]")
+    if t.draft and (t.tails is not None or upstream or t.draft.candidates < 1 or t.draft.length < 0):
+        raise ConfigError("a draft is made by the first segment, for 1 or more candidates, where no tails are given")
+
+
+def check_states(t: Traversal, width: int) -> None:
+    expected = [(1, len(t.prompt) - t.start, width)]
+    got = [None if t.prompt_state is None else tuple(t.prompt_state.shape)]
+    if t.tails is not None:
+        expected.append((*t.tails.shape, width))
+        got.append(None if t.tail_state is None else tuple(t.tail_state.shape))
+    if got != expected:
+        raise ConfigError(f"states of shapes {got} came, {expected} were expected: pass on what the stage before gave")
