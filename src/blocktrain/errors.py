@@ -62,3 +62,19 @@ class LedgerUnavailable(BlockTrainError):
 
 class LedgerConflict(BlockTrainError):
     """What is to be recorded contradicts what is recorded: nothing was changed, and trying again cannot help."""
+
+
+class FrameError(BlockTrainError):
+    """A message between stages that is none of ours, damaged or too large: whoever made it must send another."""
+
+
+class StageUnreachable(BlockTrainError):
+    """Blocks of the model are out of reach, or did not answer in time: the same request may go through later."""
+
+
+class Overloaded(BlockTrainError):
+    """More requests wait than may: the same one may go through in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
