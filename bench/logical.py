@@ -1,0 +1,462 @@
+"""Can a model far larger than this machine's memory be served from it? A logical shape of 75.80 billion parameters in
+half precision, over three stage processes: one full-sequence traversal against autoregressive decoding.
+
+    python bench/logical.py [--positions 64] [--baseline-s 240] [--physical-layers 2] [--quick]
+
+Logical parameters are those of the shape, and all of their work is done. Physical parameters are those on the disk: a
+block's few real layers are walked over again and again. The weights are random, so nothing here says how good a text
+is. What was not run to its end is extrapolated, and its field's name says so."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+import torch.nn.functional as F  # noqa: N812
+from plotly.subplots import make_subplots
+from torch import Tensor
+
+from blocktrain.checkpoint import RunDirectory
+from blocktrain.figures import PALETTE, write_figure
+from blocktrain.model.block import block_shapes, logical_parameters, physical_parameters
+from blocktrain.serve.pipeline import Pipeline, PipelineSettings, PipelineStats
+from blocktrain.serve.traversal import Noise, Traversal
+from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
+from blocktrain.train.flops import FORWARD, layers_flops
+from common import RESULTS, machine, table, write_json
+
+WIDTH, HEADS, BLOCKS, LAYERS = 4224, 33, 3, 354  # 75.80 billion parameters, in three blocks of 118 layers
+NEVER_S = 1e6
+MATMUL_S = 4.0
+GB, GIB = 1e9, 2**30
+PROMPT = b"It is the duty of the President to give to the Congress information of the state of the Union. "
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def logical_spec(objective: Objective, positions: int, physical_layers: int, quick: bool) -> RunSpec:
+    width, heads, layers = (64, 2, 12) if quick else (WIDTH, HEADS, LAYERS)
+    model = ModelSpec(
+        width=width, heads=heads, context=positions, blocks=BLOCKS, layers=layers, physical_layers=physical_layers
+    )
+    return RunSpec(name="logical", model=model, objective=objective, train=TrainSpec(windows=1))
+
+
+def random_block(spec: RunSpec, index: int) -> dict[str, Tensor]:
+    """Half-precision weights under which the stream neither fades nor grows: what all layers together add to it is
+    about as large as what comes in."""
+    torch.manual_seed(index)
+    return {name: _random(name, shape, spec) for name, shape in block_shapes(spec, index).items()}
+
+
+def _random(name: str, shape: tuple[int, ...], spec: RunSpec) -> Tensor:
+    if name in ("gain", "sharpness"):
+        return torch.ones(shape)
+    adds_to_stream = name.endswith(("attention_out", "down"))
+    spread = (
+        1.0 if name == "embedding" else math.sqrt(3 / shape[1]) / (spec.model.total_layers if adds_to_stream else 1)
+    )
+    return torch.empty(shape, dtype=torch.float16).uniform_(-spread, spread)
+
+
+def write_model(path: Path, spec: RunSpec) -> RunDirectory:
+    run = RunDirectory.create(path, spec, corpus_sha256="none")
+    for index in range(spec.model.blocks):
+        run.save_block(index, random_block(spec, index), steps=1)
+    return run
+
+
+def traversal_flops(spec: RunSpec) -> int:
+    """All layers over the whole context once."""
+    return sum(layers_flops(spec, block, FORWARD) for block in range(spec.model.blocks))
+
+
+# --- the stages ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageProcess:
+    process: subprocess.Popen[str]
+    address: str
+    block: int
+
+    def peak_rss(self) -> int:
+        return _proc_status(self.process.pid, "VmHWM")
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def stage_processes(model: Path, threads: int) -> Iterator[list[StageProcess]]:
+    """One process a block, its layers left on the disk."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(_stage_process(model, block, threads)) for block in range(BLOCKS)]
+
+
+@contextmanager
+def _stage_process(model: Path, block: int, threads: int) -> Iterator[StageProcess]:
+    command = [sys.executable, __file__, "--stage", str(model), str(block)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        if not address:
+            raise RuntimeError(f"the stage of block {block} ended with code {process.wait()} before it listened")
+        yield StageProcess(process, address, block)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def serve_stage(model: Path, block: int) -> None:
+    from blocktrain.serve.segment import Segment
+    from blocktrain.serve.stage import Stage
+
+    async with Stage(Segment.open(model, [block], offload=True)) as stage:
+        print(stage.address, flush=True)
+        await asyncio.Event().wait()
+
+
+def _proc_status(pid: int, key: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """What this machine's matmul does with the shape of a layer's largest matrix, in float32."""
+
+    gflops: float  # by the clock: what other processes leave
+    gflops_a_cpu_s: float
+
+    @classmethod
+    def measure(cls, width: int, positions: int, seconds: float) -> Matmul:
+        x, weight = torch.randn(positions, width), torch.randn(4 * width, width)
+        F.linear(x, weight)
+        began_s, cpu_began_s, count = time.monotonic(), time.process_time(), 0
+        while time.monotonic() - began_s < seconds:
+            F.linear(x, weight)
+            count += 1
+        work = count * 2 * positions * weight.numel() / GB
+        return cls(work / (time.monotonic() - began_s), work / (time.process_time() - cpu_began_s))
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes of messages, heartbeats included."""
+
+    to_stages: int
+    between_stages: int
+    back: int
+
+    @property
+    def total(self) -> int:
+        return self.to_stages + self.between_stages + self.back
+
+    @classmethod
+    def between(cls, before: PipelineStats, after: PipelineStats) -> Wire:
+        return cls(
+            after.sent_bytes - before.sent_bytes,
+            after.between_bytes - before.between_bytes,
+            after.received_bytes - before.received_bytes,
+        )
+
+
+def patient() -> PipelineSettings:
+    """Nothing here is quick: no stage is given up."""
+    return PipelineSettings(
+        wire="fp16",
+        deadline_s=NEVER_S,
+        attempt_s=NEVER_S,
+        attempts=1,
+        start_s=300.0,
+        heartbeat_s=30.0,
+        dead_after_s=NEVER_S,
+    )
+
+
+async def sweep(stages: Sequence[StageProcess], spec: RunSpec) -> dict[str, Any]:
+    """The whole output in one traversal: prompt and noise go in, bytes come out."""
+    output_bytes = spec.model.context // 2
+    asked = Traversal("sweep", prompt_of(spec.model.context - output_bytes), noise=Noise(output_bytes, seed=0))
+    async with Pipeline([stage.address for stage in stages], patient()) as pipeline:
+        before, cpu_before_s, began_s = pipeline.stats(), _cpu_s(stages), time.monotonic()
+        reply = await pipeline(asked)
+        seconds = time.monotonic() - began_s
+        wire = Wire.between(before, pipeline.stats())
+    assert reply.written is not None
+    return {
+        "prompt_bytes": len(asked.prompt),
+        "output_bytes": len(reply.written),
+        "positions": len(asked.prompt) + output_bytes - 1,
+        "traversals": 1,
+        "seconds": seconds,
+        "cpu_seconds": _cpu_s(stages) - cpu_before_s,
+        "stage_seconds": [hop.computed_s for hop in reply.trace],
+        "wire_bytes": {**asdict(wire), "total": wire.total},
+        "distinct_output_bytes": len(set(reply.written)),
+        "stages": [stage_row(stage) for stage in stages],
+    }
+
+
+async def autoregress(stages: Sequence[StageProcess], spec: RunSpec, budget_s: float) -> dict[str, Any]:
+    """One byte a traversal with cached context, the likeliest each time, as many as fit the budget (at least two after
+    the prompt)."""
+    output_bytes = spec.model.context // 2
+    text = prompt_of(spec.model.context - output_bytes)
+    prompt_bytes, seconds, start = len(text), [], 0
+    async with Pipeline([stage.address for stage in stages], patient()) as pipeline:
+        before, cpu_before_s = pipeline.stats(), _cpu_s(stages)
+        while len(seconds) < output_bytes and (len(seconds) < 3 or sum(seconds) < budget_s):
+            began_s = time.monotonic()
+            reply = await pipeline(Traversal("text", text, start=start))
+            seconds.append(time.monotonic() - began_s)
+            if reply.prompt_logits is None or not reply.prompt_logits.isfinite().all():
+                raise RuntimeError("the logits are not finite: scale the weights otherwise")
+            start, text = len(text), text + bytes([int(reply.prompt_logits[-1].argmax())])
+            print(f"  byte {len(seconds)}: {seconds[-1]:.1f} s", file=sys.stderr, flush=True)
+        wire = Wire.between(before, pipeline.stats())
+    a_byte_s = statistics.median(seconds[1:])
+    return {
+        "prompt_bytes": prompt_bytes,
+        "output_bytes": output_bytes,
+        "measured_bytes": len(seconds),
+        "first_byte_seconds": seconds[0],
+        "later_byte_seconds": seconds[1:],
+        "median_later_byte_seconds": a_byte_s,
+        "measured_seconds": sum(seconds),
+        "cpu_seconds": _cpu_s(stages) - cpu_before_s,
+        "extrapolated_seconds": seconds[0] + (output_bytes - 1) * a_byte_s,
+        "wire_bytes": {**asdict(wire), "total": wire.total},
+        "extrapolated_wire_bytes": round(wire.total * output_bytes / len(seconds)),
+        "stages": [stage_row(stage) for stage in stages],
+    }
+
+
+def prompt_of(length: int) -> bytes:
+    return (PROMPT * (1 + length // len(PROMPT)))[:length]
+
+
+def stage_row(stage: StageProcess) -> dict[str, Any]:
+    return {"block": stage.block, "peak_rss_bytes": stage.peak_rss(), "cpu_seconds": stage.cpu_s()}
+
+
+def _cpu_s(stages: Sequence[StageProcess]) -> float:
+    return sum(stage.cpu_s() for stage in stages)
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(argv)
+    if options.stage:
+        asyncio.run(serve_stage(Path(options.stage[0]), int(options.stage[1])))
+        return
+    positions = options.positions or (16 if options.quick else 64)
+    matmul_s = 0.1 if options.quick else MATMUL_S
+    document: dict[str, Any] = {"machine": machine(), "stage_threads": options.threads, "load_before": os.getloadavg()}
+    for name, objective in (("sweep", Denoise(span_share=0.5)), ("autoregressive", EndToEnd())):
+        spec = logical_spec(objective, positions, options.physical_layers, options.quick)
+        document[name] = run_model(name, spec, options, matmul_s)
+        write_json(options.out / f"{options.name}.json", document)
+    document["load_after"] = os.getloadavg()
+    document["summary"] = summarise(document)
+    write_json(options.out / f"{options.name}.json", document)
+    print(report(document))
+    for path in write_figure(figure(document), options.out / options.name, skipped=print):
+        print(f"wrote {path}")
+
+
+def run_model(name: str, spec: RunSpec, options: argparse.Namespace, matmul_s: float) -> dict[str, Any]:
+    """One way to decode on a model of its own, made for it and gone after it."""
+    with tempfile.TemporaryDirectory(dir=options.work, prefix="logical-") as folder:
+        _say(f"{name}: writing {2 * physical_parameters(spec) / GB:.2f} GB of weights")
+        write_model(Path(folder), spec)
+        stored_bytes = [path.stat().st_size for path in sorted(Path(folder).glob("block-*"))]
+        with stage_processes(Path(folder), options.threads) as stages:
+            before = Matmul.measure(spec.model.width, spec.model.context, matmul_s)
+            _say(f"{name}: running, a matmul does {before.gflops:.0f} GFLOP/s beside whatever else runs here")
+            work = sweep(stages, spec) if name == "sweep" else autoregress(stages, spec, options.baseline_s)
+            result = asyncio.run(work)
+            after = Matmul.measure(spec.model.width, spec.model.context, matmul_s)
+    return {
+        **result,
+        "spec": spec.model_dump(mode="json"),
+        "logical_parameters": logical_parameters(spec),
+        "physical_parameters": physical_parameters(spec),
+        "logical_fp16_bytes": 2 * logical_parameters(spec),
+        "stored_bytes": stored_bytes,
+        "traversal_flops": traversal_flops(spec),
+        "matmul": {"before": asdict(before), "after": asdict(after)},
+    }
+
+
+def summarise(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures that the page quotes."""
+    swept, written = document["sweep"], document["autoregressive"]
+    matmul = swept["matmul"]
+    clock, cpu = (statistics.mean(matmul[when][key] for when in matmul) for key in ("gflops", "gflops_a_cpu_s"))
+    flops = swept["traversal_flops"] / GB
+    return {
+        "logical_parameters": swept["logical_parameters"],
+        "physical_parameters": swept["physical_parameters"],
+        "sweep_seconds": swept["seconds"],
+        "sweep_gflops": flops / swept["seconds"],
+        "matmul_gflops": clock,
+        "of_matmul": flops / swept["seconds"] / clock,
+        "of_matmul_a_cpu_second": flops / swept["cpu_seconds"] / cpu,
+        "autoregressive_extrapolated_seconds": written["extrapolated_seconds"],
+        "extrapolated_speedup": written["extrapolated_seconds"] / swept["seconds"],
+        "sweep_peak_rss_bytes": [stage["peak_rss_bytes"] for stage in swept["stages"]],
+        "autoregressive_peak_rss_bytes": [stage["peak_rss_bytes"] for stage in written["stages"]],
+        "all_stages_of_logical_fp16": sum(stage["peak_rss_bytes"] for stage in swept["stages"])
+        / swept["logical_fp16_bytes"],
+    }
+
+
+def report(document: Mapping[str, Any]) -> str:
+    """One screen."""
+    swept, written, summary = document["sweep"], document["autoregressive"], document["summary"]
+    model = swept["spec"]["model"]
+    head = ["way", "output", "traversals", "seconds an output", "bytes on the wire", "peak memory of the stages"]
+    rows = [
+        [
+            "sweep (measured)",
+            f"{swept['output_bytes']} bytes",
+            "1",
+            f"{swept['seconds']:.1f}",
+            f"{swept['wire_bytes']['total']:,}",
+            _gib(swept["stages"]),
+        ],
+        [
+            f"autoregressive ({written['measured_bytes']} bytes measured, the rest extrapolated)",
+            f"{written['output_bytes']} bytes",
+            str(written["output_bytes"]),
+            f"{written['extrapolated_seconds']:.1f}",
+            f"{written['extrapolated_wire_bytes']:,}",
+            _gib(written["stages"]),
+        ],
+    ]
+    loads = " and ".join(f"{load[0]:.1f}" for load in (document["load_before"], document["load_after"]))
+    return "\n".join(
+        [
+            f"logical  {summary['logical_parameters']:,} parameters: {model['layers']} layers of width "
+            f"{model['width']} in {model['blocks']} blocks, {swept['logical_fp16_bytes'] / GB:.1f} GB in half precision",
+            f"physical {summary['physical_parameters']:,} parameters: {model['physical_layers']} real layers a block, "
+            f"{sum(swept['stored_bytes']) / GB:.2f} GB on the disk, left there",
+            "",
+            table(head, rows),
+            "",
+            f"extrapolated speed-up of the sweep: {summary['extrapolated_speedup']:.1f} ×, without any network delay",
+            f"the sweep's {swept['positions']} positions: {summary['sweep_gflops']:.1f} GFLOP/s, "
+            f"{summary['of_matmul']:.0%} of a plain matmul beside the same load "
+            f"({summary['of_matmul_a_cpu_second']:.0%} by processor time)",
+            f"first byte of the other: {written['first_byte_seconds']:.1f} s, each later one "
+            f"{written['median_later_byte_seconds']:.1f} s; load of the machine before and after: {loads}",
+        ]
+    )
+
+
+def _gib(stages: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{stage['peak_rss_bytes'] / GIB:.2f}" for stage in stages) + " GiB"
+
+
+def figure(document: Mapping[str, Any]) -> go.Figure:
+    """Time to the left, memory to the right."""
+    swept, written = document["sweep"], document["autoregressive"]
+    drawn = make_subplots(
+        rows=1,
+        cols=2,
+        subplot_titles=[f"Seconds for {swept['output_bytes']} bytes", "Memory, GiB (logarithmic)"],
+        horizontal_spacing=0.12,
+    )
+    left = written["extrapolated_seconds"] - written["measured_seconds"]
+    names = ["one sweep", "autoregressive"]
+    drawn.add_bar(
+        x=names,
+        y=[swept["seconds"], written["measured_seconds"]],
+        name="measured",
+        marker_color=PALETTE[0],
+        row=1,
+        col=1,
+    )
+    drawn.add_bar(
+        x=names,
+        y=[0, max(0.0, left)],
+        name="extrapolated",
+        marker_color=PALETTE[5],
+        marker_pattern_shape="/",
+        row=1,
+        col=1,
+    )
+    for color, (name, part) in zip(PALETTE[1:], (("sweep", swept), ("autoregressive", written)), strict=False):
+        drawn.add_bar(
+            x=[f"stage {stage['block']}" for stage in part["stages"]],
+            y=[stage["peak_rss_bytes"] / GIB for stage in part["stages"]],
+            name=f"peak resident, {name}",
+            marker_color=color,
+            offsetgroup=name,
+            row=1,
+            col=2,
+        )
+    drawn.add_bar(
+        x=["all weights,<br>logical"], y=[swept["logical_fp16_bytes"] / GIB], marker_color="black", showlegend=False,
+        row=1, col=2,
+    )  # fmt: skip
+    drawn.update_yaxes(type="log", row=1, col=2)
+    drawn.update_layout(
+        title=f"{swept['logical_parameters'] / GB:.2f} billion logical parameters "
+        f"({swept['physical_parameters'] / GB:.2f} billion real ones) over three stages on one machine",
+        template="plotly_white",
+        width=1200,
+        height=560,
+        font_size=14,
+        barmode="relative",
+    )
+    return drawn
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--positions", type=int, help="of the sequence, half of them output (default 64)")
+    parser.add_argument("--baseline-s", type=float, default=240.0, help="for autoregressive decoding, then extrapolate")
+    parser.add_argument("--physical-layers", type=int, default=2, help="real layers a block")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each stage; one works at a time")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file and picture go")
+    parser.add_argument("--name", default="logical", help="of the result file")
+    parser.add_argument(
+        "--work", type=Path, help="where the weights are written meanwhile (default: a temporary folder)"
+    )
+    parser.add_argument("--quick", action="store_true", help="a tiny shape, seconds")
+    parser.add_argument("--stage", nargs=2, metavar=("MODEL", "BLOCK"), help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
