@@ -68,9 +68,8 @@ def _random(name: str, shape: tuple[int, ...], spec: RunSpec) -> Tensor:
     if name in ("gain", "sharpness"):
         return torch.ones(shape)
     adds_to_stream = name.endswith(("attention_out", "down"))
-    spread = (
-        1.0 if name == "embedding" else math.sqrt(3 / shape[1]) / (spec.model.total_layers if adds_to_stream else 1)
-    )
+    variance_one = 1.0 if name == "embedding" else math.sqrt(3 / shape[1])
+    spread = variance_one / spec.model.total_layers if adds_to_stream else variance_one
     return torch.empty(shape, dtype=torch.float16).uniform_(-spread, spread)
 
 
@@ -225,7 +224,8 @@ async def autoregress(stages: Sequence[StageProcess], spec: RunSpec, budget_s: f
     the prompt)."""
     output_bytes = spec.model.context // 2
     text = prompt_of(spec.model.context - output_bytes)
-    prompt_bytes, seconds, start = len(text), [], 0
+    prompt_bytes, start = len(text), 0
+    seconds: list[float] = []
     async with Pipeline([stage.address for stage in stages], patient()) as pipeline:
         before, cpu_before_s = pipeline.stats(), _cpu_s(stages)
         while len(seconds) < output_bytes and (len(seconds) < 3 or sum(seconds) < budget_s):
@@ -362,8 +362,8 @@ def report(document: Mapping[str, Any]) -> str:
     loads = " and ".join(f"{load[0]:.1f}" for load in (document["load_before"], document["load_after"]))
     return "\n".join(
         [
-            f"logical  {summary['logical_parameters']:,} parameters: {model['layers']} layers of width "
-            f"{model['width']} in {model['blocks']} blocks, {swept['logical_fp16_bytes'] / GB:.1f} GB in half precision",
+            f"logical  {summary['logical_parameters']:,} parameters: {model['layers']} layers, width {model['width']}, "
+            f"in {model['blocks']} blocks, {swept['logical_fp16_bytes'] / GB:.1f} GB in half precision",
             f"physical {summary['physical_parameters']:,} parameters: {model['physical_layers']} real layers a block, "
             f"{sum(swept['stored_bytes']) / GB:.2f} GB on the disk, left there",
             "",
@@ -392,25 +392,13 @@ def figure(document: Mapping[str, Any]) -> go.Figure:
         subplot_titles=[f"Seconds for {swept['output_bytes']} bytes", "Memory, GiB (logarithmic)"],
         horizontal_spacing=0.12,
     )
-    left = written["extrapolated_seconds"] - written["measured_seconds"]
-    names = ["one sweep", "autoregressive"]
-    drawn.add_bar(
-        x=names,
-        y=[swept["seconds"], written["measured_seconds"]],
-        name="measured",
-        marker_color=PALETTE[0],
-        row=1,
-        col=1,
-    )
-    drawn.add_bar(
-        x=names,
-        y=[0, max(0.0, left)],
-        name="extrapolated",
-        marker_color=PALETTE[5],
-        marker_pattern_shape="/",
-        row=1,
-        col=1,
-    )
+    names, left = ["one sweep", "autoregressive"], written["extrapolated_seconds"] - written["measured_seconds"]
+    measured = [swept["seconds"], written["measured_seconds"]]
+    blue = {"marker_color": PALETTE[0], "texttemplate": "%{y:.0f} s"}
+    drawn.add_bar(x=names, y=measured, name="measured", **blue, row=1, col=1)
+    if left > 0:
+        hatched = {"marker_color": PALETTE[5], "marker_pattern_shape": "/", "texttemplate": "%{y:.0f} s"}
+        drawn.add_bar(x=names[1:], y=[left], name="extrapolated", **hatched, row=1, col=1)
     for color, (name, part) in zip(PALETTE[1:], (("sweep", swept), ("autoregressive", written)), strict=False):
         drawn.add_bar(
             x=[f"stage {stage['block']}" for stage in part["stages"]],
@@ -418,14 +406,17 @@ def figure(document: Mapping[str, Any]) -> go.Figure:
             name=f"peak resident, {name}",
             marker_color=color,
             offsetgroup=name,
+            texttemplate="%{y:.2f}",
             row=1,
             col=2,
         )
-    drawn.add_bar(
-        x=["all weights,<br>logical"], y=[swept["logical_fp16_bytes"] / GIB], marker_color="black", showlegend=False,
-        row=1, col=2,
-    )  # fmt: skip
-    drawn.update_yaxes(type="log", row=1, col=2)
+    everything = {
+        "x": ["all weights,<br>logical"],
+        "y": [swept["logical_fp16_bytes"] / GIB],
+        "texttemplate": "%{y:.1f}",
+    }
+    drawn.add_bar(**everything, name="half precision, all logical layers", marker_color="black", row=1, col=2)
+    drawn.update_yaxes(type="log", dtick=1, row=1, col=2)
     drawn.update_layout(
         title=f"{swept['logical_parameters'] / GB:.2f} billion logical parameters "
         f"({swept['physical_parameters'] / GB:.2f} billion real ones) over three stages on one machine",
