@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
@@ -55,7 +55,7 @@ class World(Protocol):
     """What a journey needs of its pipeline."""
 
     identity: bytes
-    links: Mapping[str, Link]
+    links: dict[str, Link]
     journeys: dict[str, Journey]
     counters: Counters
     clock: Callable[[], float]

@@ -214,9 +214,7 @@ class Pipeline:
         )
         return [(views[each].blocks[0], views[each].end) for each in route.addresses] if route else []
 
-    async def _journey(
-        self, pin: Pin, traversal: Traversal, blocks: tuple[int, int], deadline_s: float
-    ) -> Traversal:
+    async def _journey(self, pin: Pin, traversal: Traversal, blocks: tuple[int, int], deadline_s: float) -> Traversal:
         settings = self.settings
         patience = Patience(
             deadline_s=deadline_s,
@@ -250,9 +248,7 @@ class Pipeline:
         if pin is None or traversal.missing or not self._may_degrade(pin.model):
             return ()
         everything = range(pin.model.blocks)
-        route = choose_route(
-            self.views(), pin.model.version, 0, pin.model.blocks, self.clock(), may_skip=everything
-        )
+        route = choose_route(self.views(), pin.model.version, 0, pin.model.blocks, self.clock(), may_skip=everything)
         return route.missing if route else ()
 
     def _link(self, address: str) -> Link:

@@ -50,7 +50,7 @@ class Route:
 def expected_wait_s(view: StageView, now_s: float) -> float:
     """Until it has done one more walk."""
     faded = 0.5 ** (max(0.0, now_s - view.measured_s) / FADES_S)
-    return (DEFAULT_WORK_S + view.work_s * faded) * (1 + view.waiting + view.under_way)
+    return float(DEFAULT_WORK_S + view.work_s * faded) * (1 + view.waiting + view.under_way)
 
 
 def choose_route(
@@ -102,7 +102,9 @@ def newest_whole(views: Collection[StageView], *, may_skip: bool = False) -> Ser
     models = {model.version: model for view in views if view.healthy for model in view.models}
     whole = []
     for model in models.values():
-        route = choose_route(views, model.version, 0, model.blocks, 0.0, may_skip=range(model.blocks if may_skip else 0))
+        route = choose_route(
+            views, model.version, 0, model.blocks, 0.0, may_skip=range(model.blocks if may_skip else 0)
+        )
         if route is not None:
             whole.append((len(route.missing), _age(views, model.version), model))
     return min(whole, key=lambda each: each[:2])[2] if whole else None

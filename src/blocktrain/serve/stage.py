@@ -29,7 +29,7 @@ from blocktrain.serve.messages import (
 )
 from blocktrain.serve.sockets import Network, Socket, post, send, zmq_errors
 from blocktrain.serve.traversal import CacheMiss, ModelInfo, Traversal
-from blocktrain.serve.waiting import Recent, WaitingRoom, Work
+from blocktrain.serve.waiting import Arrival, Recent, WaitingRoom
 from blocktrain.spec import RunSpec
 
 Outcome = Traversal | CacheMiss | ConfigError
@@ -147,7 +147,7 @@ class Stage:
             case Hello():
                 self._reply(sender, self._welcome(message.id))
             case Walk() if traversal is not None:
-                self._admit(Work(message, traversal, num_bytes, self._clock()))
+                self._admit(Arrival(message, traversal, num_bytes, self._clock()))
             case Cancel():
                 self._cancelled.add(message.id)
                 self._room.drop(lambda work: work.walk.id == message.id)
@@ -170,7 +170,7 @@ class Stage:
             batch_s=self._batch_s,
         )
 
-    def _admit(self, work: Work) -> None:
+    def _admit(self, work: Arrival) -> None:
         if self._unwanted(work):
             return
         if work.walk.version not in self._segments:
@@ -183,7 +183,7 @@ class Stage:
         else:
             self._arrived.set()
 
-    def _unwanted(self, work: Work) -> bool:
+    def _unwanted(self, work: Arrival) -> bool:
         return work.walk.id in self._cancelled or work.traversal.session in self._forgotten
 
     def _forget(self, session: str) -> None:
@@ -212,7 +212,7 @@ class Stage:
             for work, outcome in zip(batch, outcomes, strict=True):
                 self._finish(work, outcome, began_s - work.arrived_s, took_s)
 
-    def _advance(self, batch: Sequence[Work]) -> Sequence[Outcome | Exception]:
+    def _advance(self, batch: Sequence[Arrival]) -> Sequence[Outcome | Exception]:
         """On the computing thread. What goes wrong with all of them is told to each."""
         segment = self._segments.get(batch[0].walk.version)
         if segment is None:  # swapped twice while they waited
@@ -222,7 +222,7 @@ class Stage:
         except Exception as error:
             return [error] * len(batch)
 
-    def _finish(self, work: Work, outcome: Outcome | Exception, waited_s: float, took_s: float) -> None:
+    def _finish(self, work: Arrival, outcome: Outcome | Exception, waited_s: float, took_s: float) -> None:
         match outcome:
             case _ if self._unwanted(work):
                 pass
@@ -246,7 +246,7 @@ class Stage:
         *before, own = traversal.trace
         return traversal.with_(trace=(*before, replace(own, stage=self.address, queued_s=max(0.0, waited_s))))
 
-    def _hand_on(self, work: Work, traversal: Traversal, waited_s: float, took_s: float) -> None:
+    def _hand_on(self, work: Arrival, traversal: Traversal, waited_s: float, took_s: float) -> None:
         walk = work.walk
         if not walk.route:
             traversal = without_states(traversal)
@@ -262,7 +262,7 @@ class Stage:
         )
         self._start(self._pass_on(work, encode(next_walk, traversal), max(0.0, waited_s), took_s))
 
-    async def _pass_on(self, work: Work, frames: list[bytes], waited_s: float, computed_s: float) -> None:
+    async def _pass_on(self, work: Arrival, frames: list[bytes], waited_s: float, computed_s: float) -> None:
         walk, to = work.walk, work.walk.route[0]
         try:
             require_key(to, self._key, self.settings.insecure)
@@ -293,7 +293,7 @@ class Stage:
         self._peers[address] = peer
         return peer
 
-    def _refuse(self, work: Work, code: Code, message: str, **details: Any) -> None:
+    def _refuse(self, work: Arrival, code: Code, message: str, **details: Any) -> None:
         walk = work.walk
         refusal = Refused(id=walk.id, attempt=walk.attempt, code=code, message=message[:2000], **details)
         self._reply(bytes.fromhex(walk.reply_to), refusal)

@@ -12,7 +12,7 @@ from blocktrain.serve.traversal import Traversal
 
 
 @dataclass(frozen=True)
-class Work:
+class Arrival:
     """A walk that has arrived."""
 
     walk: Walk
@@ -34,12 +34,12 @@ class WaitingRoom:
 
     def __init__(self, limit: int, max_bytes: int) -> None:
         self.limit, self.max_bytes = limit, max_bytes
-        self._waiting: OrderedDict[str, Work] = OrderedDict()
+        self._waiting: OrderedDict[str, Arrival] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def admit(self, work: Work) -> bool:
+    def admit(self, work: Arrival) -> bool:
         """False: full. One alone is always let in, however large."""
         others = [each for each in self._waiting.values() if each.walk.id != work.walk.id]
         total_bytes = work.num_bytes + sum(each.num_bytes for each in others)
@@ -48,9 +48,9 @@ class WaitingRoom:
         self._waiting[work.walk.id] = work
         return True
 
-    def take(self, max_rows: int) -> list[Work]:
+    def take(self, max_rows: int) -> list[Arrival]:
         """The oldest and whoever fits beside it: the same version, at most so many rows (but at least one work)."""
-        taken: list[Work] = []
+        taken: list[Arrival] = []
         rows = 0
         for work in tuple(self._waiting.values()):
             if taken and (work.walk.version != taken[0].walk.version or rows + work.rows > max_rows):
@@ -59,7 +59,7 @@ class WaitingRoom:
             rows += work.rows
         return taken
 
-    def drop(self, unwanted: Callable[[Work], bool]) -> list[Work]:
+    def drop(self, unwanted: Callable[[Arrival], bool]) -> list[Arrival]:
         dropped = [work for work in self._waiting.values() if unwanted(work)]
         for work in dropped:
             del self._waiting[work.walk.id]

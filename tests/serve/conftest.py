@@ -1,0 +1,97 @@
+"""What the tests of serving share: small models with weights of their own, and chains of stages on free ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocktrain.model.block import build_block
+from blocktrain.serve.pipeline import Pipeline, PipelineSettings
+from blocktrain.serve.segment import LocalForward, Segment
+from blocktrain.serve.stage import Stage, StageSettings
+from blocktrain.spec import RunSpec, preset
+
+LIMIT_S = 20.0  # for what happens at once
+KINDS = ("stacked", "denoise", "end_to_end", "droppable")
+CHANGES: dict[str, dict[str, Any]] = {
+    "stacked": {"objective": {"kind": "stacked"}},
+    "droppable": {"objective": {"kind": "stacked", "state_dropout": 0.3}},
+    "denoise": {"objective": {"kind": "denoise", "span_share": 0.5}},
+    "end_to_end": {"objective": {"kind": "end_to_end"}},
+}
+QUICK = PipelineSettings(wire="fp32", heartbeat_s=0.1, dead_after_s=2.0, wait_s=2.0, start_s=5.0, deadline_s=LIMIT_S)
+
+
+@cache
+def spec_of(kind: str) -> RunSpec:
+    base = preset("tiny").model_dump(mode="json")
+    return RunSpec.model_validate({**base, **CHANGES[kind], "name": kind})
+
+
+@cache
+def tensors_of(kind: str, seed: int) -> dict[int, dict[str, Tensor]]:
+    """As if trained: a newborn block says nothing."""
+    spec, generator = spec_of(kind), torch.Generator().manual_seed(seed)
+    return {
+        index: {
+            name: value + 0.3 * torch.randn(value.shape, generator=generator)
+            for name, value in build_block(spec, index).state_dict().items()
+        }
+        for index in range(spec.model.blocks)
+    }
+
+
+def segment_of(kind: str, blocks: Sequence[int], seed: int = 0, version: str | None = None) -> Segment:
+    tensors = tensors_of(kind, seed)
+    weights = {path: (0.1, 0.2, 0.3, 0.4) for path in ("stack", "mean")}
+    return Segment(spec_of(kind), {k: tensors[k] for k in blocks}, weights, version=version or f"seed-{seed}")
+
+
+def local_of(kind: str, *spans: Sequence[int], seed: int = 0) -> LocalForward:
+    return LocalForward(*(segment_of(kind, span, seed) for span in spans or (range(4),)))
+
+
+@asynccontextmanager
+async def stages_of(segments: Sequence[Any], **settings: Any) -> AsyncIterator[list[Stage]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Stage(each, StageSettings(**settings))) for each in segments]
+
+
+@asynccontextmanager
+async def chain_of(segments: Sequence[Any], settings: PipelineSettings = QUICK) -> AsyncIterator[Pipeline]:
+    async with (
+        stages_of(segments) as stages,
+        Pipeline([stage.address for stage in stages], settings) as pipeline,
+    ):
+        yield pipeline
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """For what other tasks bring about: they run while this one yields."""
+
+    async def wait() -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(wait(), LIMIT_S)
+
+
+class Helpers:
+    """The functions above, for tests that get them as the fixture `serve`."""
+
+    kinds, quick, limit_s = KINDS, QUICK, LIMIT_S
+    spec_of, tensors_of = staticmethod(spec_of), staticmethod(tensors_of)
+    segment_of, local_of = staticmethod(segment_of), staticmethod(local_of)
+    stages_of, chain_of, until = staticmethod(stages_of), staticmethod(chain_of), staticmethod(until)
+
+
+@pytest.fixture
+def serve() -> type[Helpers]:
+    return Helpers
