@@ -32,9 +32,7 @@ class Memory:
 
     def common_prefix(self, text: bytes) -> int:
         """How many positions of `text` need no computing."""
-        if text.startswith(self.text):
-            return len(self.text)
-        return next((at for at, (old, new) in enumerate(zip(self.text, text, strict=False)) if old != new), len(text))
+        return common_prefix(self.text, text)
 
     def keep(self, length: int) -> None:
         self.text = self.text[:length]
@@ -44,7 +42,7 @@ class Memory:
         capacity = self.keys.size(2)
         if length > capacity:
             capacity = max(SMALLEST_CAPACITY, 1 << (length - 1).bit_length())
-            self.keys, self.values = (_grown(old, capacity, len(self.text)) for old in (self.keys, self.values))
+            self.keys, self.values = (_grown(old, capacity) for old in (self.keys, self.values))
 
     def put(self, layer: int, first: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values of a layer up to and with the new ones."""
@@ -157,10 +155,17 @@ class Recall:
         return self.tokens.attend(self.first_layer + index)
 
 
-def _grown(old: Tensor, capacity: int, filled: int) -> Tensor:
-    layers, heads, _, width = old.shape
+def common_prefix(old: bytes, new: bytes) -> int:
+    """How many bytes the two begin with alike."""
+    if new.startswith(old):
+        return len(old)
+    return next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(new))
+
+
+def _grown(old: Tensor, capacity: int) -> Tensor:
+    layers, heads, before, width = old.shape
     new = old.new_empty(layers, heads, capacity, width)
-    new[:, :, :filled] = old[:, :, :filled]
+    new[:, :, :before] = old
     return new
 
 
