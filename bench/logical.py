@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ from torch import Tensor
 from blocktrain.checkpoint import RunDirectory
 from blocktrain.figures import PALETTE, write_figure
 from blocktrain.model.block import block_shapes, logical_parameters, physical_parameters
+from blocktrain.serve.decode import Mode, Request, decode
 from blocktrain.serve.pipeline import Pipeline, PipelineSettings, PipelineStats
-from blocktrain.serve.traversal import Noise, Traversal
+from blocktrain.serve.traversal import Forward, Hop, Traversal
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
 from blocktrain.train.flops import FORWARD, layers_flops
 from common import RESULTS, machine, table, write_json
@@ -42,6 +43,7 @@ from common import RESULTS, machine, table, write_json
 WIDTH, HEADS, BLOCKS, LAYERS = 4224, 33, 3, 354  # 75.80 billion parameters, in three blocks of 118 layers
 NEVER_S = 1e6
 MATMUL_S = 4.0
+LEAST_TRAVERSALS = 3
 GB, GIB = 1e9, 2**30
 PROMPT = b"It is the duty of the President to give to the Congress information of the state of the Union. "
 
@@ -106,23 +108,27 @@ class StageProcess:
 def stage_processes(model: Path, threads: int) -> Iterator[list[StageProcess]]:
     """One process a block, its layers left on the disk."""
     with ExitStack() as stack:
-        yield [stack.enter_context(_stage_process(model, block, threads)) for block in range(BLOCKS)]
+        started = [stack.enter_context(_stage_process(model, block, threads)) for block in range(BLOCKS)]
+        yield [StageProcess(process, _address(process), block) for block, process in enumerate(started)]
 
 
 @contextmanager
-def _stage_process(model: Path, block: int, threads: int) -> Iterator[StageProcess]:
+def _stage_process(model: Path, block: int, threads: int) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, __file__, "--stage", str(model), str(block)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        if not address:
-            raise RuntimeError(f"the stage of block {block} ended with code {process.wait()} before it listened")
-        yield StageProcess(process, address, block)
-    finally:
-        process.terminate()
-        process.wait()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """What it prints once it listens."""
+    assert process.stdout is not None
+    if not (line := process.stdout.readline().strip()):
+        raise RuntimeError(f"a stage ended with code {process.wait()} before it listened")
+    return line
 
 
 async def serve_stage(model: Path, block: int) -> None:
@@ -195,71 +201,65 @@ def patient() -> PipelineSettings:
     )
 
 
-async def sweep(stages: Sequence[StageProcess], spec: RunSpec) -> dict[str, Any]:
-    """The whole output in one traversal: prompt and noise go in, bytes come out."""
-    output_bytes = spec.model.context // 2
-    asked = Traversal("sweep", prompt_of(spec.model.context - output_bytes), noise=Noise(output_bytes, seed=0))
+class Timed:
+    """A forward that notes what each traversal took."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward, self.info = forward, forward.info
+        self.seconds: list[float] = []
+        self.hops: list[tuple[Hop, ...]] = []
+
+    async def __call__(self, traversal: Traversal) -> Traversal:
+        began_s = time.monotonic()
+        reply = await self._forward(traversal)
+        self.seconds.append(time.monotonic() - began_s)
+        self.hops.append(reply.trace)
+        _say(f"  traversal {len(self.seconds)}: {self.seconds[-1]:.1f} s")
+        return reply
+
+    async def forget(self, session: str) -> None:
+        await self._forward.forget(session)
+
+
+async def write(stages: Sequence[StageProcess], request: Request, budget_s: float) -> dict[str, Any]:
+    """As much of the output as fits the budget, but at least three traversals where it takes so many."""
+    written = 0
     async with Pipeline([stage.address for stage in stages], patient()) as pipeline:
-        before, cpu_before_s, began_s = pipeline.stats(), _cpu_s(stages), time.monotonic()
-        reply = await pipeline(asked)
-        seconds = time.monotonic() - began_s
-        wire = Wire.between(before, pipeline.stats())
-    assert reply.written is not None
+        timed, before, cpu_before_s = Timed(pipeline), pipeline.stats(), _cpu_s(stages)
+        async with aclosing(decode(timed, request)) as steps:
+            async for step in steps:
+                written += len(step.written)
+                if len(timed.seconds) >= LEAST_TRAVERSALS and sum(timed.seconds) >= budget_s:
+                    break
+        cpu_s, wire = _cpu_s(stages) - cpu_before_s, Wire.between(before, pipeline.stats())
     return {
-        "prompt_bytes": len(asked.prompt),
-        "output_bytes": len(reply.written),
-        "positions": len(asked.prompt) + output_bytes - 1,
-        "traversals": 1,
-        "seconds": seconds,
-        "cpu_seconds": _cpu_s(stages) - cpu_before_s,
-        "stage_seconds": [hop.computed_s for hop in reply.trace],
-        "wire_bytes": {**asdict(wire), "total": wire.total},
-        "distinct_output_bytes": len(set(reply.written)),
-        "stages": [stage_row(stage) for stage in stages],
+        "prompt_bytes": len(request.prompt),
+        "output_bytes": request.max_bytes,
+        "measured_bytes": written,
+        "traversal_seconds": timed.seconds,
+        "stage_seconds": [[hop.computed_s for hop in hops] for hops in timed.hops],
+        "measured_seconds": sum(timed.seconds),
+        "measured_cpu_seconds": cpu_s,
+        "measured_wire_bytes": {**asdict(wire), "total": wire.total},
+        "stages": [{"block": stage.block, "peak_rss_bytes": stage.peak_rss()} for stage in stages],
     }
 
 
-async def autoregress(stages: Sequence[StageProcess], spec: RunSpec, budget_s: float) -> dict[str, Any]:
-    """One byte a traversal with cached context, the likeliest each time, as many as fit the budget (at least two after
-    the prompt)."""
-    output_bytes = spec.model.context // 2
-    text = prompt_of(spec.model.context - output_bytes)
-    prompt_bytes, start = len(text), 0
-    seconds: list[float] = []
-    async with Pipeline([stage.address for stage in stages], patient()) as pipeline:
-        before, cpu_before_s = pipeline.stats(), _cpu_s(stages)
-        while len(seconds) < output_bytes and (len(seconds) < 3 or sum(seconds) < budget_s):
-            began_s = time.monotonic()
-            reply = await pipeline(Traversal("text", text, start=start))
-            seconds.append(time.monotonic() - began_s)
-            if reply.prompt_logits is None or not reply.prompt_logits.isfinite().all():
-                raise RuntimeError("the logits are not finite: scale the weights otherwise")
-            start, text = len(text), text + bytes([int(reply.prompt_logits[-1].argmax())])
-            print(f"  byte {len(seconds)}: {seconds[-1]:.1f} s", file=sys.stderr, flush=True)
-        wire = Wire.between(before, pipeline.stats())
-    a_byte_s = statistics.median(seconds[1:])
+def extrapolated(measured: Mapping[str, Any]) -> dict[str, float]:
+    """The whole output of a decoder that writes a byte a traversal, had it been let to the end."""
+    first_s, *later_s = measured["traversal_seconds"]
+    bytes_left = measured["output_bytes"] - measured["measured_bytes"]
+    a_byte = measured["measured_wire_bytes"]["total"] / measured["measured_bytes"]
     return {
-        "prompt_bytes": prompt_bytes,
-        "output_bytes": output_bytes,
-        "measured_bytes": len(seconds),
-        "first_byte_seconds": seconds[0],
-        "later_byte_seconds": seconds[1:],
-        "median_later_byte_seconds": a_byte_s,
-        "measured_seconds": sum(seconds),
-        "cpu_seconds": _cpu_s(stages) - cpu_before_s,
-        "extrapolated_seconds": seconds[0] + (output_bytes - 1) * a_byte_s,
-        "wire_bytes": {**asdict(wire), "total": wire.total},
-        "extrapolated_wire_bytes": round(wire.total * output_bytes / len(seconds)),
-        "stages": [stage_row(stage) for stage in stages],
+        "first_byte_seconds": first_s,
+        "median_later_byte_seconds": statistics.median(later_s),
+        "extrapolated_seconds": first_s + (measured["output_bytes"] - 1) * statistics.median(later_s),
+        "extrapolated_wire_bytes": round(measured["measured_wire_bytes"]["total"] + bytes_left * a_byte),
     }
 
 
 def prompt_of(length: int) -> bytes:
     return (PROMPT * (1 + length // len(PROMPT)))[:length]
-
-
-def stage_row(stage: StageProcess) -> dict[str, Any]:
-    return {"block": stage.block, "peak_rss_bytes": stage.peak_rss(), "cpu_seconds": stage.cpu_s()}
 
 
 def _cpu_s(stages: Sequence[StageProcess]) -> float:
@@ -277,9 +277,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     positions = options.positions or (16 if options.quick else 64)
     matmul_s = 0.1 if options.quick else MATMUL_S
     document: dict[str, Any] = {"machine": machine(), "stage_threads": options.threads, "load_before": os.getloadavg()}
-    for name, objective in (("sweep", Denoise(span_share=0.5)), ("autoregressive", EndToEnd())):
+    for mode, objective in ((Mode.SWEEP, Denoise(span_share=0.5)), (Mode.AUTOREGRESSIVE, EndToEnd())):
         spec = logical_spec(objective, positions, options.physical_layers, options.quick)
-        document[name] = run_model(name, spec, options, matmul_s)
+        document[mode] = run_model(mode, spec, options, matmul_s)
         write_json(options.out / f"{options.name}.json", document)
     document["load_after"] = os.getloadavg()
     document["summary"] = summarise(document)
@@ -289,20 +289,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"wrote {path}")
 
 
-def run_model(name: str, spec: RunSpec, options: argparse.Namespace, matmul_s: float) -> dict[str, Any]:
+def run_model(mode: Mode, spec: RunSpec, options: argparse.Namespace, matmul_s: float) -> dict[str, Any]:
     """One way to decode on a model of its own, made for it and gone after it."""
+    output_bytes = spec.model.context // 2
+    request = Request(prompt_of(spec.model.context - output_bytes), output_bytes, mode)
     with tempfile.TemporaryDirectory(dir=options.work, prefix="logical-") as folder:
-        _say(f"{name}: writing {2 * physical_parameters(spec) / GB:.2f} GB of weights")
+        _say(f"{mode}: writing {2 * physical_parameters(spec) / GB:.2f} GB of weights")
         write_model(Path(folder), spec)
         stored_bytes = [path.stat().st_size for path in sorted(Path(folder).glob("block-*"))]
         with stage_processes(Path(folder), options.threads) as stages:
             before = Matmul.measure(spec.model.width, spec.model.context, matmul_s)
-            _say(f"{name}: running, a matmul does {before.gflops:.0f} GFLOP/s beside whatever else runs here")
-            work = sweep(stages, spec) if name == "sweep" else autoregress(stages, spec, options.baseline_s)
-            result = asyncio.run(work)
+            _say(f"{mode}: running, a matmul does {before.gflops:.0f} GFLOP/s beside whatever else runs here")
+            measured = asyncio.run(write(stages, request, options.baseline_s))
             after = Matmul.measure(spec.model.width, spec.model.context, matmul_s)
     return {
-        **result,
+        **measured,
+        **(extrapolated(measured) if mode is Mode.AUTOREGRESSIVE else {}),
         "spec": spec.model_dump(mode="json"),
         "logical_parameters": logical_parameters(spec),
         "physical_parameters": physical_parameters(spec),
@@ -316,23 +318,21 @@ def run_model(name: str, spec: RunSpec, options: argparse.Namespace, matmul_s: f
 def summarise(document: Mapping[str, Any]) -> dict[str, Any]:
     """The figures that the page quotes."""
     swept, written = document["sweep"], document["autoregressive"]
-    matmul = swept["matmul"]
+    matmul, flops = swept["matmul"], swept["traversal_flops"] / GB
     clock, cpu = (statistics.mean(matmul[when][key] for when in matmul) for key in ("gflops", "gflops_a_cpu_s"))
-    flops = swept["traversal_flops"] / GB
+    seconds, cpu_s = swept["measured_seconds"], swept["measured_cpu_seconds"]
     return {
         "logical_parameters": swept["logical_parameters"],
         "physical_parameters": swept["physical_parameters"],
-        "sweep_seconds": swept["seconds"],
-        "sweep_gflops": flops / swept["seconds"],
+        "sweep_seconds": seconds,
+        "sweep_gflops": flops / seconds,
         "matmul_gflops": clock,
-        "of_matmul": flops / swept["seconds"] / clock,
-        "of_matmul_a_cpu_second": flops / swept["cpu_seconds"] / cpu,
+        "of_matmul": flops / seconds / clock,
+        "of_matmul_a_cpu_second": flops / cpu_s / cpu,
         "autoregressive_extrapolated_seconds": written["extrapolated_seconds"],
-        "extrapolated_speedup": written["extrapolated_seconds"] / swept["seconds"],
+        "extrapolated_speedup": written["extrapolated_seconds"] / seconds,
         "sweep_peak_rss_bytes": [stage["peak_rss_bytes"] for stage in swept["stages"]],
         "autoregressive_peak_rss_bytes": [stage["peak_rss_bytes"] for stage in written["stages"]],
-        "all_stages_of_logical_fp16": sum(stage["peak_rss_bytes"] for stage in swept["stages"])
-        / swept["logical_fp16_bytes"],
     }
 
 
@@ -346,8 +346,8 @@ def report(document: Mapping[str, Any]) -> str:
             "sweep (measured)",
             f"{swept['output_bytes']} bytes",
             "1",
-            f"{swept['seconds']:.1f}",
-            f"{swept['wire_bytes']['total']:,}",
+            f"{swept['measured_seconds']:.1f}",
+            f"{swept['measured_wire_bytes']['total']:,}",
             _gib(swept["stages"]),
         ],
         [
@@ -370,7 +370,7 @@ def report(document: Mapping[str, Any]) -> str:
             table(head, rows),
             "",
             f"extrapolated speed-up of the sweep: {summary['extrapolated_speedup']:.1f} ×, without any network delay",
-            f"the sweep's {swept['positions']} positions: {summary['sweep_gflops']:.1f} GFLOP/s, "
+            f"the sweep's {model['context']} positions: {summary['sweep_gflops']:.1f} GFLOP/s, "
             f"{summary['of_matmul']:.0%} of a plain matmul beside the same load "
             f"({summary['of_matmul_a_cpu_second']:.0%} by processor time)",
             f"first byte of the other: {written['first_byte_seconds']:.1f} s, each later one "
@@ -393,7 +393,7 @@ def figure(document: Mapping[str, Any]) -> go.Figure:
         horizontal_spacing=0.12,
     )
     names, left = ["one sweep", "autoregressive"], written["extrapolated_seconds"] - written["measured_seconds"]
-    measured = [swept["seconds"], written["measured_seconds"]]
+    measured = [swept["measured_seconds"], written["measured_seconds"]]
     blue = {"marker_color": PALETTE[0], "texttemplate": "%{y:.0f} s"}
     drawn.add_bar(x=names, y=measured, name="measured", **blue, row=1, col=1)
     if left > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,7 @@ def decoder(request: Request, info: ModelInfo, session: str) -> Decoder:
     return kind(request, info, session)
 
 
-async def decode(forward: Forward, request: Request) -> AsyncIterator[Step]:
+async def decode(forward: Forward, request: Request) -> AsyncGenerator[Step, None]:
     """One step a traversal. Close it (contextlib.aclosing) to stop early: the stages forget the session at once."""
     session = uuid.uuid4().hex
     asking = decoder(request, forward.info, session)
