@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from blocktrain.checkpoint import RunDirectory
+from blocktrain.corpus import load_corpus
 from blocktrain.model.block import build_block
 from blocktrain.serve.pipeline import Pipeline, PipelineSettings
 from blocktrain.serve.segment import LocalForward, Segment
 from blocktrain.serve.stage import Stage, StageSettings
 from blocktrain.spec import RunSpec, preset
+from blocktrain.train.run import train_run
 
 LIMIT_S = 20.0  # for what happens at once
 KINDS = ("stacked", "denoise", "end_to_end", "droppable")
@@ -50,7 +55,7 @@ def tensors_of(kind: str, seed: int) -> dict[int, dict[str, Tensor]]:
 
 def segment_of(kind: str, blocks: Sequence[int], seed: int = 0, version: str | None = None) -> Segment:
     tensors = tensors_of(kind, seed)
-    weights = {path: (0.1, 0.2, 0.3, 0.4) for path in ("stack", "mean")}
+    weights = dict.fromkeys(("stack", "mean"), (0.1, 0.2, 0.3, 0.4))
     return Segment(spec_of(kind), {k: tensors[k] for k in blocks}, weights, version=version or f"seed-{seed}")
 
 
@@ -95,3 +100,27 @@ class Helpers:
 @pytest.fixture
 def serve() -> type[Helpers]:
     return Helpers
+
+
+@pytest.fixture
+def free_address() -> str:
+    """Nobody listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a small model that has learned something; tests only read it."""
+    folder = tmp_path_factory.mktemp("trained")
+    text = folder / "text.txt"
+    text.write_text("".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " for n in range(400)))
+    spec = preset("tiny").with_(**{"corpus.source": str(text), "train.steps": 60})
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    train_run(RunDirectory.create(folder / "run", spec, corpus.sha256), corpus)
+    return folder / "run"
+
+
+@pytest.fixture
+def trained_segments(trained_run: Path) -> list[Segment]:
+    return [Segment.open(trained_run, blocks) for blocks in ((0, 1), (2,), (3,))]

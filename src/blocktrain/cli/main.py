@@ -22,9 +22,11 @@ from blocktrain.cli.coordinator import coordinator
 from blocktrain.cli.eval import evaluate
 from blocktrain.cli.export import export
 from blocktrain.cli.generate import generate
+from blocktrain.cli.keys import keys
 from blocktrain.cli.ledger import ledger
 from blocktrain.cli.options import EXIT_INTERRUPTED
 from blocktrain.cli.reference import reference
+from blocktrain.cli.stage import stage
 from blocktrain.cli.status import status
 from blocktrain.cli.token import token
 from blocktrain.cli.train import train
@@ -75,7 +77,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-TRAIN, USE, TOGETHER = "Train", "Measure and use", "Train together"
+TRAIN, USE, TOGETHER, SERVE = "Train", "Measure and use", "Train together", "Serve"
 app.command(
     rich_help_panel=TRAIN,
     epilog="Example:  blocktrain train --preset small --set train.steps=200 --out run/",
@@ -123,6 +125,14 @@ app.add_typer(
     rich_help_panel=TOGETHER,
     epilog="Example:  blocktrain token add alice --role viewer --dir swarm/",
 )
+app.command(
+    rich_help_panel=SERVE,
+    epilog="Example:  blocktrain stage model/ --blocks 0-1 --listen tcp://0.0.0.0:7001 --keys chain.key",
+)(stage)
+app.command(
+    rich_help_panel=SERVE,
+    epilog="Example:  blocktrain keys chain.key",
+)(keys)
 
 
 def _print_version(asked: bool) -> None:

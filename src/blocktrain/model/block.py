@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from blocktrain.model import noise
 from blocktrain.model.memory import Recall
-from blocktrain.model.transformer import Layer, Modulation, rms_norm, rotary_table, span_mask
+from blocktrain.model.transformer import Layer, Modulation, lean_norm, rms_norm, rotary_table, span_mask
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
 
 
@@ -42,27 +42,33 @@ class Block(nn.Module):
         return rms_norm(F.embedding(bytes_BT, self.embedding))
 
     def run_layers(
-        self,
-        hidden_BTD: Tensor,
-        mask: Tensor | None = None,
-        modulation: Modulation | None = None,
-        recall: Recall | None = None,
+        self, hidden_BTD: Tensor, mask: Tensor | None = None, modulation: Modulation | None = None
     ) -> Tensor:
-        """Whole windows; with `recall` the new positions of texts whose earlier ones are in memories."""
         T = hidden_BTD.size(1)
-        rotary = recall.tokens.rotary(self.cos, self.sin) if recall else (self.cos[:T], self.sin[:T])
         for index in range(self.num_layers):
-            layer = self.layers[index % len(self.layers)]
-            hidden_BTD = layer(hidden_BTD, rotary, mask, modulation, recall and recall.attend(index))
+            hidden_BTD = self._layer(index)(hidden_BTD, (self.cos[:T], self.sin[:T]), mask, modulation)
         return hidden_BTD
 
-    def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None, recall: Recall | None = None) -> Tensor:
-        """The block's hidden stream from the bytes and the stream of the block before, without any noise."""
+    def run_steps(self, hidden_TD: Tensor, recall: Recall, modulation: Modulation | None = None) -> Tensor:
+        """The layers for new positions of texts whose earlier ones are in memories."""
+        rotary = recall.tokens.rotary(self.cos, self.sin)
+        for index in range(self.num_layers):
+            hidden_TD = self._layer(index).step(hidden_TD, rotary, recall.attend(index), modulation)
+        return hidden_TD
+
+    def _layer(self, index: int) -> Layer:
+        """The real layer that does a logical one's work."""
+        layer = self.layers[index % len(self.layers)]
+        assert isinstance(layer, Layer)
+        return layer
+
+    def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
+        """The block's hidden stream at new positions, from their bytes and the stream of the block before."""
         raise NotImplementedError
 
-    def answer(self, hidden_BTD: Tensor) -> Tensor:
-        """The logits of what `advance` gave."""
-        return self.read_out(hidden_BTD)
+    def answer(self, hidden_TD: Tensor) -> Tensor:
+        """The logits of what `step` gave."""
+        return F.linear(lean_norm(hidden_TD), self.readout)
 
     def read_out(self, hidden_BTD: Tensor) -> Tensor:
         return F.linear(rms_norm(hidden_BTD), self.readout)
@@ -90,10 +96,14 @@ class StackedBlock(Block):
         state_BTD = self.advance(bytes_BT, state_BTD)
         return state_BTD, self.read_out(state_BTD)
 
-    def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None, recall: Recall | None = None) -> Tensor:
+    def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
+        own = self.gain * lean_norm(F.embedding(bytes_T, self.embedding))
+        return self.run_steps(own if state_TD is None else own + state_TD, recall)
+
+    def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> Tensor:
         """The next state alone, for a block whose logits nobody asks for."""
         own = self.gain * self.embed(bytes_BT)
-        return self.run_layers(own if state_BTD is None else own + state_BTD, recall=recall)
+        return self.run_layers(own if state_BTD is None else own + state_BTD)
 
 
 class DenoiseBlock(Block):
@@ -145,14 +155,14 @@ class DenoiseBlock(Block):
         z_BTV = self.embedding.new_zeros(B, T, NUM_SYMBOLS)
         return self.denoise(bytes_BT, z_BTV, z_BTV.new_full((B,), self.sigma_high))
 
-    def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None, recall: Recall | None = None) -> Tensor:
-        """The stream of the mean path, where z says nothing: it needs no other block's."""
+    def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
+        """Along the mean path, where z says nothing: it needs no other block's stream."""
         modulation = self._modulation(self.embedding.new_full((1,), self.sigma_high))
-        return self.run_layers(self.embed(bytes_BT), None, modulation, recall)
+        return self.run_steps(lean_norm(F.embedding(bytes_T, self.embedding)), recall, tuple(each[0] for each in modulation))
 
-    def answer(self, hidden_BTD: Tensor) -> Tensor:
+    def answer(self, hidden_TD: Tensor) -> Tensor:
         """What `denoise` gives for z = 0: there its evidence and c_skip·z are nothing."""
-        out = self.read_out(hidden_BTD)
+        out = super().answer(hidden_TD)
         if self.objective.evidence == "closed":
             return out
         return self.sharpness * noise.scalings(out.new_tensor(self.sigma_high), self.objective.sigma_data)[1] * out

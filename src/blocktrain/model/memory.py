@@ -7,28 +7,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value -> mixed values, all [1, H, T, W]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value -> mixed values, all [T, H, W]
 SMALLEST_CAPACITY = 64
 
 
 class Memory:
-    """One text's keys and values in every layer of some blocks, [L, H, positions, W] each. It grows by doubling;
-    cutting it back to a prefix is free: `text` says what the first positions were computed from."""
+    """One text's keys and values in every layer of some blocks, [H, positions, W] each. It grows by doubling; cutting
+    it back to a prefix is free: `text` says what the first positions were computed from."""
 
     def __init__(self, layers: int, heads: int, head_width: int, like: Tensor) -> None:
         self.text = b""
-        self.keys = like.new_empty(layers, heads, 0, head_width)
-        self.values = like.new_empty(layers, heads, 0, head_width)
+        self.keys, self.values = ([like.new_empty(heads, 0, head_width) for _ in range(layers)] for _ in range(2))
 
     @property
     def num_bytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
+        return sum(each.numel() * each.element_size() for each in (*self.keys, *self.values))
 
     def common_prefix(self, text: bytes) -> int:
         """How many positions of `text` need no computing."""
@@ -39,17 +39,17 @@ class Memory:
 
     def reserve(self, length: int) -> None:
         """Room for so many positions; what is known stays."""
-        capacity = self.keys.size(2)
-        if length > capacity:
+        if length > self.keys[0].size(1):
             capacity = max(SMALLEST_CAPACITY, 1 << (length - 1).bit_length())
-            self.keys, self.values = (_grown(old, capacity) for old in (self.keys, self.values))
+            self.keys, self.values = ([_grown(old, capacity) for old in each] for each in (self.keys, self.values))
 
-    def put(self, layer: int, first: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values of a layer up to and with the new ones."""
-        end = first + key.size(2)
-        self.keys[layer, :, first:end] = key[0]
-        self.values[layer, :, first:end] = value[0]
-        return self.keys[layer, None, :, :end], self.values[layer, None, :, :end]
+    def put(self, layer: int, first: int, key_THW: Tensor, value_THW: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer up to and with the new ones, [H, positions, W]."""
+        end = first + key_THW.size(0)
+        keys, values = self.keys[layer], self.values[layer]
+        keys[:, first:end] = key_THW.transpose(0, 1)
+        values[:, first:end] = value_THW.transpose(0, 1)
+        return keys[:, :end], values[:, :end]
 
 
 class Part(Protocol):
@@ -58,7 +58,9 @@ class Part(Protocol):
     @property
     def num_tokens(self) -> int: ...
 
-    def positions(self) -> list[int]: ...
+    def rows_of(self, table: Tensor) -> Tensor:
+        """The rows of a table of positions that are theirs."""
+        ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor: ...
 
@@ -69,24 +71,27 @@ class Strand:
     def __init__(self, memory: Memory, first: int, count: int) -> None:
         memory.reserve(first + count)
         self.memory, self.first, self.num_tokens = memory, first, count
-        self._mask = _causal(count, first + count, memory.keys.device) if first and count > 1 else None
+        self._mask = _causal(count, first + count, memory.keys[0].device) if first and count > 1 else None
 
-    def positions(self) -> list[int]:
-        return list(range(self.first, self.first + self.num_tokens))
+    def rows_of(self, table: Tensor) -> Tensor:
+        return table[self.first : self.first + self.num_tokens]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self.memory.put(layer, self.first, key, value)
-        return F.scaled_dot_product_attention(query, keys, values, self._mask, is_causal=keys.size(2) == query.size(2))
+        query = query.transpose(0, 1)[None]
+        is_causal = not self.first and self.num_tokens > 1
+        mixed = F.scaled_dot_product_attention(query, keys[None], values[None], self._mask, is_causal=is_causal)
+        return mixed[0].transpose(0, 1)
 
 
 class Fan:
     """Several continuations of one text: they share its memory (computed once, never copied) and have their own for
-    what follows, which is forgotten with the fan."""
+    what follows, [H, R, positions, W] a layer, which is forgotten with the fan."""
 
     def __init__(self, trunk: Memory, rows: int, length: int) -> None:
-        layers, heads, _, width = trunk.keys.shape
+        heads, _, width = trunk.keys[0].shape
         self.trunk, self.trunk_length, self.rows = trunk, len(trunk.text), rows
-        self.keys, self.values = (trunk.keys.new_empty(layers, heads, rows, length, width) for _ in range(2))
+        self.keys, self.values = ([each.new_empty(heads, rows, length, width) for each in trunk.keys] for _ in range(2))
         self.filled = 0
 
     def next(self, count: int) -> Fronds:
@@ -100,59 +105,62 @@ class Fronds:
     def __init__(self, fan: Fan, first: int, count: int) -> None:
         self.fan, self.first, self.count = fan, first, count
         self.num_tokens = fan.rows * count
-        self._mask = None if count == 1 else _causal(count, first + count, fan.keys.device)
+        self._mask = None if count == 1 else _causal(count, first + count, fan.keys[0].device)
 
-    def positions(self) -> list[int]:
+    def rows_of(self, table: Tensor) -> Tensor:
         begin = self.fan.trunk_length + self.first
-        return list(range(begin, begin + self.count)) * self.fan.rows
+        return table[begin : begin + self.count].repeat(self.fan.rows, 1)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """softmax over the shared and the own keys together; the shared ones are read once for all rows."""
-        fan, end = self.fan, self.first + self.count
-        H, W = query.size(1), query.size(3)
+        fan, end, shared_end = self.fan, self.first + self.count, self.fan.trunk_length
+        T, H, W = query.shape
         split = (H, fan.rows, self.count, W)
-        fan.keys[layer, :, :, self.first : end] = key.view(split)
-        fan.values[layer, :, :, self.first : end] = value.view(split)
-        query = query[0] / math.sqrt(W)
-        shared = query @ fan.trunk.keys[layer, :, : fan.trunk_length].mT  # [H, R·T, P]
-        own = query.view(split) @ fan.keys[layer, :, :, :end].mT  # [H, R, T, end]
+        own_keys, own_values = fan.keys[layer][:, :, :end], fan.values[layer][:, :, :end]
+        own_keys[:, :, self.first :] = key.transpose(0, 1).view(split)
+        own_values[:, :, self.first :] = value.transpose(0, 1).view(split)
+        query = (query * (1 / math.sqrt(W))).transpose(0, 1).contiguous()
+        shared = query @ fan.trunk.keys[layer][:, :shared_end].mT  # [H, R·T, P]
+        own = query.view(split) @ own_keys.mT  # [H, R, T, end]
         if self._mask is not None:
             own = own.masked_fill(~self._mask, -torch.inf)
-        shares = torch.cat([shared.view(*split[:3], -1), own], -1).softmax(-1)
-        of_shared, of_own = torch.split(shares, [fan.trunk_length, end], -1)
-        mixed = of_shared.reshape(H, self.num_tokens, -1) @ fan.trunk.values[layer, :, : fan.trunk_length]
-        return (mixed + (of_own @ fan.values[layer, :, :, :end]).view(H, self.num_tokens, W))[None]
+        shares = torch.cat([shared, own.view(H, T, end)], -1).softmax(-1)
+        mixed = shares[:, :, :shared_end] @ fan.trunk.values[layer][:, :shared_end]
+        mixed = mixed + (shares[:, :, shared_end:].reshape(own.shape) @ own_values).view(H, T, W)
+        return mixed.transpose(0, 1)
 
 
 class Tokens:
-    """The new positions of several texts as one batch [1, T]."""
+    """The new positions of several texts as one batch [T]."""
 
-    def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         self.parts, self.sizes = parts, [part.num_tokens for part in parts]
-        self._positions = torch.tensor([at for part in parts for at in part.positions()], device=device)
+        self._rotary: tuple[Tensor, Tensor] | None = None
 
     def rotary(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return cos[self._positions], sin[self._positions]
+        """cos for both halves of each head's channels, and sin with the sign each half takes, [T, 1, W]. All blocks
+        have the same tables."""
+        if self._rotary is None:
+            own_cos, own_sin = (torch.cat([part.rows_of(table) for part in self.parts]) for table in (cos, sin))
+            self._rotary = torch.cat([own_cos, own_cos], -1)[:, None], torch.cat([-own_sin, own_sin], -1)[:, None]
+        return self._rotary
 
-    def attend(self, layer: int) -> Attend:
-        def mixed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            if len(self.parts) == 1:
-                return self.parts[0].attend(layer, query, key, value)
-            each = zip(self.parts, *(torch.split(x, self.sizes, 2) for x in (query, key, value)), strict=True)
-            return torch.cat([part.attend(layer, *own) for part, *own in each], 2)
-
-        return mixed
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if len(self.parts) == 1:
+            return self.parts[0].attend(layer, query, key, value)
+        each = zip(self.parts, *(torch.split(x, self.sizes) for x in (query, key, value)), strict=True)
+        return torch.cat([part.attend(layer, *own) for part, *own in each])
 
 
 @dataclass(frozen=True)
 class Recall:
-    """What one block's layers need of a batch: whose first layer is number `first_layer` of the memories."""
+    """What one block's layers need of a batch; the first of them is number `first_layer` of the memories."""
 
     tokens: Tokens
     first_layer: int
 
     def attend(self, index: int) -> Attend:
-        return self.tokens.attend(self.first_layer + index)
+        return partial(self.tokens.attend, self.first_layer + index)
 
 
 def common_prefix(old: bytes, new: bytes) -> int:
@@ -163,9 +171,9 @@ def common_prefix(old: bytes, new: bytes) -> int:
 
 
 def _grown(old: Tensor, capacity: int) -> Tensor:
-    layers, heads, before, width = old.shape
-    new = old.new_empty(layers, heads, capacity, width)
-    new[:, :, :before] = old
+    heads, before, width = old.shape
+    new = old.new_empty(heads, capacity, width)
+    new[:, :before] = old
     return new
 
 

@@ -4,6 +4,7 @@ Output projections start at zero, so that a new layer is the identity. Next: blo
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,6 +18,17 @@ Modulation = tuple[Tensor, ...]  # shift, scale and gate of the attention, then 
 
 def rms_norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.size(-1),))
+
+
+def lean_norm(x: Tensor) -> Tensor:
+    """rms_norm without a gradient, in half the time for few positions."""
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * torch.addcmul(_epsilon(x.dtype, x.device), size, size, value=1 / x.size(-1)).rsqrt_()
+
+
+@lru_cache
+def _epsilon(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(torch.finfo(dtype).eps, dtype=dtype, device=device)
 
 
 def rotary_table(context: int, head_width: int) -> tuple[Tensor, Tensor]:
@@ -68,30 +80,46 @@ class Layer(nn.Module):
         rotary: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
         modulation: Modulation | None = None,
-        attend: Attend | None = None,
     ) -> Tensor:
-        """`attend` replaces attention inside the batch by one that also looks back into memories."""
         if modulation is None:
-            hidden_BTD = hidden_BTD + self._attend(rms_norm(hidden_BTD), rotary, mask, attend)
+            hidden_BTD = hidden_BTD + self._attend(rms_norm(hidden_BTD), rotary, mask)
             return hidden_BTD + self._mlp(rms_norm(hidden_BTD))
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
-        attended = self._attend(rms_norm(hidden_BTD) * (1 + scale_a) + shift_a, rotary, mask, attend)
+        attended = self._attend(rms_norm(hidden_BTD) * (1 + scale_a) + shift_a, rotary, mask)
         hidden_BTD = hidden_BTD + (1 + gate_a) * attended
         return hidden_BTD + (1 + gate_m) * self._mlp(rms_norm(hidden_BTD) * (1 + scale_m) + shift_m)
 
-    def _attend(
-        self, x_BTD: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, attend: Attend | None
+    def step(
+        self, hidden_TD: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, modulation: Modulation | None = None
     ) -> Tensor:
+        """`forward` for new positions of texts whose earlier ones `attend` remembers. The same function in half as many
+        operations, which are what a single byte costs."""
+        if modulation is None:
+            hidden_TD = hidden_TD + self._look_back(lean_norm(hidden_TD), rotary, attend)
+            return hidden_TD + self._mlp(lean_norm(hidden_TD))
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
+        attended = self._look_back(lean_norm(hidden_TD) * (1 + scale_a) + shift_a, rotary, attend)
+        hidden_TD = hidden_TD + (1 + gate_a) * attended
+        return hidden_TD + (1 + gate_m) * self._mlp(lean_norm(hidden_TD) * (1 + scale_m) + shift_m)
+
+    def _look_back(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """Query and key are rotated and normed as one tensor."""
+        cos, sin = rotary
+        T, D = x_TD.shape
+        both = torch.cat([self.linear(x_TD, self.query), self.linear(x_TD, self.key)], -1).view(T, 2 * self.heads, -1)
+        both = lean_norm(torch.addcmul(both * cos, both.roll(D // self.heads // 2, -1), sin))
+        value = self.linear(x_TD, self.value).view(T, self.heads, -1)
+        mixed_THW = attend(both[:, : self.heads], both[:, self.heads :], value)
+        return self.linear(mixed_THW.reshape(T, D), self.attention_out)
+
+    def _attend(self, x_BTD: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         B, T, D = x_BTD.shape
 
         def heads(weight: Tensor) -> Tensor:
             return self.linear(x_BTD, weight).view(B, T, self.heads, D // self.heads).transpose(1, 2)
 
         query, key = (rms_norm(rotate(heads(weight), *rotary)) for weight in (self.query, self.key))
-        if attend is None:
-            mixed = F.scaled_dot_product_attention(query, key, heads(self.value), mask, is_causal=mask is None)
-        else:
-            mixed = attend(query, key, heads(self.value))
+        mixed = F.scaled_dot_product_attention(query, key, heads(self.value), mask, is_causal=mask is None)
         return self.linear(mixed.transpose(1, 2).reshape(B, T, D), self.attention_out)
 
     def _mlp(self, x_BTD: Tensor) -> Tensor:

@@ -227,16 +227,19 @@ class Journey:
             self._send(route, self._traversal.with_(start=0))
 
     def _look_at(self, link: Link) -> None:
-        """What was at a stage that is gone, or another now, is lost."""
+        """What is at a stage that is gone or was started anew is lost, and so is what would come to it."""
         if link.alive:
             self._avoid.discard(link.address)
         for attempt in tuple(self._attempts.values()):
-            if attempt.address == link.address and self._lost(attempt):
-                self._fail(attempt, f"{link.address} went away")
+            if (gone := self._gone(attempt)) is not None:
+                self._fail(attempt, f"{gone} went away", gone)
 
-    def _lost(self, attempt: Attempt) -> bool:
-        link = self._world.links[attempt.address]
-        return not link.alive or link.instance != attempt.instances[attempt.at]
+    def _gone(self, attempt: Attempt) -> str | None:
+        """The first stage before it that is not what it was when the attempt set out."""
+        before = range(attempt.at, len(attempt.addresses))
+        links = [(n, self._world.links[attempt.addresses[n]]) for n in before]
+        gone = (link.address for n, link in links if not link.alive or link.instance != attempt.instances[n])
+        return next(gone, None)
 
     def _passed(self, attempt: Attempt, link: Link, note: Passed) -> None:
         if note.to not in attempt.addresses or link.address != attempt.address:
@@ -246,8 +249,8 @@ class Journey:
         self._world.counters.between_bytes += note.sent_bytes
         attempt.at, attempt.since_s = attempt.addresses.index(note.to), self._world.clock()
         self._world.links[note.to].under_way += 1
-        if self._lost(attempt):
-            self._fail(attempt, f"{note.to} went away")
+        if self._gone(attempt) is not None:
+            self._look_at(self._world.links[note.to])
 
     def _refused(self, attempt: Attempt, link: Link, refusal: Refused) -> None:
         match refusal.code:

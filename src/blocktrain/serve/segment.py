@@ -142,13 +142,13 @@ class Segment:
         self, present: Sequence[int], parts: Sequence[Part], bytes_T: Tensor, state_TD: Tensor | None
     ) -> list[Hidden]:
         """One pass of a flat batch of tokens through the blocks: each part's hidden vectors after each block."""
-        tokens = Tokens(parts, self._device)
+        tokens = Tokens(parts)
         each: list[Hidden] = [{} for _ in parts]
-        bytes_1T = bytes_T.to(self._device, torch.long)[None]
-        state = None if state_TD is None else state_TD.to(self._device)[None]
+        bytes_T = bytes_T.to(self._device, torch.long)
+        state_TD = None if state_TD is None else state_TD.to(self._device)
         for index in present:
-            state = self._modules[index].advance(bytes_1T, state, Recall(tokens, self._first_layer[index]))
-            for hidden, own in zip(each, torch.split(state[0], tokens.sizes), strict=True):
+            state_TD = self._modules[index].step(bytes_T, state_TD, Recall(tokens, self._first_layer[index]))
+            for hidden, own in zip(each, torch.split(state_TD, tokens.sizes), strict=True):
                 hidden[index] = own
         return each
 

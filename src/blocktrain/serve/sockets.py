@@ -22,6 +22,7 @@ Standing = Literal["silent", "reached", "refused", "up"]  # no TCP; TCP only; ha
 
 ALIVE_EVERY_MS, DEAD_AFTER_MS = 5_000, 20_000
 RECONNECT_MS, LONGEST_RECONNECT_MS = 50, 2_000
+DOMAIN = "chain"  # of ZAP, which asks whether a caller's key is known
 MAX_QUEUED = 1_000  # messages each way
 STANDINGS: dict[int, Standing] = {
     zmq.EVENT_CONNECT_RETRIED: "silent",
@@ -56,7 +57,7 @@ class Network:
         if key is not None:
             self._guard = AsyncioAuthenticator(self._context)
             self._guard.start()
-            self._guard.configure_curve_callback("*", _OnlyThisKey(key.public))
+            self._guard.configure_curve_callback(DOMAIN, _OnlyThisKey(key.public))
 
     def listen(self, address: str) -> tuple[Socket, str]:
         """A ROUTER, and the address with the port it got."""
@@ -66,7 +67,7 @@ class Network:
         if self.key is not None:
             socket.set(zmq.CURVE_SERVER, 1)
             socket.set(zmq.CURVE_SECRETKEY, self.key.secret)
-            socket.set(zmq.ZAP_DOMAIN, b"chain")
+            socket.set(zmq.ZAP_DOMAIN, DOMAIN.encode())
         try:
             socket.bind(address)
         except zmq.ZMQError as error:

@@ -1,0 +1,231 @@
+// The playground: asks /v1/completions for a stream and shows the bytes and figures as they arrive.
+// Everything that came from the model or the server is set as text, never as HTML.
+
+const byId = (id) => document.getElementById(id);
+const KEY = "blocktrain-api-key"; // in sessionStorage: gone with the tab
+let model = null;
+let asked = 0; // bytes, of the request under way
+let running = null; // the AbortController of the request under way
+
+const count = (number) => number.toLocaleString("en", { maximumFractionDigits: 0 });
+const ratio = (number) => number.toLocaleString("en", { maximumFractionDigits: number < 10 ? 2 : 1 });
+const time = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(2)} s`);
+const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+
+function headers() {
+  const key = byId("key").value.trim();
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+async function refusal(response) {
+  const reply = await response.json().catch(() => null);
+  if (response.status === 401) askForKey();
+  return new Error(reply?.error?.message ?? `the gateway answered with status ${response.status}`);
+}
+
+function sentence(error) {
+  if (error instanceof TypeError) return "The gateway does not answer. Is it still running?";
+  const words = String(error.message ?? error).trim();
+  return words.charAt(0).toUpperCase() + words.slice(1) + (/[.!?]$/.test(words) ? "" : ".");
+}
+
+function showProblem(text) {
+  byId("problem").textContent = text;
+  byId("problem").hidden = !text;
+}
+
+// The model, and what it can do
+
+async function loadModel() {
+  try {
+    const response = await fetch("v1/models", { headers: headers() });
+    if (!response.ok) throw await refusal(response);
+    model = (await response.json()).data[0];
+    showModel();
+    showProblem("");
+  } catch (error) {
+    byId("model").textContent = "No model yet";
+    showProblem(sentence(error));
+  }
+}
+
+function showModel() {
+  byId("model").textContent =
+    `${model.id} · ${plural(model.blocks, "block")} · reads ${count(model.context)} bytes · version ${model.version.slice(0, 12)}`;
+  byId("length").max = model.max_tokens;
+  if (model.longest_sweep > 0) {
+    byId("candidates").value = "";
+    byId("candidates").placeholder = "none";
+    byId("candidates-hint").textContent = "A sweep turns noise into text; with candidates it drafts so many and weighs them instead.";
+  }
+  for (const choice of document.querySelectorAll("[name=mode]")) choice.disabled = !model.modes.includes(choice.value);
+  if (document.querySelector("[name=mode]:checked")?.disabled) document.querySelector("[name=mode]:enabled").checked = true;
+  fitToMode();
+  measurePrompt();
+}
+
+function askForKey() {
+  byId("key-row").hidden = false;
+  byId("key").focus();
+}
+
+// The form
+
+const mode = () => document.querySelector("[name=mode]:checked").value;
+
+function fitToMode() {
+  const sweeps = mode() === "sweep";
+  byId("candidates").disabled = !sweeps;
+  byId("temperature").disabled = sweeps && model?.longest_sweep > 0 && byId("candidates").value === "";
+  showCurl();
+}
+
+function measurePrompt() {
+  const size = new TextEncoder().encode(byId("prompt").value).length;
+  const tooLong = model !== null && size > model.context;
+  byId("prompt-size").textContent = model ? `${count(size)} of ${count(model.context)} bytes.` : "";
+  byId("prompt").setAttribute("aria-invalid", String(tooLong));
+  showCurl();
+}
+
+function question() {
+  const fields = { prompt: byId("prompt").value, mode: mode(), max_tokens: Number(byId("length").value) };
+  if (!byId("temperature").disabled) fields.temperature = Number(byId("temperature").value);
+  if (!byId("candidates").disabled && byId("candidates").value !== "") fields.candidates = Number(byId("candidates").value);
+  if (byId("seed").value !== "") fields.seed = Number(byId("seed").value);
+  return fields;
+}
+
+function showCurl() {
+  const body = JSON.stringify(question()).replaceAll("'", "'\\''");
+  const key = byId("key-row").hidden ? "" : `  -H "Authorization: Bearer $BLOCKTRAIN_API_KEY" \\\n`;
+  const address = new URL("v1/completions", location.href);
+  byId("curl").textContent = `curl ${address} \\\n${key}  -H "Content-Type: application/json" \\\n  -d '${body}'`;
+}
+
+// A request
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let kept = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    kept += value;
+    const parts = kept.split("\n\n");
+    kept = parts.pop();
+    for (const part of parts) {
+      if (part === "data: [DONE]") return;
+      if (part.startsWith("data: ")) yield JSON.parse(part.slice(6));
+    }
+  }
+}
+
+async function write() {
+  if (running) return;
+  running = new AbortController();
+  begin();
+  let last = null;
+  try {
+    const body = JSON.stringify({ ...question(), stream: true });
+    const response = await fetch("v1/completions", { method: "POST", headers: headers(), body, signal: running.signal });
+    if (!response.ok) throw await refusal(response);
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      last = show(event, last);
+    }
+    end(last, last ? "Done" : "Nothing came");
+  } catch (error) {
+    if (error.name !== "AbortError") showProblem(sentence(error));
+    end(last, error.name === "AbortError" ? "Stopped" : "Ended early");
+  }
+}
+
+function begin() {
+  showProblem("");
+  asked = Number(byId("length").value);
+  byId("given").textContent = byId("prompt").value;
+  byId("written").replaceChildren();
+  byId("strip").replaceChildren();
+  byId("empty").hidden = true;
+  for (const id of ["traversals", "per-traversal", "first-byte", "speed"]) byId(id).textContent = "–";
+  byId("status").textContent = "Writing…";
+  byId("output").setAttribute("aria-busy", "true"); // read out once, whole, not byte by byte
+  byId("write").disabled = true;
+  byId("stop").disabled = false;
+}
+
+function show(event, last) {
+  const effort = event.blocktrain;
+  const text = event.choices[0]?.text ?? "";
+  const output = byId("output");
+  const following = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
+  if (text) {
+    const piece = document.createElement("span");
+    piece.textContent = text;
+    byId("written").append(piece);
+  }
+  if (following) output.scrollTop = output.scrollHeight;
+  showBars(effort, last?.effort);
+  showFigures(effort);
+  return { effort, finish: event.choices[0]?.finish_reason ?? last?.finish, version: event.system_fingerprint };
+}
+
+function showBars(effort, before) {
+  const traversals = effort.traversals - (before?.traversals ?? 0);
+  const bytes = effort.bytes_written - (before?.bytes_written ?? 0);
+  const strip = byId("strip");
+  const rest = strip.lastElementChild ?? strip.appendChild(Object.assign(document.createElement("i"), { className: "rest" }));
+  for (let each = 0; each < traversals; each += 1) {
+    const bar = document.createElement("i");
+    bar.style.flexGrow = bytes / traversals;
+    rest.before(bar);
+  }
+  rest.style.flexGrow = Math.max(asked - effort.bytes_written, 0);
+  strip.classList.toggle("dense", strip.childElementCount > 60);
+  strip.classList.toggle("denser", strip.childElementCount > 250);
+  strip.setAttribute("aria-label", `${plural(effort.traversals, "traversal")} brought ${plural(effort.bytes_written, "byte")}`);
+}
+
+function showFigures(effort) {
+  byId("traversals").textContent = count(effort.traversals);
+  byId("per-traversal").textContent = ratio(effort.bytes_per_traversal);
+  if (effort.first_byte_s !== null) byId("first-byte").textContent = time(effort.first_byte_s);
+  if (effort.seconds > 0) byId("speed").textContent = ratio(effort.bytes_written / effort.seconds);
+}
+
+function end(last, word) {
+  running = null;
+  byId("output").setAttribute("aria-busy", "false");
+  byId("write").disabled = false;
+  byId("stop").disabled = true;
+  const facts = last
+    ? [plural(last.effort.bytes_written, "byte"), `in ${time(last.effort.seconds)}`, `seed ${last.effort.seed}`]
+    : [];
+  if (last?.effort.degraded) facts.push("a stage was missing: answered without it");
+  byId("status").textContent = [word, ...facts].join(" · ");
+}
+
+// Wiring
+
+byId("key").value = sessionStorage.getItem(KEY) ?? "";
+byId("key-row").hidden = !byId("key").value;
+byId("key").addEventListener("change", () => {
+  sessionStorage.setItem(KEY, byId("key").value.trim());
+  loadModel();
+});
+byId("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  write();
+});
+byId("ask").addEventListener("input", () => {
+  fitToMode();
+  measurePrompt();
+});
+byId("stop").addEventListener("click", () => running?.abort());
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) write();
+  if (event.key === "Escape") running?.abort();
+});
+showCurl();
+loadModel();

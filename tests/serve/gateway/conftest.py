@@ -1,0 +1,145 @@
+"""A real gateway on a free port, with the openai client at its door and a trained model in this process behind it. The
+forward can be told to fail or to stop at a planned traversal, and remembers which sessions were forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from blocktrain.checkpoint import RunDirectory
+from blocktrain.corpus import load_corpus
+from blocktrain.serve.gateway import GatewaySettings, build_gateway
+from blocktrain.serve.segment import LocalForward
+from blocktrain.serve.traversal import ModelInfo, Traversal
+from blocktrain.spec import Denoise, RunSpec, preset
+from blocktrain.train.run import train_run
+
+KEY = "a-key-that-nobody-guesses"
+PATIENCE_S = 20
+
+
+@dataclass
+class PlannedForward:
+    """The real forward, with faults where a test plans them: {number of the traversal: what it raises}."""
+
+    real: LocalForward
+    faults: dict[int, Exception] = field(default_factory=dict)
+    stops_at: int | None = None  # from here on it never answers
+    asked: int = 0
+    open: set[str] = field(default_factory=set)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    forgotten: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.real.info
+
+    async def __call__(self, traversal: Traversal) -> Traversal:
+        self.asked += 1
+        self.open.add(traversal.session)
+        if self.asked in self.faults:
+            raise self.faults[self.asked]
+        if self.stops_at is not None and self.asked >= self.stops_at:
+            self.stopped.set()
+            await asyncio.Event().wait()
+        return await self.real(traversal)
+
+    async def forget(self, session: str) -> None:
+        await self.real.forget(session)
+        self.open.discard(session)
+        self.forgotten.set()
+
+
+@dataclass
+class Door:
+    """A gateway that listens."""
+
+    url: str
+    forward: PlannedForward
+    app: FastAPI
+
+    def client(self, key: str = KEY) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
+
+    def metric(self, line: str) -> float:
+        page = httpx.get(f"{self.url}/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
+        return next((float(each.rsplit(" ", 1)[1]) for each in page.splitlines() if each.startswith(line)), 0.0)
+
+
+def _trained(spec: RunSpec, folder: Path) -> Path:
+    text = folder / "text.txt"
+    text.write_text("".join(f"{n} bottles of beer on the wall, {n} bottles of beer – wörk. " for n in range(400)))
+    spec = spec.with_(**{"corpus.source": str(text)})
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    run = RunDirectory.create(folder / "run", spec, corpus.sha256)
+    assert train_run(run, corpus)
+    return run.path
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _trained(preset("tiny"), tmp_path_factory.mktemp("stacked"))
+
+
+@pytest.fixture(scope="session")
+def denoising_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = preset("tiny").with_(objective=Denoise(span_share=0.5), **{"train.steps": 3})
+    return _trained(spec, tmp_path_factory.mktemp("denoise"))
+
+
+@pytest.fixture(scope="session")
+def forward_of() -> Callable[[Path], PlannedForward]:
+    return lambda path: PlannedForward(LocalForward.open(path))
+
+
+@pytest.fixture
+def forward(model: Path, forward_of: Callable[[Path], PlannedForward]) -> PlannedForward:
+    return forward_of(model)
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Callable[..., Door]]:
+    """Opens doors, and closes them at the end."""
+    ends: list[Callable[[], None]] = []
+
+    def open_door(forward: PlannedForward, **settings: Any) -> Door:
+        app = build_gateway(forward, GatewaySettings(**settings))
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        ends.append(lambda: _end(server, thread, listener))
+        return Door(f"http://127.0.0.1:{listener.getsockname()[1]}", forward, app)
+
+    yield open_door
+    for end in ends:
+        end()
+
+
+def _end(server: uvicorn.Server, thread: threading.Thread, listener: socket.socket) -> None:
+    server.should_exit = True
+    thread.join(PATIENCE_S)
+    listener.close()
+
+
+@pytest.fixture(scope="module")
+def door(model: Path, forward_of: Callable[[Path], PlannedForward], opened: Callable[..., Door]) -> Door:
+    """One for all tests of a file that plan no faults."""
+    return opened(forward_of(model), api_keys=(KEY,))
+
+
+@pytest.fixture(scope="module")
+def client(door: Door) -> Iterator[openai.OpenAI]:
+    with door.client() as client:
+        yield client
