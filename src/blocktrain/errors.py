@@ -36,8 +36,13 @@ class CoordinatorUnreachable(BlockTrainError):
     """The coordinator does not answer, or says that it cannot now: the same request may go through later."""
 
 
+class GatewayUnreachable(BlockTrainError):
+    """The gateway does not answer, or broke off: the same request may go through later."""
+
+
 class RequestRefused(BlockTrainError):
-    """The coordinator understood and said no: sending the same again cannot help. `code` names why for programs."""
+    """The coordinator or gateway understood and said no: sending the same again cannot help. `code` names why for
+    programs."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)

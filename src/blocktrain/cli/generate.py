@@ -1,68 +1,101 @@
-"""blocktrain generate: the model continues a prompt; characters appear as soon as their bytes are there.
-Next: model/stack.py, which draws the bytes."""
+"""blocktrain generate: a model continues a prompt, in this process or behind a gateway; characters appear as soon as
+their bytes are there. Next: serve/decode.py, the ways to write; remote.py, the way through a gateway."""
 
 from __future__ import annotations
 
-import codecs
+import asyncio
+import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
-from enum import StrEnum
-from itertools import chain
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktrain.cli.options import require_positive
-from blocktrain.errors import ConfigError
+from blocktrain.serve.mode import Mode
+
+if TYPE_CHECKING:
+    from blocktrain.serve.decode import Request
+
+Show = Callable[[str], None]
 
 
-class Mode(StrEnum):
-    AUTOREGRESSIVE = "autoregressive"
-    SWEEP = "sweep"
+@dataclass(frozen=True)
+class Output:
+    """What was written and what it took, for --json."""
+
+    text: str
+    bytes: int
+    traversals: int
+    bytes_per_traversal: float
+    seconds: float
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a trained run.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The directory of a trained run, or a gateway's URL.")],
     prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
     max_bytes: Annotated[int, typer.Option(metavar="N", help="How many bytes to write.")] = 200,
     seed: Annotated[int, typer.Option(metavar="N", help="The same seed writes the same text.")] = 0,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest byte; above 1 is more daring.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest bytes of this mass only.")] = 1.0,
     mode: Annotated[
-        Mode, typer.Option(help="A byte at a time, or all in one sweep through the blocks.")
+        Mode,
+        typer.Option(
+            help="A byte a traversal of the blocks; several, drafted by the first blocks and checked by all; or all in "
+            "one sweep."
+        ),
     ] = Mode.AUTOREGRESSIVE,
+    candidates: Annotated[
+        int | None, typer.Option(metavar="M", help="For a sweep: draft so many outputs, let all blocks choose.")
+    ] = None,
+    draft_bytes: Annotated[
+        int | None, typer.Option(metavar="K", help="Draft so many bytes for one traversal, instead of what pays best.")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text. Repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document with what it took.")] = False,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="BLOCKTRAIN_API_KEY", help="For a gateway that asks for one.")
+    ] = None,
 ) -> None:
     """Let a trained model write."""
-    _check(max_bytes, temperature, top_p)
+    from blocktrain.cli.remote import is_url, write_remotely
+    from blocktrain.serve.decode import Request
 
-    import torch
+    start = prompt.encode("utf-8", "surrogateescape")  # whatever bytes the shell passed
+    request = Request(start, max_bytes, mode, temperature, top_p, seed, candidates, draft_bytes)
+    show: Show = _ignore if as_json else _show
+    if is_url(run):
+        output = write_remotely(run, request, stop or [], show, api_key)
+    else:
+        output = asyncio.run(_write_here(Path(run), request, stop or [], show))
+    print(json.dumps(asdict(output), indent=2) if as_json else "")
+
+
+async def _write_here(run: Path, request: Request, stop: list[str], show: Show) -> Output:
+    """In this process; the first blocks are a segment of their own, so that they can draft."""
+    from contextlib import aclosing
 
     from blocktrain.cli.scoring import open_trained
-    from blocktrain.train.run import load_model
+    from blocktrain.serve.decode import DecodeStats, decode
+    from blocktrain.serve.segment import LocalForward
+    from blocktrain.serve.text import TextStream
 
-    model = load_model(open_trained(run))
-    start = prompt.encode("utf-8", "surrogateescape")  # whatever bytes the shell passed
-    generator = torch.Generator().manual_seed(seed)
-    drawn: Iterable[int]
-    if mode is Mode.SWEEP:
-        drawn = model.sweep(start, max_bytes, generator)
-    else:
-        drawn = model.generate(start, max_bytes, generator, temperature, top_p)
-    for text in characters(chain(start, drawn)):
-        print(harmless(text) if sys.stdout.isatty() else text, end="", flush=True)
-    print()
-
-
-def characters(stream: Iterable[int]) -> Iterator[str]:
-    """Whole characters as their last bytes come; bytes that are none become �."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    for byte in stream:
-        if text := decoder.decode(bytes([byte])):
-            yield text
-    if text := decoder.decode(b"", final=True):
-        yield text
+    forward = LocalForward.open(open_trained(run).path)
+    text, stats, stream = "", DecodeStats(), TextStream(stop)
+    async with aclosing(decode(forward, request)) as steps:
+        async for step in steps:
+            if step.stats.traversals == 1:
+                show(request.prompt.decode("utf-8", "replace"))  # only now: a refused request prints nothing
+            new = stream.feed(byte.value for byte in step.written)
+            text, stats = text + new, step.stats
+            show(new)
+            if stream.stopped_by is not None:
+                break
+    rest = stream.finish()
+    show(rest)
+    return Output(text + rest, stats.written, stats.traversals, stats.bytes_per_traversal, stats.seconds)
 
 
 def harmless(text: str) -> str:
@@ -70,9 +103,9 @@ def harmless(text: str) -> str:
     return "".join("�" if unicodedata.category(each) == "Cc" and each not in "\n\t" else each for each in text)
 
 
-def _check(max_bytes: int, temperature: float, top_p: float) -> None:
-    require_positive("--max-bytes", max_bytes)
-    if not 0 <= temperature < float("inf"):
-        raise ConfigError(f"--temperature {temperature} is out of range: give 0 or more")
-    if not 0 < top_p <= 1:
-        raise ConfigError(f"--top-p {top_p} is out of range: give more than 0 and at most 1")
+def _show(text: str) -> None:
+    print(harmless(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def _ignore(text: str) -> None:
+    pass

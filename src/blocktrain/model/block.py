@@ -158,7 +158,9 @@ class DenoiseBlock(Block):
     def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
         """Along the mean path, where z says nothing: it needs no other block's stream."""
         modulation = self._modulation(self.embedding.new_full((1,), self.sigma_high))
-        return self.run_steps(lean_norm(F.embedding(bytes_T, self.embedding)), recall, tuple(each[0] for each in modulation))
+        return self.run_steps(
+            lean_norm(F.embedding(bytes_T, self.embedding)), recall, tuple(each[0] for each in modulation)
+        )
 
     def answer(self, hidden_TD: Tensor) -> Tensor:
         """What `denoise` gives for z = 0: there its evidence and c_skip·z are nothing."""

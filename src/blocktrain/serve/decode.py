@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from blocktrain.model.stack import draw
-from blocktrain.serve.request import Decoder, DecodeStats, Mode, Request, WrittenByte, check, denoises
+from blocktrain.serve.mode import Mode
+from blocktrain.serve.request import Decoder, DecodeStats, Request, WrittenByte, check, denoises
 from blocktrain.serve.sampling import ACCEPT, DRAFT, REPLACE, pick, probabilities, uniforms
 from blocktrain.serve.sweep import DenoisingSweep, WeighedSweep
 from blocktrain.serve.traversal import Draft, Forward, ModelInfo, Traversal

@@ -5,22 +5,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 from torch import Tensor
 
 from blocktrain.errors import ConfigError
+from blocktrain.serve.mode import Mode
 from blocktrain.serve.traversal import ModelInfo, Traversal
 
 MAX_CANDIDATES = 256
 DEFAULT_CANDIDATES = 8
-
-
-class Mode(StrEnum):
-    AUTOREGRESSIVE = "autoregressive"
-    SPECULATIVE = "speculative"
-    SWEEP = "sweep"
 
 
 @dataclass(frozen=True)

@@ -298,10 +298,11 @@ class LocalForward:
             )
 
     @classmethod
-    def open(cls, directory: Path, *, drafter_blocks: int = 1, **settings: Any) -> Self:
-        """A run directory as two segments, so that the first few blocks can draft."""
+    def open(cls, directory: Path, *, drafter_blocks: int | None = None, **settings: Any) -> Self:
+        """A run directory as two segments, so that the first blocks (half of them, if nobody says) can draft."""
         count = RunDirectory.open(directory).spec.model.blocks
-        shares = [range(count)[:drafter_blocks], range(count)[drafter_blocks:]]
+        first = (count + 1) // 2 if drafter_blocks is None else drafter_blocks
+        shares = [range(count)[:first], range(count)[first:]]
         return cls(*(Segment.open(directory, list(share), **settings) for share in shares if share))
 
     def run(self, traversal: Traversal) -> Traversal:
