@@ -114,9 +114,9 @@ def stage_processes(model: Path, threads: int) -> Iterator[list[StageProcess]]:
 
 @contextmanager
 def _stage_process(model: Path, block: int, threads: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, __file__, "--stage", str(model), str(block)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    options = ["--blocks", str(block), "--threads", str(threads), "--listen", "tcp://127.0.0.1:*", "--offload"]
+    command = [sys.executable, "-m", "blocktrain", "stage", str(model), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -124,20 +124,11 @@ def _stage_process(model: Path, block: int, threads: int) -> Iterator[subprocess
 
 
 def _address(process: subprocess.Popen[str]) -> str:
-    """What it prints once it listens."""
+    """The first word that it prints once it listens."""
     assert process.stdout is not None
-    if not (line := process.stdout.readline().strip()):
+    if not (words := process.stdout.readline().split()):
         raise RuntimeError(f"a stage ended with code {process.wait()} before it listened")
-    return line
-
-
-async def serve_stage(model: Path, block: int) -> None:
-    from blocktrain.serve.segment import Segment
-    from blocktrain.serve.stage import Stage
-
-    async with Stage(Segment.open(model, [block], offload=True)) as stage:
-        print(stage.address, flush=True)
-        await asyncio.Event().wait()
+    return words[0]
 
 
 def _proc_status(pid: int, key: str) -> int:
@@ -271,9 +262,6 @@ def _cpu_s(stages: Sequence[StageProcess]) -> float:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
-    if options.stage:
-        asyncio.run(serve_stage(Path(options.stage[0]), int(options.stage[1])))
-        return
     positions = options.positions or (16 if options.quick else 64)
     matmul_s = 0.1 if options.quick else MATMUL_S
     document: dict[str, Any] = {"machine": machine(), "stage_threads": options.threads, "load_before": os.getloadavg()}
@@ -445,7 +433,6 @@ def _parser() -> argparse.ArgumentParser:
         "--work", type=Path, help="where the weights are written meanwhile (default: a temporary folder)"
     )
     parser.add_argument("--quick", action="store_true", help="a tiny shape, seconds")
-    parser.add_argument("--stage", nargs=2, metavar=("MODEL", "BLOCK"), help=argparse.SUPPRESS)
     return parser
 
 

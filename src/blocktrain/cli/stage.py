@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from blocktrain.serve.segment import Segment
     from blocktrain.serve.stage import Stage
 
+INVITES = ("bt://", "bts://")
 ModelSource = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model directory, or the invite bt://…#… of a training run, in quotes.")
 ]
@@ -49,6 +50,9 @@ def stage(
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, mps.")] = "cpu",
     threads: Annotated[int | None, typer.Option(metavar="N", help="Of the CPU, for computing.")] = None,
     cache: Annotated[int, typer.Option(metavar="BYTES", help="Memory for the sessions' caches.")] = 2**30,
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Leave the layers on the disk: for blocks larger than the memory.")
+    ] = False,
     max_waiting: Annotated[int, typer.Option(metavar="N", help="Requests that may wait.")] = 64,
     poll: LookEvery = 10.0,
     home: Home = None,
@@ -61,6 +65,8 @@ def stage(
     if poll <= 0:
         raise ConfigError(f"--poll {poll:g} is too small: give seconds above 0")
     wanted = parse_blocks(blocks) if blocks is not None else None
+    if offload and model.startswith(INVITES):
+        raise ConfigError("--offload reads from files and a training run has none here: blocktrain export it first")
 
     import torch
 
@@ -72,7 +78,7 @@ def stage(
     if threads is not None:
         torch.set_num_threads(threads)
     source = source_of(model, home)
-    options = {"device": checked_device(device), "cache_bytes": cache}
+    options = {"device": checked_device(device), "cache_bytes": cache, **({"offload": True} if offload else {})}
     segment = source.newest(wanted, None, **options)
     assert segment is not None
     settings = StageSettings(listen=listen, insecure=insecure, max_waiting=max_waiting)
@@ -96,7 +102,7 @@ def source_of(model: str, home: Path | None) -> Source:
     from blocktrain.cli.following import DirectorySource, RunSource
     from blocktrain.wire.invite import parse_invite
 
-    if model.startswith(("bt://", "bts://")):
+    if model.startswith(INVITES):
         return RunSource(parse_invite(model), (home or cache_home()) / "blobs")
     return DirectorySource(Path(model))
 
