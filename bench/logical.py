@@ -82,9 +82,10 @@ def write_model(path: Path, spec: RunSpec) -> RunDirectory:
     return run
 
 
-def traversal_flops(spec: RunSpec) -> int:
-    """All layers over the whole context once."""
-    return sum(layers_flops(spec, block, FORWARD) for block in range(spec.model.blocks))
+def traversal_flops(spec: RunSpec, positions: int) -> int:
+    """All layers over so many positions once."""
+    short = spec.with_(**{"model.context": positions})
+    return sum(layers_flops(short, block, FORWARD) for block in range(spec.model.blocks))
 
 
 # --- the stages ------------------------------------------------------------------------------------------------------
@@ -264,12 +265,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     positions = options.positions or (16 if options.quick else 64)
     matmul_s = 0.1 if options.quick else MATMUL_S
-    document: dict[str, Any] = {"machine": machine(), "stage_threads": options.threads, "load_before": os.getloadavg()}
+    document: dict[str, Any] = {"machine": machine(), "stage_threads": options.threads}
     for mode, objective in ((Mode.SWEEP, Denoise(span_share=0.5)), (Mode.AUTOREGRESSIVE, EndToEnd())):
         spec = logical_spec(objective, positions, options.physical_layers, options.quick)
         document[mode] = run_model(mode, spec, options, matmul_s)
         write_json(options.out / f"{options.name}.json", document)
-    document["load_after"] = os.getloadavg()
     document["summary"] = summarise(document)
     write_json(options.out / f"{options.name}.json", document)
     print(report(document))
@@ -279,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run_model(mode: Mode, spec: RunSpec, options: argparse.Namespace, matmul_s: float) -> dict[str, Any]:
     """One way to decode on a model of its own, made for it and gone after it."""
-    output_bytes = spec.model.context // 2
+    output_bytes, load_before = spec.model.context // 2, os.getloadavg()
     request = Request(prompt_of(spec.model.context - output_bytes), output_bytes, mode)
     with tempfile.TemporaryDirectory(dir=options.work, prefix="logical-") as folder:
         _say(f"{mode}: writing {2 * physical_parameters(spec) / GB:.2f} GB of weights")
@@ -298,7 +298,9 @@ def run_model(mode: Mode, spec: RunSpec, options: argparse.Namespace, matmul_s: 
         "physical_parameters": physical_parameters(spec),
         "logical_fp16_bytes": 2 * logical_parameters(spec),
         "stored_bytes": stored_bytes,
-        "traversal_flops": traversal_flops(spec),
+        "sequence_positions": spec.model.context - 1,  # nobody reads what follows the last byte
+        "sequence_flops": traversal_flops(spec, spec.model.context - 1),
+        "load": {"before": load_before, "after": os.getloadavg()},
         "matmul": {"before": asdict(before), "after": asdict(after)},
     }
 
@@ -306,7 +308,7 @@ def run_model(mode: Mode, spec: RunSpec, options: argparse.Namespace, matmul_s: 
 def summarise(document: Mapping[str, Any]) -> dict[str, Any]:
     """The figures that the page quotes."""
     swept, written = document["sweep"], document["autoregressive"]
-    matmul, flops = swept["matmul"], swept["traversal_flops"] / GB
+    matmul, flops = swept["matmul"], swept["sequence_flops"] / GB
     clock, cpu = (statistics.mean(matmul[when][key] for when in matmul) for key in ("gflops", "gflops_a_cpu_s"))
     seconds, cpu_s = swept["measured_seconds"], swept["measured_cpu_seconds"]
     return {
@@ -347,7 +349,7 @@ def report(document: Mapping[str, Any]) -> str:
             _gib(written["stages"]),
         ],
     ]
-    loads = " and ".join(f"{load[0]:.1f}" for load in (document["load_before"], document["load_after"]))
+    loads = " and ".join(f"{part['load']['after'][0]:.1f}" for part in (swept, written))
     return "\n".join(
         [
             f"logical  {summary['logical_parameters']:,} parameters: {model['layers']} layers, width {model['width']}, "
@@ -358,11 +360,11 @@ def report(document: Mapping[str, Any]) -> str:
             table(head, rows),
             "",
             f"extrapolated speed-up of the sweep: {summary['extrapolated_speedup']:.1f} ×, without any network delay",
-            f"the sweep's {model['context']} positions: {summary['sweep_gflops']:.1f} GFLOP/s, "
+            f"the sweep's {swept['sequence_positions']} positions: {summary['sweep_gflops']:.1f} GFLOP/s, "
             f"{summary['of_matmul']:.0%} of a plain matmul beside the same load "
             f"({summary['of_matmul_a_cpu_second']:.0%} by processor time)",
             f"first byte of the other: {written['first_byte_seconds']:.1f} s, each later one "
-            f"{written['median_later_byte_seconds']:.1f} s; load of the machine before and after: {loads}",
+            f"{written['median_later_byte_seconds']:.1f} s; load of the machine at their ends: {loads}",
         ]
     )
 

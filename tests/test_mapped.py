@@ -11,6 +11,9 @@ import torch
 from blocktrain.checkpoint import save_tensors
 from blocktrain.errors import TensorError
 from blocktrain.mapped import MappedTensors
+from blocktrain.model.block import block_shapes
+from blocktrain.model.streamed import streamed_block
+from blocktrain.spec import preset
 
 MIB = 2**20
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is resident")
@@ -55,6 +58,26 @@ def test_what_is_released_is_not_resident_and_still_readable(path):
         mapped.release(mapped.tensors[name])
     assert before < 8 * MIB
     assert resident_bytes(path) < 8 * MIB
+
+
+class Watched(MappedTensors):
+    """Notes how much of the file is resident whenever a matrix has done its work."""
+
+    def release(self, tensor: torch.Tensor) -> None:
+        self.resident = [*getattr(self, "resident", []), resident_bytes(self.path)]
+        super().release(tensor)
+
+
+@linux
+def test_a_streamed_block_has_never_more_than_one_layer_of_its_file_in_memory(tmp_path):
+    spec = preset("tiny").with_(**{"model.width": 512, "model.layers": [6, 1, 1, 1]})
+    layer_bytes = 12 * 512**2 * 4
+    tensors = {name: torch.zeros(shape) for name, shape in block_shapes(spec, 0).items()}
+    save_tensors(tmp_path / "block.safetensors", tensors)
+    mapped = Watched(tmp_path / "block.safetensors", block_shapes(spec, 0))
+    streamed_block(spec, 0, mapped.tensors, mapped)(torch.zeros(1, 8, dtype=torch.long), None)
+    assert 6 * layer_bytes < mapped.path.stat().st_size
+    assert 0 < max(mapped.resident) <= layer_bytes
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ class MappedTensors:
     """The named tensors of one safetensors file. They stay whole when the file is deleted or replaced."""
 
     def __init__(self, path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+        self.path = path
         with path.open("rb") as file:
             if not path.stat().st_size:
                 raise TensorError(f"{path} is empty: get it again from where it was made")
