@@ -23,7 +23,7 @@ from blocktrain.serve.stage import Stage, StageSettings
 from blocktrain.spec import RunSpec, preset
 from blocktrain.train.run import train_run
 
-LIMIT_S = 20.0  # for what happens at once
+LIMIT_S = 30.0  # for what happens at once
 KINDS = ("stacked", "denoise", "end_to_end", "droppable")
 CHANGES: dict[str, dict[str, Any]] = {
     "stacked": {"objective": {"kind": "stacked"}},
@@ -31,7 +31,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "denoise": {"objective": {"kind": "denoise", "span_share": 0.5}},
     "end_to_end": {"objective": {"kind": "end_to_end"}},
 }
-QUICK = PipelineSettings(wire="fp32", heartbeat_s=0.1, dead_after_s=2.0, wait_s=2.0, start_s=5.0, deadline_s=LIMIT_S)
+QUICK = PipelineSettings(wire="fp32", heartbeat_s=0.1, wait_s=LIMIT_S, start_s=LIMIT_S, deadline_s=LIMIT_S)
 
 
 @cache

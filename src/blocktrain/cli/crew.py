@@ -9,6 +9,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Self
 
 from blocktrain.cli.console import say
@@ -93,4 +94,4 @@ def split_blocks(blocks: int, stages: int) -> list[range]:
     if not 1 <= stages <= blocks:
         raise ConfigError(f"--stages {stages} does not fit a model of {blocks} blocks: give 1 to {blocks}")
     cuts = [blocks * n // stages for n in range(stages + 1)]
-    return [range(first, end) for first, end in zip(cuts, cuts[1:], strict=False)]
+    return [range(first, end) for first, end in pairwise(cuts)]

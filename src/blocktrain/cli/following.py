@@ -13,10 +13,10 @@ from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.model.block import block_shapes
 from blocktrain.serve.segment import Segment, version_of
 from blocktrain.spec import RunSpec
-from blocktrain.wire.invite import Invite
 from blocktrain.wire.tensors import decode
 
 if TYPE_CHECKING:
+    from blocktrain.swarm.client import CoordinatorClient
     from blocktrain.wire.messages import ModelManifest
 
 VERSION_LETTERS = 16
@@ -50,10 +50,8 @@ class RunSource:
     """A coordinator's newest manifest. Only the tensors of the stage's own blocks are fetched; what a version is called
     follows from the manifest, so that stages that fetch different blocks of it agree."""
 
-    def __init__(self, invite: Invite, cache: Path) -> None:
-        from blocktrain.swarm.client import CoordinatorClient
-
-        self._client, self._cache = CoordinatorClient(invite), cache
+    def __init__(self, client: CoordinatorClient, cache: Path) -> None:
+        self._client, self._cache = client, cache
 
     def num_blocks(self) -> int:
         return RunSpec.model_validate(self._client.manifest().spec).model.blocks

@@ -21,11 +21,13 @@ from blocktrain.cli.console import say
 from blocktrain.cli.coordinator import coordinator
 from blocktrain.cli.eval import evaluate
 from blocktrain.cli.export import export
+from blocktrain.cli.gateway import gateway
 from blocktrain.cli.generate import generate
 from blocktrain.cli.keys import keys
 from blocktrain.cli.ledger import ledger
 from blocktrain.cli.options import EXIT_INTERRUPTED
 from blocktrain.cli.reference import reference
+from blocktrain.cli.serve import serve
 from blocktrain.cli.stage import stage
 from blocktrain.cli.status import status
 from blocktrain.cli.token import token
@@ -127,8 +129,16 @@ app.add_typer(
 )
 app.command(
     rich_help_panel=SERVE,
+    epilog="Example:  blocktrain serve run/ --stages 3",
+)(serve)
+app.command(
+    rich_help_panel=SERVE,
     epilog="Example:  blocktrain stage model/ --blocks 0-1 --listen tcp://0.0.0.0:7001 --keys chain.key",
 )(stage)
+app.command(
+    rich_help_panel=SERVE,
+    epilog="Example:  blocktrain gateway --stages tcp://a:7001,tcp://b:7001 --keys chain.key",
+)(gateway)
 app.command(
     rich_help_panel=SERVE,
     epilog="Example:  blocktrain keys chain.key",

@@ -10,11 +10,9 @@ Next: swarm/service.py, the routes; swarm/coordinator.py, the decisions.
 from __future__ import annotations
 
 import datetime
-import errno
 import hashlib
 import secrets
 import signal
-import socket
 import ssl
 import threading
 import time
@@ -35,6 +33,7 @@ from cryptography.x509.oid import NameOID
 from torch import Tensor
 
 from blocktrain.cli.console import say
+from blocktrain.cli.listening import listening
 from blocktrain.cli.private import INVITE_FILE, LEDGER_FILE, read_private, write_private
 from blocktrain.cli.training import describe
 from blocktrain.corpus import Corpus, load_corpus
@@ -104,7 +103,8 @@ def serve(run: OpenRun, address: Address, tls: Tls | None) -> None:
     """Until SIGTERM, which ends it with 0, or Ctrl-C, which ends it with 130."""
     before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
     try:
-        with _listening(run.folder, address) as listener, _ticking(run):
+        port = _port(run.folder, address)
+        with listening(address.host, port, "another coordinator of this run") as listener, _ticking(run):
             port = int(listener.getsockname()[1])
             _print_invites(run, address.public or address.host, port, tls)
             config = uvicorn.Config(
@@ -209,24 +209,10 @@ def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger) -> RunSpec:
     return resolve_partition(spec, corpus)
 
 
-@contextmanager
-def _listening(folder: Path, address: Address) -> Iterator[socket.socket]:
-    """The port asked for, else the one of the invite that workers have, else a free one."""
+def _port(folder: Path, address: Address) -> int:
+    """The one asked for, else that of the invite that workers have, else a free one."""
     known = known_invite(folder / INVITE_FILE)
-    port = address.port or (known.port if known else 0)
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        listener = socket.create_server((address.host, port), family=family, backlog=512)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            remedy = "end what listens there (another coordinator of this run?), or give another with --port"
-            raise ConfigError(f"port {port} on {address.host} is taken: {remedy}") from None
-        detail = error.strerror or error
-        raise ConfigError(
-            f"--host {address.host} cannot be listened on, port {port} ({detail}): give an address of this machine"
-        ) from None
-    with listener:
-        yield listener
+    return address.port or (known.port if known else 0)
 
 
 def _print_invites(run: OpenRun, host: str, port: int, tls: Tls | None) -> None:

@@ -100,11 +100,14 @@ def parse_blocks(text: str) -> list[int]:
 
 def source_of(model: str, home: Path | None) -> Source:
     from blocktrain.cli.following import DirectorySource, RunSource
+
+    if not model.startswith(INVITES):
+        return DirectorySource(Path(model))
+
+    from blocktrain.swarm.client import CoordinatorClient
     from blocktrain.wire.invite import parse_invite
 
-    if model.startswith(INVITES):
-        return RunSource(parse_invite(model), (home or cache_home()) / "blobs")
-    return DirectorySource(Path(model))
+    return RunSource(CoordinatorClient(parse_invite(model)), (home or cache_home()) / "blobs")
 
 
 def checked_device(name: str) -> str:

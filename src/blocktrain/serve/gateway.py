@@ -48,7 +48,8 @@ PAGE_FILES = {
     "/page/playground.css": ("playground.css", "text/css; charset=utf-8"),
     "/page/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-ROUTES = {*PAGE_FILES, "/healthz", "/metrics", "/v1/models", "/v1/completions"}
+SILENT_ROUTES = {*PAGE_FILES, "/healthz", "/metrics"}  # asked all the time, and nothing happens
+ROUTES = {*SILENT_ROUTES, "/v1/models", "/v1/completions"}
 BEARER = HTTPBearer(auto_error=False, description="An API key of this gateway, where it has some")
 MEANING = {
     400: "Not understood, or out of range: the message says what to change",
@@ -79,6 +80,9 @@ class GatewaySettings(BaseModel):
     degraded: bool = False  # the chain may answer without blocks: that is no reason to be unwell
     requests_per_minute: int | None = Field(default=None, ge=1)  # of a key, or without keys of an address
     deadline_s: float = Field(default=300.0, gt=0)
+
+    def model_post_init(self, context: object) -> None:
+        ApiKeys(self.api_keys)  # raises on weak ones
 
     def limits(self) -> Limits:
         return Limits(max_bytes=self.max_bytes, max_choices=min(self.max_choices, self.max_texts))
@@ -161,7 +165,8 @@ class Gateway:
         if isinstance(writing := state.get("writing"), Writing):
             self.metrics.written(writing.effort(), writing.usage())
             facts |= {"id": writing.id, **writing.effort().model_dump()}
-        log.info("%(method)s %(route)s %(status)s", facts, extra={"facts": facts})
+        level = logging.DEBUG if status < 400 and route in SILENT_ROUTES else logging.INFO
+        log.log(level, "%(method)s %(route)s %(status)s", facts, extra={"facts": facts})
 
 
 def build_gateway(forward: Forward, settings: GatewaySettings, clock: Callable[[], float] = time.monotonic) -> FastAPI:

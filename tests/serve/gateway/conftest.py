@@ -89,7 +89,7 @@ def _trained(spec: RunSpec, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _trained(preset("tiny"), tmp_path_factory.mktemp("stacked"))
+    return _trained(preset("tiny").with_(**{"train.steps": 10}), tmp_path_factory.mktemp("stacked"))
 
 
 @pytest.fixture(scope="session")

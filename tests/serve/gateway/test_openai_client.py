@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 import openai
 import pytest
@@ -204,8 +205,9 @@ def test_a_fault_before_the_first_byte_is_an_error_status(opened, forward, fault
 def test_a_fault_in_the_middle_of_a_stream_is_its_last_event(opened, forward):
     forward.faults[4] = StageUnreachable("tcp://a:7001 went away: try again")
     parts = []
-    with opened(forward).client() as client, pytest.raises(openai.APIError, match="went away"):
-        for part in completion(client, stream=True, extra_body={"mode": "autoregressive"}):
-            parts.append(part)
+    with opened(forward).client() as client:
+        stream = completion(client, stream=True, extra_body={"mode": "autoregressive"})
+        with pytest.raises(openai.APIError, match="went away"):
+            deque(map(parts.append, stream))
     assert len(parts) == 3
     assert forward.open == set()

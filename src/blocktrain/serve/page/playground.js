@@ -25,7 +25,7 @@ async function refusal(response) {
 
 function sentence(error) {
   if (error instanceof TypeError) return "The gateway does not answer. Is it still running?";
-  const words = String(error.message ?? error).trim();
+  const words = String(error.message ?? error).trim().replace(/^max_tokens = /, "length ").replace(/^(\w+) = /, "$1 ");
   return words.charAt(0).toUpperCase() + words.slice(1) + (/[.!?]$/.test(words) ? "" : ".");
 }
 

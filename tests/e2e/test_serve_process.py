@@ -1,0 +1,190 @@
+"""A model served by real processes on loopback: it writes what one process does, also when stages are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from blocktrain.checkpoint import RunDirectory
+from blocktrain.corpus import load_corpus
+from blocktrain.errors import StageUnreachable
+from blocktrain.serve.decode import Mode, Request, decode
+from blocktrain.serve.pipeline import Pipeline, PipelineSettings
+from blocktrain.serve.segment import LocalForward
+from blocktrain.serve.traversal import Forward
+from blocktrain.spec import preset
+from blocktrain.train.run import train_run
+
+Process = subprocess.Popen[str]
+Start = Callable[..., Process]
+LIMIT_S = 60.0
+PROMPT = "9 bottles of"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    text = folder / "text.txt"
+    text.write_text("".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " for n in range(400)))
+    spec = preset("tiny").with_(**{"corpus.source": str(text), "train.steps": 40})
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    train_run(RunDirectory.create(folder / "run", spec, corpus.sha256), corpus)
+    return folder / "run"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts commands, none of which outlives the test. What they say on either stream is read in order."""
+    started: list[Process] = []
+
+    def start(*arguments: object) -> Process:
+        command = [sys.executable, "-m", "blocktrain", *map(str, arguments)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            stream.close()
+
+
+def line_with(process: Process, words: str) -> str:
+    """Reads on to the next line that has the words."""
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if words in line:
+            return line
+    raise AssertionError(f"it ended without saying {words!r}: {''.join(said)}")
+
+
+def address_of(stage: Process) -> str:
+    return line_with(stage, " serves ").split()[0]
+
+
+def process_of(line: str) -> int:
+    return int(re.search(r"process (\d+)", line)[1])
+
+
+async def written_by(forward: Forward, request: Request, after_step: Callable[[int], None] = lambda _: None) -> bytes:
+    out = bytearray()
+    steps = 0
+    async for step in decode(forward, request):
+        out += bytes(each.value for each in step.written)
+        steps += 1
+        after_step(steps)
+    return bytes(out)
+
+
+def truth(model: Path, request: Request) -> bytes:
+    return asyncio.run(written_by(LocalForward.open(model, drafter_blocks=2), request))
+
+
+def greedy(mode: Mode = Mode.AUTOREGRESSIVE) -> Request:
+    return Request(prompt=PROMPT.encode(), max_bytes=40, mode=mode, temperature=0.0)
+
+
+def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_when_told(model, start):
+    server = start("serve", model, "--stages", 2, "--port", 0, "--wire", "fp32")
+    stages = [process_of(line_with(server, ", process ")) for _ in range(2)]
+    url = line_with(server, "http://").strip()
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "stream": True,
+            "mode": "autoregressive"}  # fmt: skip
+    text, parts = "", 0
+    with httpx.stream("POST", f"{url}/completions", json=body, timeout=LIMIT_S) as reply:
+        assert reply.status_code == 200
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                part = json.loads(line.removeprefix("data: "))
+                assert "error" not in part, part
+                text += "".join(choice["text"] for choice in part["choices"])
+                parts += 1
+                if parts == 3:
+                    os.kill(stages[0], signal.SIGKILL)
+    assert text.encode() == truth(model, greedy())
+    assert process_of(line_with(server, ", process ")) not in stages
+    server.terminate()
+    said, _ = server.communicate(timeout=LIMIT_S)
+    assert server.returncode == 0, said
+
+
+def test_a_stage_ends_when_the_process_that_started_it_is_gone(model, start):
+    stage = start("stage", model, "--blocks", "0", "--listen", "tcp://127.0.0.1:*", "--with-parent")
+    address_of(stage)
+    stage.stdin.close()  # as a kill of its parent does
+    assert stage.wait(LIMIT_S) == 0
+
+
+def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(model, start):
+    processes = [
+        start("stage", model, "--blocks", span, "--listen", "tcp://127.0.0.1:*") for span in ("0-1", "2-3", "2-3")
+    ]
+    addresses = [address_of(process) for process in processes]
+
+    async def main() -> None:
+        settings = PipelineSettings(wire="fp32", wait_s=0.5)
+        async with Pipeline(addresses, settings) as pipeline:
+
+            def kill_the_one_in_use(step: int) -> None:
+                if step == 3:
+                    (pin,) = pipeline._pins.values()
+                    processes[next(n for n in (1, 2) if addresses[n] in pin.addresses)].kill()
+
+            for mode in (Mode.SPECULATIVE, Mode.AUTOREGRESSIVE):
+                assert await written_by(pipeline, greedy(mode)) == truths[mode]
+            assert await written_by(pipeline, greedy(), kill_the_one_in_use) == truths[Mode.AUTOREGRESSIVE]
+            assert pipeline.stats().cache_misses + pipeline.stats().retries >= 1
+            processes[0].kill()
+            with pytest.raises(StageUnreachable, match=re.escape(addresses[0])):
+                await written_by(pipeline, greedy())
+            back = start("stage", model, "--blocks", "0-1", "--listen", addresses[0])
+            assert await asyncio.to_thread(address_of, back) == addresses[0]
+            await until_alive(pipeline, addresses[0])
+            assert await written_by(pipeline, greedy()) == truths[Mode.AUTOREGRESSIVE]
+
+    truths = {mode: truth(model, greedy(mode)) for mode in (Mode.SPECULATIVE, Mode.AUTOREGRESSIVE)}
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+async def until_alive(pipeline: Pipeline, address: str) -> None:
+    while not pipeline.links[address].alive:
+        await asyncio.sleep(0.02)
+
+
+def test_a_stage_follows_a_training_run_and_swaps_to_what_is_newer(tmp_path, model, start):
+    text = model.parent / "text.txt"
+    changes = ["objective.kind=denoise", "train.steps=20", "swarm.round_steps=10"]
+    options = [part for change in changes for part in ("--set", change)]
+    coordinator = start("coordinator", "--preset", "tiny", "--corpus", text, "--dir", tmp_path / "c", *options)
+    invite = line_with(coordinator, "blocktrain worker '").split("'")[1]
+    home = ["--home", tmp_path / "home"]
+    address = address_of(start("stage", invite, "--listen", "tcp://127.0.0.1:*", "--poll", 0.5, *home))
+
+    async def main() -> None:
+        async with Pipeline([address], PipelineSettings(heartbeat_s=0.1)) as pipeline:
+            born = pipeline.info.version
+            assert len(await written_by(pipeline, greedy())) == 40
+            worker = start("worker", invite, *home)
+            said = await asyncio.to_thread(worker.communicate)
+            assert worker.returncode == 0, said
+            while (newer := pipeline.info.version) == born:
+                await asyncio.sleep(0.05)
+            assert len(await written_by(pipeline, greedy())) == 40
+            assert newer != born
+
+    asyncio.run(asyncio.wait_for(main(), 100))

@@ -1,0 +1,193 @@
+"""The playground in real headless Chromium, against a real gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from blocktrain.errors import StageUnreachable
+
+KEY = "a-key-that-nobody-guesses"
+FIGURES = ["#traversals", "#per-traversal", "#first-byte", "#speed"]
+
+
+@pytest.fixture(scope="module")
+def open_door(opened, forward_of, model):
+    """A door without keys, as on somebody's own machine."""
+    return opened(forward_of(model))
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens pages; none may have complained at the end."""
+    complaints: list[str] = []
+    contexts = []
+
+    def visit(door, expected_statuses: tuple[int, ...] = (), **settings: Any) -> Page:
+        contexts.append(browser.new_context(**settings))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+        page.goto(door.url)
+        visit.expected = expected_statuses
+        return page
+
+    visit.expected = ()
+    yield visit
+    for context in contexts:
+        context.close()
+    strange = [each for each in complaints if not any(f"status of {status}" in each for status in visit.expected)]
+    assert strange == []
+
+
+def written(page: Page) -> str:
+    expect(page.locator("#write")).to_be_enabled(timeout=20_000)
+    expect(page.locator("#status")).to_contain_text(" byte")
+    return page.locator("#written").text_content()
+
+
+def ask(page: Page, **fields: object) -> None:
+    expect(page.locator("#model")).to_contain_text("tiny")
+    for name, value in {"prompt": "7 bottles of", "length": 24, "temperature": 0.8, "seed": 5, **fields}.items():
+        page.locator(f"#{name}").fill(str(value))
+    page.get_by_role("button", name="Write").click()
+
+
+@pytest.mark.parametrize("mode, traversals", [("Speculative", None), ("Sweep", "1"), ("Autoregressive", "24")])
+def test_a_person_sees_the_text_arrive_and_what_it_took(visit, open_door, mode, traversals):
+    page = visit(open_door)
+    page.get_by_role("radio", name=mode).check()
+    ask(page)
+    with open_door.client() as client:
+        body = {"mode": mode.lower(), **({"candidates": 8} if mode == "Sweep" else {})}
+        expected = client.completions.create(
+            model="tiny", prompt="7 bottles of", max_tokens=24, seed=5, temperature=0.8, extra_body=body
+        )
+    assert written(page) == expected.choices[0].text
+    assert page.locator("#given").text_content() == "7 bottles of"
+    assert "–" not in [page.locator(figure).inner_text() for figure in FIGURES]
+    if traversals:
+        assert page.locator("#traversals").inner_text() == traversals
+        assert page.locator("#strip i:not(.rest)").count() == int(traversals)
+    assert page.locator("#status").inner_text().startswith("Done · 24 bytes")
+
+
+def test_the_keyboard_is_enough(visit, open_door):
+    page = visit(open_door)
+    expect(page.locator("#model")).to_contain_text("tiny")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("The text so far")).to_be_focused()
+    page.keyboard.press("Control+End")
+    page.keyboard.type(" of")
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("radio", name="Sweep")).to_be_checked()
+    page.keyboard.press("Control+Enter")
+    assert written(page)
+    assert page.locator("#given").text_content() == "The president of"
+
+
+def test_every_control_has_a_name(visit, open_door):
+    page = visit(open_door)
+    for name in ("The text so far", "Length, bytes", "Temperature", "Seed", "Candidates"):
+        expect(page.get_by_label(name, exact=True)).to_be_visible()
+    expect(page.get_by_role("log", name="What it wrote")).to_have_attribute("aria-live", "polite")
+    expect(page.get_by_role("group", name="How to write").get_by_role("radio")).to_have_count(3)
+
+
+def test_focus_is_visible(visit, open_door):
+    page = visit(open_door)
+    page.keyboard.press("Tab")
+    outline = page.get_by_label("The text so far").evaluate("it => getComputedStyle(it).outlineWidth")
+    assert outline == "3px"
+
+
+def test_stop_ends_the_text_and_frees_the_session(visit, opened, forward):
+    forward.stops_at = 4
+    page = visit(opened(forward))
+    page.get_by_role("radio", name="Autoregressive").check()
+    ask(page)
+    expect(page.locator("#traversals")).to_have_text("3")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#status")).to_contain_text("Stopped · 3 bytes")
+    assert forward.forgotten.wait(20)
+
+
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"prompt": "x" * 65}, "The prompt has 65 bytes, this model reads at most 64: shorten it."),
+        ({"length": 5000}, "Length 5000 is not accepted: give 1 to 4096."),
+        ({"temperature": 3}, "Temperature 3 is not accepted: give 0 to 2."),
+    ],
+)
+def test_what_cannot_be_is_shown_as_a_sentence(visit, open_door, fields, sentence):
+    page = visit(open_door, expected_statuses=(400,))
+    ask(page, **fields)
+    expect(page.get_by_role("alert")).to_have_text(sentence)
+    ask(page)
+    assert written(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_fault_in_the_middle_keeps_what_came(visit, opened, forward):
+    forward.faults[4] = StageUnreachable("the stage went away: try again")
+    page = visit(opened(forward))
+    page.get_by_role("radio", name="Autoregressive").check()
+    ask(page)
+    expect(page.get_by_role("alert")).to_have_text("The stage went away: try again.")
+    expect(page.locator("#status")).to_contain_text("Ended early · 3 bytes")
+
+
+def test_a_key_is_asked_for_where_one_is_needed_and_kept_in_the_tab_only(visit, door):
+    page = visit(door, expected_statuses=(401,))
+    expect(page.get_by_role("alert")).to_contain_text("No API key was given")
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_label("API key").press("Tab")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    ask(page)
+    assert written(page)
+    page.reload()
+    expect(page.locator("#model")).to_contain_text("tiny")
+    assert page.evaluate("() => [localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_what_a_model_writes_is_never_html(visit, open_door):
+    page = visit(open_door)
+    ask(page, prompt="<img src=x onerror=alert(1)>")
+    written(page)
+    assert page.locator("#output img").count() == 0
+    assert page.locator("#given").text_content() == "<img src=x onerror=alert(1)>"
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_and_a_desk_by_day_and_night(visit, open_door, width, scheme):
+    page = visit(open_door, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    expect(page.locator("#model")).to_contain_text("tiny")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    ground = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(246, 245, 241)", "dark": "rgb(21, 24, 27)"}[scheme]
+
+
+def test_nothing_is_asked_of_another_host(visit, open_door):
+    asked: list[str] = []
+    page = visit(open_door)
+    page.on("request", lambda request: asked.append(request.url))
+    page.reload()
+    expect(page.locator("#model")).to_contain_text("tiny")
+    assert len(asked) == 5
+    assert all(url.startswith(open_door.url) for url in asked)
+
+
+def test_the_same_request_is_shown_for_curl(visit, open_door):
+    page = visit(open_door)
+    expect(page.locator("#model")).to_contain_text("tiny")
+    page.locator("#prompt").fill("it's")
+    page.get_by_text("The same with curl").click()
+    expect(page.locator("#curl")).to_contain_text(f"curl {open_door.url}/v1/completions")
+    expect(page.locator("#curl")).to_contain_text(r"""{"prompt":"it'\''s","mode":"speculative","max_tokens":200""")
