@@ -16,7 +16,7 @@ import typer
 
 from blocktrain.cli.console import say
 from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
-from blocktrain.cli.stage import Home, LookEvery, ModelSource, source_of, told_to_stop
+from blocktrain.cli.stage import Home, LookEvery, ModelSource, Offload, require_files, source_of, told_to_stop
 from blocktrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def serve(
     topology: TopologyOption = Topology.CHAIN,
     degraded: Degraded = False,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Of the CPU, for each stage.")] = None,
+    offload: Offload = False,
     poll: LookEvery = 10.0,
     home: Home = None,
 ) -> None:
@@ -66,6 +67,7 @@ def serve(
     require_positive("--threads", threads)
     if poll <= 0:
         raise ConfigError(f"--poll {poll:g} is too small: give seconds above 0")
+    require_files(model, offload)
 
     from blocktrain.cli.crew import split_blocks
     from blocktrain.serve.pipeline import PipelineSettings
@@ -73,6 +75,7 @@ def serve(
     shares = split_blocks(source_of(model, home).num_blocks(), stages)
     own_threads = threads or max(1, (os.cpu_count() or 1) // stages)
     options = ["--threads", str(own_threads), "--poll", str(poll), *(["--home", str(home)] if home else [])]
+    options += ["--offload"] if offload else []
     arguments = [[model, "--blocks", f"{share[0]}-{share[-1]}", *options] for share in shares]
     settings = PipelineSettings(topology=topology.value, wire=wire.value, degraded=degraded, wait_s=RESTART_S)
     with listening(host, port) as listener:

@@ -33,6 +33,9 @@ KeyFile = Annotated[
     Path | None, typer.Option("--keys", metavar="FILE", help="The chain's key, made by blocktrain keys.")
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No key beyond this machine: on a network you trust.")]
+Offload = Annotated[
+    bool, typer.Option("--offload", help="Leave the layers on the disk: for blocks larger than the memory.")
+]
 LookEvery = Annotated[float, typer.Option("--poll", metavar="SECONDS", help="Look for a newer version so often.")]
 Home = Annotated[
     Path | None, typer.Option("--home", metavar="DIR", help="Where downloads are kept; ~/.cache/blocktrain.")
@@ -50,9 +53,7 @@ def stage(
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, mps.")] = "cpu",
     threads: Annotated[int | None, typer.Option(metavar="N", help="Of the CPU, for computing.")] = None,
     cache: Annotated[int, typer.Option(metavar="BYTES", help="Memory for the sessions' caches.")] = 2**30,
-    offload: Annotated[
-        bool, typer.Option("--offload", help="Leave the layers on the disk: for blocks larger than the memory.")
-    ] = False,
+    offload: Offload = False,
     max_waiting: Annotated[int, typer.Option(metavar="N", help="Requests that may wait.")] = 64,
     poll: LookEvery = 10.0,
     home: Home = None,
@@ -65,8 +66,7 @@ def stage(
     if poll <= 0:
         raise ConfigError(f"--poll {poll:g} is too small: give seconds above 0")
     wanted = parse_blocks(blocks) if blocks is not None else None
-    if offload and model.startswith(INVITES):
-        raise ConfigError("--offload reads from files and a training run has none here: blocktrain export it first")
+    require_files(model, offload)
 
     import torch
 
@@ -88,6 +88,11 @@ def stage(
         return source.newest(held, known, **options)
 
     asyncio.run(_serve(Stage(segment, settings, key=key), segment, look, poll, with_parent))
+
+
+def require_files(model: str, offload: bool) -> None:
+    if offload and model.startswith(INVITES):
+        raise ConfigError("--offload reads from files and a training run has none here: blocktrain export it first")
 
 
 def parse_blocks(text: str) -> list[int]:
