@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from blocktrain.cli.gateway import API_KEY_VARIABLE, read_api_keys
+from blocktrain.cli.api_keys import API_KEY_VARIABLE, read_api_keys
 from blocktrain.cli.logs import JsonLines, PlainLines
 
 STAGES = ["--stages", "tcp://127.0.0.1:1"]

@@ -12,7 +12,7 @@ from blocktrain.cli.console import duration, plain_table, quantity
 from blocktrain.cli.progress import LINE_EVERY_S, Lines
 from blocktrain.train.trainer import StepReport
 
-COMMANDS = ["train", "reference", "compare", "eval", "generate"]
+COMMANDS = ["train", "reference", "compare", "eval", "generate", "stage", "gateway", "serve", "keys"]
 
 
 def test_the_version_is_the_package_s(run):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from blocktrain.checkpoint import RunDirectory
@@ -128,6 +129,28 @@ def test_a_stage_ends_when_the_process_that_started_it_is_gone(model, start):
     address_of(stage)
     stage.stdin.close()  # as a kill of its parent does
     assert stage.wait(LIMIT_S) == 0
+
+
+def test_a_gateway_with_keys_answers_the_openai_client_through_stages_and_ends_when_told(tmp_path, model, start):
+    (tmp_path / "api-keys").write_text("# alice\nthe-long-key-of-alice\n")
+    start("keys", tmp_path / "chain.key").wait(LIMIT_S)
+    keys = ["--keys", tmp_path / "chain.key"]
+    stages = [
+        start("stage", model, "--blocks", span, "--listen", "tcp://127.0.0.1:*", *keys) for span in ("0-1", "2-3")
+    ]
+    addresses = ",".join(map(address_of, stages))
+    door = ["--port", 0, "--wire", "fp32", "--json-logs", "--api-key-file", tmp_path / "api-keys"]
+    gateway = start("gateway", "--stages", addresses, *keys, *door)
+    url = line_with(gateway, "http://").strip()
+    fields = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    with openai.OpenAI(base_url=url, api_key="the-long-key-of-alice", timeout=LIMIT_S) as client:
+        text = client.completions.create(**fields).choices[0].text
+    assert text.encode() == truth(model, greedy())
+    assert json.loads(line_with(gateway, "completions"))["bytes_written"] == 40
+    with openai.OpenAI(base_url=url, api_key="another") as stranger, pytest.raises(openai.AuthenticationError):
+        stranger.completions.create(**fields)
+    gateway.terminate()
+    assert gateway.wait(LIMIT_S) == 0
 
 
 def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(model, start):

@@ -19,7 +19,7 @@ from blocktrain.serve.keys import ChainKey
 from blocktrain.serve.messages import Hello
 from blocktrain.serve.pipeline import Pipeline
 from blocktrain.serve.stage import Stage, StageSettings
-from blocktrain.serve.traversal import Traversal
+from blocktrain.serve.traversal import Draft, Traversal
 
 TEXT = Traversal("s", b"It was the best of times")
 LEFT, RIGHT = (0, 1), (2, 3)
@@ -113,6 +113,26 @@ def test_a_model_trained_for_it_answers_without_the_stage_and_says_so(serve, kin
                 assert pipeline.stats().degraded == 1
                 missing = (LEFT, RIGHT)[gone]
                 assert_right(reply, serve, kind, longer.with_(start=0, missing=missing))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("topology", ["chain", "fanout"])
+def test_a_draft_is_weighed_without_the_lost_stage(serve, topology):
+    async def main():
+        segments = [serve.segment_of("denoise", span) for span in (LEFT, (2,), (3,))]
+        settings = replace(serve.quick, degraded=True, topology=topology)
+        async with (
+            serve.stages_of(segments) as stages,
+            Pipeline([stage.address for stage in stages], settings) as pipeline,
+        ):
+            text = TEXT.with_(draft=Draft(4, candidates=2, seed=1))
+            await kill(stages[0])
+            reply = await pipeline(text)
+            truth = serve.local_of("denoise", LEFT, (2,), (3,)).run(text.with_(missing=LEFT))
+            assert reply.degraded
+            assert torch.equal(reply.tails, truth.tails)
+            torch.testing.assert_close(reply.tail_logits, truth.tail_logits, atol=1e-5, rtol=1e-4)
 
     asyncio.run(main())
 
@@ -260,6 +280,22 @@ def test_a_slow_stage_costs_no_more_than_a_second_way(serve, settings):
                 assert_right(await pipeline(longer), serve, text=longer.with_(start=0))
                 assert pipeline.stats().stages[addresses[1]].walks == 1
                 slow.gate.set()
+
+    asyncio.run(main())
+
+
+def test_a_walk_tried_again_while_it_is_computed_is_computed_once(serve):
+    async def main():
+        gated = Gated(serve.segment_of("stacked", range(4)))
+        async with (
+            serve.stages_of([gated]) as (stage,),
+            Pipeline([stage.address], replace(serve.quick, attempt_s=0.1, attempts=100)) as pipeline,
+        ):
+            reply = asyncio.create_task(pipeline(TEXT))
+            await serve.until(lambda: pipeline.stats().retries >= 2)
+            gated.gate.set()
+            assert_right(await reply, serve)
+            assert gated.batches == [1]
 
     asyncio.run(main())
 

@@ -4,16 +4,15 @@ Next: serve/gateway.py, the routes; serve/pipeline.py, the chain behind them."""
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktrain.cli.api_keys import ApiKeyFile, read_api_keys, require_api_key
 from blocktrain.cli.console import say
 from blocktrain.cli.listening import listening
 from blocktrain.cli.logs import requests_logged
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from blocktrain.serve.keys import ChainKey
     from blocktrain.serve.pipeline import PipelineSettings
 
-API_KEY_VARIABLE = "BLOCKTRAIN_API_KEY"
 ORIGIN = re.compile(r"https?://[^\s/]+|\*")
 
 
@@ -44,10 +42,7 @@ def gateway(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: a free one.")] = 8000,
     key_file: KeyFile = None,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=f"API keys, one a line; ${API_KEY_VARIABLE} holds another."),
-    ] = None,
+    api_key_file: ApiKeyFile = None,
     insecure: Insecure = False,
     wire: WireOption = WireFormat.FP16,
     topology: TopologyOption = Topology.CHAIN,
@@ -105,31 +100,6 @@ def checked_origins(origins: Sequence[str]) -> tuple[str, ...]:
         if not ORIGIN.fullmatch(origin):
             raise ConfigError(f'--cors "{origin}" is no origin: write for example https://example.org')
     return tuple(origins)
-
-
-def require_api_key(host: str, api_keys: Sequence[str], insecure: bool) -> None:
-    from blocktrain.serve.keys import is_loopback
-
-    if not api_keys and not insecure and not is_loopback(host):
-        raise ConfigError(
-            f"--host {host} would be open to all: put API keys into a file and give --api-key-file, or set "
-            f"{API_KEY_VARIABLE} (or --insecure on a network you trust)"
-        )
-
-
-def read_api_keys(path: Path | None) -> tuple[str, ...]:
-    """The lines of the file that are no comments, and what the environment holds."""
-    lines: list[str] = []
-    if path is not None:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            detail = getattr(error, "strerror", None) or "not text"
-            raise ConfigError(f"{path} cannot be read ({detail}): give a file with an API key a line") from None
-    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if path is not None and not keys:
-        raise ConfigError(f"{path} holds no API key: write one a line, for example from openssl rand -hex 24")
-    return (*keys, *os.environ.get(API_KEY_VARIABLE, "").split())
 
 
 async def _serve(

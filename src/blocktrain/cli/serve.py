@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktrain.cli.api_keys import ApiKeyFile, read_api_keys, require_api_key
 from blocktrain.cli.console import say
+from blocktrain.cli.listening import listening
 from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
 from blocktrain.cli.stage import Home, LookEvery, ModelSource, Offload, require_files, source_of, told_to_stop
 from blocktrain.errors import ConfigError
@@ -22,6 +24,7 @@ from blocktrain.errors import ConfigError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from blocktrain.serve.gateway import GatewaySettings
     from blocktrain.serve.pipeline import PipelineSettings
 
 GRACE_S = 5
@@ -57,6 +60,8 @@ def serve(
     wire: WireOption = WireFormat.FP16,
     topology: TopologyOption = Topology.CHAIN,
     degraded: Degraded = False,
+    api_key_file: ApiKeyFile = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No API key: on a network you trust.")] = False,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Of the CPU, for each stage.")] = None,
     offload: Offload = False,
     poll: LookEvery = 10.0,
@@ -70,6 +75,7 @@ def serve(
     require_files(model, offload)
 
     from blocktrain.cli.crew import split_blocks
+    from blocktrain.serve.gateway import GatewaySettings
     from blocktrain.serve.pipeline import PipelineSettings
 
     shares = split_blocks(source_of(model, home).num_blocks(), stages)
@@ -78,23 +84,27 @@ def serve(
     options += ["--offload"] if offload else []
     arguments = [[model, "--blocks", f"{share[0]}-{share[-1]}", *options] for share in shares]
     settings = PipelineSettings(topology=topology.value, wire=wire.value, degraded=degraded, wait_s=RESTART_S)
-    with listening(host, port) as listener:
-        stopped_by = asyncio.run(until_told(_serve(arguments, settings, listener)))
+    api_keys = read_api_keys(api_key_file)
+    require_api_key(host, api_keys, insecure)
+    door = GatewaySettings(api_keys=api_keys, any_host=insecure, degraded=degraded)
+    with listening(host, port, "another gateway") as listener:
+        stopped_by = asyncio.run(until_told(_serve(arguments, settings, door, listener)))
     if stopped_by == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-async def _serve(arguments: Sequence[Sequence[str]], settings: PipelineSettings, listener: socket.socket) -> None:
+async def _serve(
+    arguments: Sequence[Sequence[str]], settings: PipelineSettings, door: GatewaySettings, listener: socket.socket
+) -> None:
     from blocktrain.cli.crew import Crew
-    from blocktrain.serve.gateway import GatewaySettings, build_gateway
+    from blocktrain.serve.gateway import build_gateway
     from blocktrain.serve.pipeline import Pipeline
 
     async with Crew(arguments) as crew, Pipeline(crew.addresses, settings) as pipeline:
         host, port = listener.getsockname()[:2]
         print(f"http://{host}:{port}/v1", flush=True)
         say("open the address without /v1 in a browser to try it; Ctrl-C ends it")
-        app = build_gateway(pipeline, GatewaySettings(degraded=settings.degraded))
-        await answer_http(app, listener)
+        await answer_http(build_gateway(pipeline, door), listener)
 
 
 async def until_told(work: Coroutine[Any, Any, None]) -> signal.Signals:
@@ -129,17 +139,3 @@ async def answer_http(app: FastAPI, listener: socket.socket) -> None:
     finally:
         server.should_exit = True
         await serving
-
-
-@contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=512)
-    except OSError as error:
-        detail = error.strerror or error
-        raise ConfigError(
-            f"port {port} on {host} cannot be listened on ({detail}): end what listens there, or give another --port"
-        ) from None
-    with listener:
-        yield listener

@@ -249,8 +249,7 @@ class Journey:
         self._world.counters.between_bytes += note.sent_bytes
         attempt.at, attempt.since_s = attempt.addresses.index(note.to), self._world.clock()
         self._world.links[note.to].under_way += 1
-        if self._gone(attempt) is not None:
-            self._look_at(self._world.links[note.to])
+        self._look_at(self._world.links[note.to])
 
     def _refused(self, attempt: Attempt, link: Link, refusal: Refused) -> None:
         match refusal.code:

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from blocktrain.errors import BlockTrainError
+from blocktrain.serve.request import MAX_CANDIDATES
 from blocktrain.wire.messages import Message
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 4, 256
 MAX_LOGPROBS = 5
 MAX_TEMPERATURE = 2.0
-MAX_CANDIDATES = 256
 MAX_SENTENCE_CHARACTERS = 1000
 ModeName = Literal["speculative", "sweep", "autoregressive"]
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import get_args
 
 from blocktrain.errors import ConfigError
+from blocktrain.serve.mode import Mode
 from blocktrain.serve.openai import ApiError, CompletionRequest, ModeName
-from blocktrain.serve.request import Mode, Request, check, denoises
+from blocktrain.serve.request import Request, check, denoises
 from blocktrain.serve.traversal import ModelInfo
 
-DEFAULT_BYTES = 200
+DEFAULT_BYTES = Request.max_bytes
 SEEDS = 2**63
 
 

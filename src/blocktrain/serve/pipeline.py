@@ -111,7 +111,7 @@ class Pipeline:
         self.counters = Counters()
         self._pins: OrderedDict[str, Pin] = OrderedDict()
         self._changes = asyncio.Event()
-        self._model: Served | None = None
+        self._model: Served | None = None  # the newest version that was whole of late
 
     async def __aenter__(self) -> Self:
         self._network = Network(self._key)
@@ -133,7 +133,7 @@ class Pipeline:
     @property
     def info(self) -> ModelInfo:
         assert self._model is not None, "a pipeline is entered before it is used"
-        return (newest_whole(self.views()) or self._model).info
+        return self._model.info
 
     def views(self) -> list[StageView]:
         """The stages of our model; one that serves another now is as good as away."""
@@ -270,6 +270,8 @@ class Pipeline:
 
     def _notice(self, link: Link) -> None:
         self._changes.set()
+        if self._model is not None:
+            self._model = newest_whole(self.views()) or self._model
         for journey in self.journeys.values():
             journey.inbox.put_nowait(Heard(link))
 

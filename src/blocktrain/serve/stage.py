@@ -80,6 +80,7 @@ class Stage:
         self._key, self._clock = key, clock
         self._segments: dict[str, Computes] = {segment.info.version: segment}  # the newest last
         self._room = WaitingRoom(self.settings.max_waiting, self.settings.max_waiting_bytes)
+        self._computing: dict[str, Arrival] = {}
         self._cancelled, self._forgotten = Recent(REMEMBERED), Recent(REMEMBERED)
         self._arrived = asyncio.Event()
         self._batch_s = 0.0
@@ -173,7 +174,9 @@ class Stage:
     def _admit(self, work: Arrival) -> None:
         if self._unwanted(work):
             return
-        if work.walk.version not in self._segments:
+        if (same := self._computing.get(work.walk.id)) is not None and same.walk.head == work.walk.head:
+            self._computing[work.walk.id] = work  # tried again: computed once, sent on by the newer route
+        elif work.walk.version not in self._segments:
             held = ", ".join(self.versions)
             self._refuse(work, "version", f"{self.address} holds version {held}, not {work.walk.version}")
         elif not self._room.admit(work):
@@ -206,11 +209,13 @@ class Stage:
             if not batch:
                 continue
             began_s = self._clock()
+            self._computing = {work.walk.id: work for work in batch}
             outcomes = await loop.run_in_executor(self._thread, self._advance, batch)
             took_s = self._clock() - began_s
             self._batch_s += (took_s - self._batch_s) * (SMOOTHING if self._batch_s else 1)
+            newest, self._computing = self._computing, {}
             for work, outcome in zip(batch, outcomes, strict=True):
-                self._finish(work, outcome, began_s - work.arrived_s, took_s)
+                self._finish(newest[work.walk.id], outcome, began_s - work.arrived_s, took_s)
 
     def _advance(self, batch: Sequence[Arrival]) -> Sequence[Outcome | Exception]:
         """On the computing thread. What goes wrong with all of them is told to each."""
