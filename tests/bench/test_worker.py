@@ -14,10 +14,26 @@ pytestmark = pytest.mark.timeout(300)  # it starts processes that import torch
 
 
 @pytest.fixture(scope="module")
-def worker():
+def bench():
+    """Its scripts, by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCH)
-        yield importlib.import_module("worker")
+        yield importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def worker(bench):
+    return bench("worker")
+
+
+@pytest.fixture(scope="module")
+def speed(bench):
+    return bench("worker_speed")
+
+
+@pytest.fixture(scope="module")
+def memory(bench):
+    return bench("worker_memory")
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +97,13 @@ def test_no_path_of_the_machine_gets_into_the_result(worker):
     assert worker._without_path(spec)["corpus"]["source"] == "texts"
 
 
-def test_turns_alternate_in_order_and_compare_within_a_turn(worker):
+def test_turns_alternate_in_order_and_compare_within_a_turn(speed):
     order, ticks = [], count()
     contestants = {name: lambda name=name: order.append(name) for name in "ab"}
-    times = worker.take_turns(contestants, turns=2, clock=lambda: next(ticks))
+    times = speed.take_turns(contestants, turns=2, clock=lambda: next(ticks))
     assert order == ["a", "b", "b", "a"]
     assert times.seconds == {"a": [1, 1], "b": [1, 1]}
-    slowed = worker.Times({"a": [1.0, 10.0, 1.0], "b": [2.0, 20.0, 2.0]})
+    slowed = speed.Times({"a": [1.0, 10.0, 1.0], "b": [2.0, 20.0, 2.0]})
     assert slowed.ratio("b", to="a") == 2
 
 
@@ -102,20 +118,20 @@ def test_turns_alternate_in_order_and_compare_within_a_turn(worker):
         (["aten::mm"], None),
     ],
 )
-def test_an_operation_belongs_to_the_span_around_it(worker, names, kind):
+def test_an_operation_belongs_to_the_span_around_it(speed, names, kind):
     event = None
     for name in reversed(names):
         event = SimpleNamespace(name=name, cpu_parent=event)
-    assert worker.kind_of(event) == kind
+    assert speed.kind_of(event) == kind
 
 
-def test_the_bare_loop_trains_what_the_trainer_trains(worker):
+def test_the_bare_loop_trains_what_the_trainer_trains(memory, speed):
     """Same layers, same first batch, same update: the comparison is of equal work."""
     spec = preset("tiny")
-    corpus = worker.load_corpus(spec.corpus, spec.model.context)
-    case = worker.Case("", spec, 2)
-    ours = worker.BlockTrainer(spec, case.phase, corpus.train, worker.snapshots_of(case), compile=False)
-    bare = worker.BareLoop(spec, case.phase, corpus.train, compiled=False)
+    corpus = memory.load_corpus(spec.corpus, spec.model.context)
+    case = memory.Case("", spec, 2)
+    ours = memory.BlockTrainer(spec, case.phase, corpus.train, memory.snapshots_of(case), compile=False)
+    bare = speed.BareLoop(spec, case.phase, corpus.train, compiled=False)
     for block in ours.trained:
         block.load_state_dict(bare._trained[block.index - case.phase.block].state_dict())
     for group, peak in ours._optimizer._peaks:

@@ -66,7 +66,7 @@ def test_an_adaptive_partition_is_measured_once(run, tiny, tmp_path):
 
 
 def test_the_reference_stands_beside_the_blocks_it_is_for(run, tiny, tmp_path):
-    result = run("reference", *tiny, "--set", "objective.kind=denoise", "--work", "equal")
+    result = run("reference", *tiny, "--set", "objective.kind=denoise")
     assert result.exit_code == 0
     assert "total         120,836     114,816" in result.stderr
     assert RunDirectory.open(tmp_path / "run").spec.train.steps > 3

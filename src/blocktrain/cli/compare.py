@@ -26,7 +26,7 @@ def compare(
     corpus: CorpusSource = None,
     seed: Seed = None,
     changes: Changes = None,
-    work: WorkOf = Work.STEPS,
+    work: WorkOf = Work.EQUAL,
     jobs: Jobs = 1,
     max_windows: MaxWindows = None,
 ) -> None:

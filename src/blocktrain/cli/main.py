@@ -86,7 +86,7 @@ app.command(
 )(train)
 app.command(
     rich_help_panel=TRAIN,
-    epilog="Example:  blocktrain reference --preset small --work equal --out ref/",
+    epilog="Example:  blocktrain reference --preset small --out ref/",
 )(reference)
 app.command(
     rich_help_panel=TRAIN,

@@ -35,7 +35,10 @@ Changes = Annotated[
 ]
 Jobs = Annotated[int, typer.Option(metavar="N", help="Train up to N independent blocks at once, a process each.")]
 WorkOf = Annotated[
-    Work, typer.Option("--work", help="steps: as many as the longest phase. equal: as much work as all phases.")
+    Work,
+    typer.Option(
+        "--work", help="equal: as much work as all phases together. steps: as many steps as the longest phase."
+    ),
 ]
 InviteText = Annotated[
     str, typer.Argument(metavar="INVITE", help="bt://…#… as blocktrain coordinator prints it, in quotes.")

@@ -16,7 +16,7 @@ def reference(
     corpus: CorpusSource = None,
     seed: Seed = None,
     changes: Changes = None,
-    work: WorkOf = Work.STEPS,
+    work: WorkOf = Work.EQUAL,
     steps: Annotated[int | None, typer.Option(metavar="N", help="As many steps instead.")] = None,
 ) -> None:
     """Train the same model end to end, for comparison: same shape, text, order and optimiser."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -125,49 +126,52 @@ class DenoiseBlock(Block):
         self.sharpness = nn.Parameter(torch.tensor(self.objective.sigma_data**-2))
         self.register_buffer("code_table", noise.codes(spec.seed), persistent=False)
 
-    def denoise(self, bytes_BT: Tensor, z_BTV: Tensor, sigma_B: Tensor, span_start: int | None = None) -> Tensor:
-        """Logits of the next byte at every position, from context and z at noise level σ (one a window).
+    def denoise(self, bytes_BT: Tensor, scores_BTV: Tensor, sigma_B: Tensor, span_start: int | None = None) -> Tensor:
+        """Logits of the next byte at every position, from context and z·e_x at noise level σ (one a window).
         From span_start on, positions have no clean byte and see each other in both directions."""
         sigma = sigma_B[:, None, None]
         c_skip, c_out, c_in = noise.scalings(sigma, self.objective.sigma_data)
-        scores = z_BTV @ self.code_table.T  # z·e_x
         hidden_BTD, mask = self.embed(bytes_BT), None
         if span_start is not None:
             T = bytes_BT.size(1)
-            mask = span_mask(T, span_start).to(z_BTV.device)
-            hidden_BTD = hidden_BTD * (torch.arange(T, device=z_BTV.device) < span_start)[None, :, None]
-        hidden_BTD = hidden_BTD + (c_in * scores) @ self.readout
+            mask = span_mask(T, span_start).to(bytes_BT.device)
+            hidden_BTD = hidden_BTD * (torch.arange(T, device=bytes_BT.device) < span_start)[None, :, None]
+        hidden_BTD = torch.addcmul(hidden_BTD, c_in, scores_BTV @ self.readout)
         out = self.read_out(self.run_layers(hidden_BTD, mask, self._modulation(sigma_B)))
         if self.objective.evidence == "closed":
-            return noise.evidence(scores, sigma) + out
-        return self.sharpness * (c_skip * scores + c_out * out)
+            return noise.evidence(scores_BTV, sigma) + out
+        return self.sharpness * (c_skip * scores_BTV).addcmul_(c_out, out)
 
     def forward(self, bytes_BT: Tensor, z_BTV: Tensor, span_start: int | None = None) -> tuple[Tensor, Tensor]:
         """One Euler step over the block's own range."""
         sigma_B = z_BTV.new_full((z_BTV.size(0),), self.sigma_high)
-        logits = self.denoise(bytes_BT, z_BTV, sigma_B, span_start)
+        logits = self.denoise(bytes_BT, z_BTV @ self.code_table.T, sigma_B, span_start)
         denoised = noise.expected_code(logits, self.code_table)
         return noise.euler_step(z_BTV, denoised, self.sigma_high, self.sigma_low), logits
 
     def without_evidence(self, bytes_BT: Tensor) -> Tensor:
         """Logits where z says nothing (the mean path): a language model of the context alone."""
         B, T = bytes_BT.shape
-        z_BTV = self.embedding.new_zeros(B, T, NUM_SYMBOLS)
-        return self.denoise(bytes_BT, z_BTV, z_BTV.new_full((B,), self.sigma_high))
+        scores_BTV = self.embedding.new_zeros(B, T, NUM_SYMBOLS)
+        return self.denoise(bytes_BT, scores_BTV, scores_BTV.new_full((B,), self.sigma_high))
 
     def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
         """Along the mean path, where z says nothing: it needs no other block's stream."""
+        return self.run_steps(lean_norm(F.embedding(bytes_T, self.embedding)), recall, self._quiet_modulation)
+
+    @cached_property
+    def _quiet_modulation(self) -> Modulation:
+        """Of `step`. Kept: whoever takes steps has done with training."""
         modulation = self._modulation(self.embedding.new_full((1,), self.sigma_high))
-        return self.run_steps(
-            lean_norm(F.embedding(bytes_T, self.embedding)), recall, tuple(each[0] for each in modulation)
-        )
+        return tuple(each[0] for each in modulation)
 
     def answer(self, hidden_TD: Tensor) -> Tensor:
         """What `denoise` gives for z = 0: there its evidence and c_skip·z are nothing."""
         out = super().answer(hidden_TD)
         if self.objective.evidence == "closed":
             return out
-        return self.sharpness * noise.scalings(out.new_tensor(self.sigma_high), self.objective.sigma_data)[1] * out
+        c_out = self.sigma_high * self.objective.sigma_data / math.hypot(self.sigma_high, self.objective.sigma_data)
+        return self.sharpness * c_out * out
 
     def _modulation(self, sigma_B: Tensor) -> Modulation:
         """AdaLN: shift, scale and gate as a linear function of a few waves of c_noise."""

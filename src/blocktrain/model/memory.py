@@ -1,10 +1,9 @@
 """Memory: keys and values of positions already computed, so that one byte more costs one byte more. The new positions
 of many texts go through the layers as one flat batch; only attention is each text's own, on its keys where they lie:
-nothing is padded and nothing copied. Next: serve/segment.py, which keeps a memory a session."""
+nothing is padded or copied to make a batch. Next: serve/segment.py, which keeps a memory a session."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -85,14 +84,14 @@ class Strand:
 
 
 class Fan:
-    """Several continuations of one text: they share its memory (computed once, never copied) and have their own for
-    what follows, [H, R, positions, W] a layer, which is forgotten with the fan."""
+    """Several continuations of one text: its memory, computed once, is copied for each of them, and forgotten with the
+    fan. [R, H, positions, W] a layer."""
 
     def __init__(self, trunk: Memory, rows: int, length: int) -> None:
-        heads, _, width = trunk.keys[0].shape
-        self.trunk, self.trunk_length, self.rows = trunk, len(trunk.text), rows
-        self.keys, self.values = ([each.new_empty(heads, rows, length, width) for each in trunk.keys] for _ in range(2))
-        self.filled = 0
+        self.rows, self.filled = rows, len(trunk.text)
+        self.keys, self.values = (
+            [_fanned(each[:, : self.filled], rows, length) for each in side] for side in (trunk.keys, trunk.values)
+        )
 
     def next(self, count: int) -> Fronds:
         first, self.filled = self.filled, self.filled + count
@@ -108,26 +107,18 @@ class Fronds:
         self._mask = None if count == 1 else _causal(count, first + count, fan.keys[0].device)
 
     def rows_of(self, table: Tensor) -> Tensor:
-        begin = self.fan.trunk_length + self.first
-        return table[begin : begin + self.count].repeat(self.fan.rows, 1)
+        return table[self.first : self.first + self.count].repeat(self.fan.rows, 1)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """softmax over the shared and the own keys together; the shared ones are read once for all rows."""
-        fan, end, shared_end = self.fan, self.first + self.count, self.fan.trunk_length
-        T, H, W = query.shape
-        split = (H, fan.rows, self.count, W)
-        own_keys, own_values = fan.keys[layer][:, :, :end], fan.values[layer][:, :, :end]
-        own_keys[:, :, self.first :] = key.transpose(0, 1).view(split)
-        own_values[:, :, self.first :] = value.transpose(0, 1).view(split)
-        query = (query * (1 / math.sqrt(W))).transpose(0, 1).contiguous()
-        shared = query @ fan.trunk.keys[layer][:, :shared_end].mT  # [H, R·T, P]
-        own = query.view(split) @ own_keys.mT  # [H, R, T, end]
-        if self._mask is not None:
-            own = own.masked_fill(~self._mask, -torch.inf)
-        shares = torch.cat([shared, own.view(H, T, end)], -1).softmax(-1)
-        mixed = shares[:, :, :shared_end] @ fan.trunk.values[layer][:, :shared_end]
-        mixed = mixed + (shares[:, :, shared_end:].reshape(own.shape) @ own_values).view(H, T, W)
-        return mixed.transpose(0, 1)
+        end = self.first + self.count
+        query, key, value = (
+            x.view(self.fan.rows, self.count, *x.shape[1:]).transpose(1, 2) for x in (query, key, value)
+        )
+        keys, values = self.fan.keys[layer][:, :, :end], self.fan.values[layer][:, :, :end]
+        keys[:, :, self.first :] = key
+        values[:, :, self.first :] = value
+        mixed = F.scaled_dot_product_attention(query, keys, values, self._mask)
+        return mixed.transpose(1, 2).flatten(0, 1)
 
 
 class Tokens:
@@ -175,6 +166,14 @@ def _grown(old: Tensor, capacity: int) -> Tensor:
     new = old.new_empty(heads, capacity, width)
     new[:, :before] = old
     return new
+
+
+def _fanned(trunk: Tensor, rows: int, length: int) -> Tensor:
+    """The trunk [H, P, W] in each row of a new [R, H, P + length, W]."""
+    heads, before, width = trunk.shape
+    fan = trunk.new_empty(rows, heads, before + length, width)
+    fan[:, :, :before] = trunk
+    return fan
 
 
 def _causal(queries: int, keys: int, device: torch.device) -> Tensor:

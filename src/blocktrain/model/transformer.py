@@ -22,13 +22,15 @@ def rms_norm(x: Tensor) -> Tensor:
 
 def lean_norm(x: Tensor) -> Tensor:
     """rms_norm without a gradient, in half the time for few positions."""
+    if x.dtype is not torch.float32:
+        return rms_norm(x)  # which squares in full precision
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * torch.addcmul(_epsilon(x.dtype, x.device), size, size, value=1 / x.size(-1)).rsqrt_()
+    return x * torch.addcmul(_epsilon(x.device), size, size, value=1 / x.size(-1)).rsqrt_()
 
 
 @lru_cache
-def _epsilon(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(torch.finfo(dtype).eps, dtype=dtype, device=device)
+def _epsilon(device: torch.device) -> Tensor:
+    return torch.tensor(torch.finfo(torch.float32).eps, device=device)
 
 
 def rotary_table(context: int, head_width: int) -> tuple[Tensor, Tensor]:

@@ -145,7 +145,7 @@ class Segment:
         tokens = Tokens(parts)
         each: list[Hidden] = [{} for _ in parts]
         bytes_T = bytes_T.to(self._device, torch.long)
-        state_TD = None if state_TD is None else state_TD.to(self._device)
+        state_TD = None if state_TD is None else state_TD.to(self._modules[present[0]].embedding)
         for index in present:
             state_TD = self._modules[index].step(bytes_T, state_TD, Recall(tokens, self._first_layer[index]))
             for hidden, own in zip(each, torch.split(state_TD, tokens.sizes), strict=True):
@@ -184,20 +184,23 @@ class Segment:
 
     def _draft(self, works: Sequence[Work]) -> None:
         """Every drafter's rows, a byte a pass, all drafters in the same passes."""
-        reader = self._modules[works[0].present[-1]]
-        drafts = [Drafting(work, self._draft_logits(reader, work.prompt_hidden, last=1)) for work in works]
+        drafts = [Drafting(work, self._draft_logits(work.prompt_hidden, last=1)) for work in works]
         while going := [drafting for drafting in drafts if drafting.remaining]:
             texts = [drafting.draw() for drafting in going]
             parts = [drafting.next_part() for drafting in going]
             for drafting, hidden in zip(going, self._run(works[0].present, parts, torch.cat(texts), None), strict=True):
-                drafting.take(hidden, self._draft_logits(reader, hidden))
+                drafting.take(hidden, self._draft_logits(hidden))
         for drafting in drafts:
             drafting.finish()
 
-    def _draft_logits(self, reader: Block, hidden: Hidden, last: int = 0) -> Tensor:
-        """The drafter's logits [T, 256], rounded to half precision before anything is drawn from them, so that what
-        travels is exactly what was drawn from."""
-        return reader.answer(hidden[reader.index][-last:]).half().float().cpu()
+    def _draft_logits(self, hidden: Hidden, last: int = 0) -> Tensor:
+        """What these blocks alone say [T, 256]: the last one of a stack, all of them in equal shares where they are
+        independent. Rounded to half precision before anything is drawn from it, so that what travels is exactly what
+        was drawn from."""
+        readers = [*hidden] if self.info.independent else [*hidden][-1:]
+        each = [self._modules[index].answer(hidden[index][-last:]) for index in readers]
+        mean = each[0] if len(each) == 1 else torch.stack(each).mean(0)
+        return mean.half().float().cpu()
 
     def _denoise(self, t: Traversal, present: Sequence[int]) -> Traversal:
         """The blocks' Euler steps on the whole window, as BlockModel.sweep has them."""

@@ -12,7 +12,7 @@ from blocktrain.serve.sampling import CHOOSE, pick, probabilities, uniforms
 from blocktrain.serve.traversal import Draft, Noise, Traversal
 from blocktrain.serve.writer import Writer
 
-RANKED_TEMPERATURE = 0.5  # at which candidates are drafted when the likeliest of them is wanted
+RANKED_TEMPERATURE = 0.3  # at which candidates are drafted when the likeliest of them is wanted
 
 
 class DenoisingSweep(Writer):

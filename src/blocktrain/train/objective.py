@@ -54,8 +54,10 @@ def denoise(
     span_start: int | None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Cross entropy of the byte behind z = e_x + σ·noise, weighted by λ(σ). Returns the unweighted one beside it."""
-    z_BTV = F.embedding(targets_BT, block.code_table) + sigma_B[:, None, None] * noise_BTV
-    logits = block.denoise(bytes_BT, z_BTV, sigma_B, span_start)
+    z_BTV = torch.addcmul(F.embedding(targets_BT, block.code_table), sigma_B[:, None, None], noise_BTV)
+    scores_BTV = z_BTV @ block.code_table.T
+    del z_BTV, noise_BTV  # the largest tensors here: nothing may hold them through the backward pass
+    logits = block.denoise(bytes_BT, scores_BTV, sigma_B, span_start)
     entropy_BT = F.cross_entropy(logits.flatten(0, 1).float(), targets_BT.flatten(), reduction="none").view_as(
         targets_BT
     )

@@ -189,10 +189,16 @@ class BlockTrainer:
         assert isinstance(block, DenoiseBlock)
         low, high = noise.widen(block.sigma_low, block.sigma_high, settings)
         sigma_B = noise.sample_sigma(inputs.size(0), low, high, settings, generator).to(self._device)
-        noise_BTV = torch.randn(*inputs.shape, NUM_SYMBOLS, generator=generator).to(self._device)
         context = self.spec.model.context
         span_start = context - int(context * settings.span_share) if settings.span_share else None
-        return self._denoise(block, inputs, targets, sigma_B, noise_BTV, span_start)
+        return self._denoise(
+            block,
+            inputs,
+            targets,
+            sigma_B,
+            torch.randn(*inputs.shape, NUM_SYMBOLS, generator=generator).to(self._device),
+            span_start,
+        )
 
     def _state_below(self, inputs: Tensor) -> Tensor | None:
         """The state that the earlier blocks' snapshots make of these bytes; their weights come in one by one."""

@@ -1,0 +1,117 @@
+"""Sweeps: one traversal for a whole output. Denoising equals BlockModel.sweep; drafting and weighing approaches the
+model's distribution as candidates are added."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+from blocktrain.errors import ConfigError
+from blocktrain.serve.decode import Mode, Request, check, decoder
+from blocktrain.serve.sampling import probabilities
+from blocktrain.serve.segment import LocalForward
+from blocktrain.serve.sweep import effective_candidates, log_likelihood
+
+PROMPT = b"The president of "
+
+
+def swept(forward, request):
+    """(bytes, stats, prompts asked with)"""
+    asking, written, prompts = decoder(request, forward.info, "s"), b"", []
+    while (asked := asking.ask()) is not None:
+        prompts.append(asked.prompt)
+        written += bytes(byte.value for byte in asking.tell(forward.run(asked), 0.1))
+    return written, asking.stats, prompts
+
+
+@pytest.fixture
+def spans(model, segments):
+    return LocalForward(*segments(model("spans"), [[0, 1], [2, 3]]))
+
+
+def test_a_denoising_sweep_is_the_model_s_in_one_traversal(model, spans):
+    written, stats, _ = swept(spans, Request(PROMPT, 16, Mode.SWEEP, seed=4))
+    assert written == model("spans").sweep(PROMPT, 16, torch.Generator().manual_seed(4))
+    assert (stats.traversals, stats.bytes_per_traversal) == (1, 16)
+
+
+def test_more_than_was_trained_at_once_takes_more_sweeps(model, spans):
+    """16 of 64 bytes were trained as spans: 40 bytes take three, each behind what was written before."""
+    written, stats, _ = swept(spans, Request(PROMPT, 40, Mode.SWEEP, seed=4))
+    first, second = written[:16], written[16:32]
+    assert stats.traversals == 3
+    assert len(written) == 40
+    assert first == model("spans").sweep(PROMPT, 16, torch.Generator().manual_seed(4))
+    assert second == model("spans").sweep(PROMPT + first, 16, torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.5}, {"temperature": 0}, {"top_p": 0.9}])
+def test_a_denoising_sweep_refuses_what_it_cannot_honour(spans, settings):
+    with pytest.raises(ConfigError, match=r"knows no temperature or top_p.*give candidates to draft and weigh"):
+        check(Request(PROMPT, 8, Mode.SWEEP, **settings), spans.info)
+    check(Request(PROMPT, 8, Mode.SWEEP, candidates=4, **settings), spans.info)
+
+
+def test_drafting_and_weighing_writes_all_bytes_in_one_traversal(local):
+    written, stats, _ = swept(local, Request(PROMPT, 30, Mode.SWEEP, seed=1, candidates=5))
+    assert (len(written), stats.traversals, stats.drafted) == (30, 1, 150)
+    assert 1 <= stats.effective_candidates <= 5
+
+
+def test_an_output_longer_than_the_window_takes_more_sweeps_and_keeps_half_of_it_in_sight(stacked):
+    written, stats, prompts = swept(stacked, Request(PROMPT, 100, Mode.SWEEP, seed=1, candidates=2))
+    text = PROMPT + written
+    assert len(written) == 100
+    assert prompts == [text[:17], text[32:64], text[53:96]]
+    assert stats.traversals == 3
+
+
+def test_draft_bytes_cuts_a_sweep_into_parts(stacked):
+    assert swept(stacked, Request(PROMPT, 20, Mode.SWEEP, candidates=2, draft_bytes=5))[1].traversals == 4
+
+
+def test_the_likeliest_candidate_wins_at_temperature_zero(model, stacked):
+    request = Request(PROMPT, 12, Mode.SWEEP, temperature=0, candidates=6, seed=9)
+    asking = decoder(request, stacked.info, "s")
+    reply = stacked.run(asking.ask())
+    written = [byte.value for byte in asking.tell(reply, 0.1)]
+
+    def likelihood(tail):
+        logits = model("stacked").logits(torch.tensor([[*PROMPT, *tail]]))[0]
+        return log_likelihood(logits[None, len(PROMPT) - 1 : -1], torch.tensor([tail])).item()
+
+    assert written == max(reply.tails.tolist(), key=likelihood)
+
+
+def test_a_single_candidate_at_temperature_zero_is_the_drafter_s_greedy_text(stacked):
+    texts = {swept(stacked, Request(PROMPT, 12, Mode.SWEEP, 0.0, candidates=1, seed=seed))[0] for seed in (1, 2)}
+    assert len(texts) == 1
+
+
+def distance(outputs, model, temperature):
+    """Total variation between what came and what the model says: pairs of letters, and all others together."""
+    gaps = []
+    for letters in product(b"abc", repeat=2):
+        places = probabilities(model.logits(torch.tensor([[*b"ab", *letters]]))[0], temperature)
+        chance = math.prod(float(places[1 + at, letter]) for at, letter in enumerate(letters))
+        share = sum(output == bytes(letters) for output in outputs) / len(outputs)
+        gaps.append(share - chance)
+    return (sum(map(abs, gaps)) + abs(sum(gaps))) / 2
+
+
+def test_the_distribution_approaches_the_model_s_as_candidates_are_added(letters, segments, write):
+    distances = []
+    for candidates in (1, 5, 32):
+        parts = segments(letters, [[0], [1]])
+        requests = [Request(b"ab", 2, Mode.SWEEP, 0.8, seed=seed, candidates=candidates) for seed in range(300)]
+        asking = [decoder(request, parts[0].info, str(request.seed)) for request in requests]
+        distances.append(distance(write(parts, asking), letters, 0.8))
+    assert distances[0] > 0.25 > distances[1] > 0.12 > distances[2]  # exactly 0.30, 0.18 and 0.05, give or take 0.05
+
+
+def test_effective_candidates_count_those_that_matter():
+    assert effective_candidates(torch.full((8,), 1 / 8)) == pytest.approx(8)
+    assert effective_candidates(torch.tensor([1.0, 0, 0])) == 1
