@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blocktrain.checkpoint import Manifest, RunDirectory, load_tensors, save_tensors, write_whole
+from blocktrain.checkpoint import Manifest, RunDirectory, copy_as, load_tensors, save_tensors, write_whole
 from blocktrain.errors import CheckpointError, StorageError
 from blocktrain.spec import PRESETS, Denoise, RunSpec, load_spec, preset
 
@@ -368,3 +368,34 @@ def test_a_line_cut_short_costs_only_itself(run, half):
     assert run.metrics() == [{"step": 1}]
     run.log({"step": 3})
     assert run.metrics() == [{"step": 1}, {"step": 3}]
+
+
+def test_a_block_can_be_used_where_it_lies(run):
+    run.save_block(0, NEW, steps=1)
+    mapped = run.map_block(0, SHAPES)
+    run.save_block(0, OLD, steps=2)
+    assert torch.equal(mapped.tensors["w"], NEW["w"])
+
+
+def test_a_damaged_block_is_not_mapped(run):
+    run.save_block(0, NEW, steps=1)
+    path = the_block_file(run)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(CheckpointError, match=r"is damaged \(sha256 .*train block 0 again"):
+        run.map_block(0, SHAPES)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"is missing: train block 0 again"):
+        run.map_block(0, SHAPES)
+
+
+def test_a_model_directory_can_be_copied_in_half_precision(run, tmp_path):
+    run.save_block(0, {**NEW, "gain": torch.full((2,), 1 / 3)}, steps=7)
+    run.finish_phase(0, {}, steps=7)
+    run.save_combine("stack", [0.25, 0.75])
+    shapes = {**SHAPES, "gain": (2,)}
+    half = copy_as(run, tmp_path / "half", torch.float16, lambda _: shapes)
+    tensors = half.load_block(0, shapes)
+    assert {name: tensor.dtype for name, tensor in tensors.items()} == {"w": torch.float16, "gain": torch.float32}
+    assert torch.equal(tensors["w"].float(), NEW["w"])
+    assert half.manifest().combine == {"stack": (0.25, 0.75)}
+    assert (half.manifest().finished, half.manifest().blocks[0].steps) == ((0,), 7)

@@ -62,6 +62,10 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path, text, comp
             r"model.layers = 6 is not divisible by model.blocks = 4: change one, or list",
         ),
         ("[model]\nlayers = [1, 2]\nblocks = 3", r"model.layers lists 2 blocks, model.blocks = 3"),
+        ("[model]\nphysical_layers = 3", r"gives block 0 3 real layers for its 2 layers: give 1 to 2, or leave it out"),
+        ("[model]\nphysical_layers = [1, 1, 3, 1]", r"gives block 2 3 real layers for its 2 layers"),
+        ("[model]\nphysical_layers = [1, 1]", r"model.physical_layers lists 2 blocks, model.blocks = 4"),
+        ("[model]\nphysical_layers = 0", r"model.physical_layers = 0: input should be greater than or equal to 1"),
         ("[model]\nblocks = 0", r"model.blocks = 0: input should be greater than or equal to 1"),
         ("[corpus]\nvalid_share = 1.0", r"corpus.valid_share = 1.0: input should be less than 1"),
         ("[objective]\nkind = 'denoise'\nsigma_min = 3.0\nsigma_max = 3.0", r"sigma_min = 3.0 must be below .*= 3.0"),
@@ -139,6 +143,13 @@ def test_a_weak_machine_can_take_a_small_block():
     assert model.total_layers == 7
 
 
+@pytest.mark.parametrize("physical, real", [(None, [2, 3, 4]), (1, [1, 1, 1]), ((2, 1, 3), [2, 1, 3])])
+def test_a_block_may_have_fewer_real_layers_than_it_walks_over(physical, real):
+    model = ModelSpec(blocks=3, layers=(2, 3, 4), physical_layers=physical)
+    assert [model.physical_layers_of(block) for block in range(3)] == real
+    assert [model.layers_of(block) for block in range(3)] == [2, 3, 4]
+
+
 def test_layers_are_shared_equally_by_default():
     assert [ModelSpec(blocks=4, layers=8).layers_of(block) for block in range(4)] == [2, 2, 2, 2]
 
@@ -164,11 +175,25 @@ def test_a_preset_survives_json(name):
     assert parse_spec(preset(name).model_dump(mode="json"), origin="test") == preset(name)
 
 
+def test_a_shape_without_shared_layers_keeps_the_digest_it_had_before_there_were_any():
+    assert preset("tiny").digest() == "327584fdc10653207c0802e2c11c6c7540852716b18d55ce58ac5ad6bd4851f1"
+    assert "physical_layers" not in preset("tiny").model_dump_json()
+
+
+def test_shared_layers_survive_json_and_can_be_taken_back():
+    shared = preset("tiny").with_(**{"model.layers": 8, "model.physical_layers": [1, 2, 1, 1]})
+    assert parse_spec(shared.model_dump(mode="json"), origin="test") == shared
+    assert shared.with_(**{"model.layers": 4, "model.physical_layers": None}) == preset("tiny")
+
+
 def test_equal_specs_have_equal_digests():
     assert RunSpec().digest() == RunSpec(model=ModelSpec()).digest()
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"model.width": 64}, {"corpus.source": "x"}, {"objective": Denoise()}])
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"model.width": 64}, {"model.physical_layers": 1}, {"corpus.source": "x"}, {"objective": Denoise()}],
+)
 def test_any_setting_changes_the_digest(change):
     assert RunSpec().digest() != RunSpec().with_(**change).digest()
 

@@ -16,18 +16,20 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import tomli_w
+import torch
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from blocktrain.errors import CheckpointError, ConfigError, StorageError, TensorError
 from blocktrain.files import put_in_place
+from blocktrain.mapped import MappedTensors
 from blocktrain.spec import RunSpec, load_spec
 from blocktrain.wire.tensors import decode, encode
 
@@ -137,8 +139,23 @@ class RunDirectory:
 
     def load_block(self, block: int, expected: Shapes) -> dict[str, Tensor]:
         path, data = self._read_block(block)
-        with _damage_in(path, f"train block {block} again, or restore the file"):
+        with _damage_in(path, _again(block)):
             return decode(data, expected=expected)[0]
+
+    def map_block(self, block: int, expected: Shapes) -> MappedTensors:
+        """The tensors of a block left in their file, for blocks larger than the memory; as checked as loaded ones."""
+        entry = self._entry(block)
+        path = self._block_file(block, entry)
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            _require_hash(path, block, found, entry)
+            with _damage_in(path, _again(block)):
+                return MappedTensors(path, expected)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and self._entry(block) != entry:
+                return self.map_block(block, expected)
+            raise _unreadable(path, error, _again(block)) from None
 
     def save_progress(self, phase: int, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
         _make_folder(self.path / "progress")
@@ -187,13 +204,8 @@ class RunDirectory:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self._entry(block) != entry:
                 return self._read_block(block)
-            raise _unreadable(path, error, f"train block {block} again, or restore the file") from None
-        found = hashlib.sha256(data).hexdigest()
-        if found != entry.sha256:
-            raise CheckpointError(
-                f"{path} is damaged (sha256 {found[:12]}… where the manifest says {entry.sha256[:12]}…): "
-                f"train block {block} again, or restore the file"
-            )
+            raise _unreadable(path, error, _again(block)) from None
+        _require_hash(path, block, hashlib.sha256(data).hexdigest(), entry)
         return path, data
 
     def _entry(self, block: int) -> BlockEntry:
@@ -237,10 +249,40 @@ class RunDirectory:
             lock.release()
 
 
+def stored_as(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """A block's tensors as they are kept in another precision: the tables and matrices; vectors are few and stay."""
+    return {name: tensor.to(dtype) if tensor.dim() > 1 else tensor for name, tensor in tensors.items()}
+
+
+def copy_as(source: RunDirectory, path: Path, dtype: torch.dtype, shapes: Callable[[int], Shapes]) -> RunDirectory:
+    """A model directory in another precision, block by block; `shapes` gives those of a block. The weights of the
+    compositions come along: they change less than the blocks."""
+    manifest = source.manifest()
+    target = RunDirectory.create(path, source.spec, manifest.corpus_sha256)
+    for block, entry in manifest.blocks.items():
+        target.save_block(block, stored_as(source.load_block(block, shapes(block)), dtype), entry.steps)
+    for phase in manifest.finished:
+        target.finish_phase(phase, {}, source.spec.phases[phase].steps)
+    for name, weights in manifest.combine.items():
+        target.save_combine(name, weights)
+    return target
+
+
 def continue_block(newborn: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A stacked block that nobody has trained starts where the trained one before it ended: newborn it is the identity,
     and with that one's read-out it gives the same logits."""
     return {**newborn, "readout": before["readout"].clone()}
+
+
+def _again(block: int) -> str:
+    return f"train block {block} again, or restore the file"
+
+
+def _require_hash(path: Path, block: int, found: str, entry: BlockEntry) -> None:
+    if found != entry.sha256:
+        raise CheckpointError(
+            f"{path} is damaged (sha256 {found[:12]}… where the manifest says {entry.sha256[:12]}…): {_again(block)}"
+        )
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

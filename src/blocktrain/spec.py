@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from blocktrain.errors import ConfigError
 
@@ -46,13 +54,17 @@ class CorpusSpec(Settings):
 
 
 class ModelSpec(Settings):
-    """The shape. `layers` is the total, shared equally, or one number a block: a weak machine can take a small one."""
+    """The shape. `layers` is the total, shared equally, or one number a block: a weak machine can take a small one.
+
+    `physical_layers` makes the shape a logical one: a block then has only so many real layers (one number for every
+    block, or one a block) and walks over them again and again until all its layers are done."""
 
     width: Count = 128
     heads: Count = 4
     context: Count = 256
     blocks: Count = 4
     layers: Count | tuple[Count, ...] = 8
+    physical_layers: Count | tuple[Count, ...] | None = None  # None: all layers are real
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -69,10 +81,39 @@ class ModelSpec(Settings):
                 f"model.layers = {self.layers} is not divisible by model.blocks = {self.blocks}: "
                 f"change one, or list the layers of each block"
             )
+        self._check_physical_layers()
         return self
+
+    def _check_physical_layers(self) -> None:
+        physical = self.physical_layers
+        if isinstance(physical, tuple) and len(physical) != self.blocks:
+            raise ValueError(
+                f"model.physical_layers lists {len(physical)} blocks, model.blocks = {self.blocks}: "
+                f"give one number for all, or one a block"
+            )
+        for block in range(self.blocks):
+            if self.physical_layers_of(block) > self.layers_of(block):
+                raise ValueError(
+                    f"model.physical_layers gives block {block} {self.physical_layers_of(block)} real layers for its "
+                    f"{self.layers_of(block)} layers: give 1 to {self.layers_of(block)}, or leave it out"
+                )
+
+    @model_serializer(mode="wrap")
+    def _without_unused_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A shape whose layers are all real is written as it was before there were others: digests stay what they
+        were."""
+        settings: dict[str, Any] = dump(self)
+        if self.physical_layers is None:
+            settings.pop("physical_layers", None)
+        return settings
 
     def layers_of(self, block: int) -> int:
         return self.layers[block] if isinstance(self.layers, tuple) else self.layers // self.blocks
+
+    def physical_layers_of(self, block: int) -> int:
+        if self.physical_layers is None:
+            return self.layers_of(block)
+        return self.physical_layers[block] if isinstance(self.physical_layers, tuple) else self.physical_layers
 
     @property
     def total_layers(self) -> int:
@@ -386,7 +427,7 @@ def _key_path(location: tuple[int | str, ...]) -> list[str]:
         str(part)
         for before, part in zip((None, *location), location, strict=False)
         if not (before == "objective" and part in OBJECTIVE_KINDS)
-        and not (before in ("layers", "steps") and str(part).startswith(("constrained-", "tuple[")))
+        and not (before in ("layers", "physical_layers", "steps") and str(part).startswith(("constrained-", "tuple[")))
     ]
 
 

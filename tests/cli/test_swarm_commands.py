@@ -172,6 +172,18 @@ def test_an_exported_model_can_be_measured_and_writes(run, finished, tmp_path):
     assert run("generate", tmp_path / "model", "--max-bytes", 5).exit_code == 0
 
 
+def test_a_model_can_be_exported_in_half_the_bytes(run, finished, tmp_path):
+    for precision in ("float32", "float16"):
+        options = ("--precision", precision, "--home", finished.home)
+        assert run("export", finished.invite, tmp_path / precision, *options).exit_code == 0
+    whole, half = (
+        sum(path.stat().st_size for path in (tmp_path / precision).glob("block-*"))
+        for precision in ("float32", "float16")
+    )
+    assert half < 0.55 * whole
+    assert run("generate", tmp_path / "float16", "--max-bytes", 5).exit_code == 0
+
+
 def test_an_early_export_says_which_blocks_are_not_born_yet(run, tmp_path, text):
     with opened(tmp_path / "state", tiny_spec(text), None, None) as early:
         early.ledger.add_token("worker", "worker", TOKEN, 0.0)

@@ -2,7 +2,15 @@ import pytest
 import torch
 
 from blocktrain.checkpoint import continue_block
-from blocktrain.model.block import DenoiseBlock, StackedBlock, block_shapes, build_block
+from blocktrain.model.block import (
+    DenoiseBlock,
+    StackedBlock,
+    block_shapes,
+    build_block,
+    logical_parameters,
+    physical_parameters,
+)
+from blocktrain.model.stack import BlockModel, count_parameters
 from blocktrain.model.transformer import rotary_table, rotate, span_mask
 from blocktrain.spec import Denoise, RunSpec, Stacked, preset
 
@@ -108,6 +116,37 @@ def test_equal_seeds_build_equal_blocks_and_other_blocks_differ():
     one, same, other = build_block(STACKED, 0), build_block(STACKED, 0), build_block(STACKED, 1)
     assert torch.equal(one.embedding, same.embedding)
     assert not torch.equal(one.embedding, other.embedding)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("objective", [STACKED.objective, DENOISE.objective])
+def test_a_block_with_shared_layers_is_the_block_that_repeats_them(objective):
+    deep = TINY.with_(objective=objective, **{"model.layers": [5, 1, 1, 1]})
+    shared, repeated = trained_looking(deep.with_(**{"model.physical_layers": [2, 1, 1, 1]})), build_block(deep, 0)
+    for name, tensor in shared.state_dict().items():
+        layer, rest = int(name.split(".")[1]) if name.startswith("layers.") else None, name.split(".")[-1]
+        copies = [name] if layer is None else [f"layers.{at}.{rest}" for at in range(5) if at % 2 == layer]
+        for copy in copies:
+            repeated.get_parameter(copy).data = tensor
+    text = some_bytes()
+    if isinstance(shared, DenoiseBlock):
+        assert torch.equal(shared.without_evidence(text), repeated.without_evidence(text))
+    else:
+        assert torch.equal(shared(text, None)[1], repeated(text, None)[1])
+
+
+@pytest.mark.parametrize("objective", [STACKED.objective, DENOISE.objective])
+def test_logical_and_stored_parameters_are_counted_from_the_shapes_alone(objective):
+    deep = TINY.with_(objective=objective, **{"model.layers": [5, 1, 2, 1]})
+    shared = deep.with_(**{"model.physical_layers": [2, 1, 1, 1]})
+    assert physical_parameters(deep) == logical_parameters(deep) == count_parameters(BlockModel(deep))
+    assert logical_parameters(shared) == logical_parameters(deep)
+    assert physical_parameters(shared) == count_parameters(BlockModel(shared)) < logical_parameters(shared)
+
+
+def test_the_shapes_are_those_of_a_real_block_in_its_order():
+    real = build_block(DENOISE, 1).state_dict()
+    assert list(block_shapes(DENOISE, 1).items()) == [(name, tuple(tensor.shape)) for name, tensor in real.items()]
 
 
 def test_blocks_may_have_different_numbers_of_layers():

@@ -30,6 +30,11 @@ def test_the_count_is_what_torch_counts_less_the_optimiser(objective, phase):
     assert phase_flops(spec, spec.phases[phase]) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
+def test_shared_layers_are_counted_as_often_as_they_are_walked_over():
+    deep = TINY.with_(**{"model.layers": 12})
+    assert run_flops(deep.with_(**{"model.physical_layers": 1})) == run_flops(deep)
+
+
 def test_the_reference_at_equal_work_does_as_much_as_the_run():
     spec = TINY.with_(**{"train.steps": 300})
     twin = reference_of(spec, steps=equal_work_steps(spec))

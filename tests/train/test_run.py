@@ -7,6 +7,7 @@ import torch
 from blocktrain.checkpoint import RunDirectory
 from blocktrain.corpus import load_corpus
 from blocktrain.errors import CheckpointError, ConfigError
+from blocktrain.model.block import block_shapes
 from blocktrain.spec import Denoise, EndToEnd, RunSpec, Stacked, preset
 from blocktrain.train.run import load_model, train_run
 
@@ -122,6 +123,15 @@ def test_a_block_that_cannot_be_trained_alone_is_refused(tmp_path, text, objecti
 def test_a_small_block_can_stand_beside_large_ones(tmp_path, text):
     run = trained(tmp_path / "run", tiny(text, Stacked(), **{"model.layers": [1, 2, 1, 1]}))
     assert len(run.manifest().finished) == 3
+
+
+@pytest.mark.parametrize("objective", [Stacked(), Denoise(partition="adaptive"), EndToEnd()])
+def test_a_run_with_shared_layers_trains_and_stores_the_real_ones(tmp_path, text, objective):
+    shape = {"model.layers": [3, 3, 2, 3], "model.physical_layers": [1, 2, 1, 1]}
+    run = trained(tmp_path / "run", tiny(text, objective, **shape))
+    assert len(run.manifest().finished) == len(run.spec.phases)
+    stored = run.load_block(1, block_shapes(run.spec, 1))
+    assert {name.split(".")[1] for name in stored if name.startswith("layers.")} == {"0", "1"}
 
 
 def test_a_damaged_block_below_stops_the_run_and_names_the_file(tmp_path, text):

@@ -3,6 +3,7 @@ Next: checkpoint.py, what such a directory is."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,12 +21,21 @@ if TYPE_CHECKING:
     from blocktrain.wire.messages import ModelManifest
 
 
+class Precision(StrEnum):
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
 def export(
     invite: InviteText,
     out: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model goes; an older export is renewed.")],
     home: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where downloads are kept; ~/.cache/blocktrain.")
     ] = None,
+    precision: Annotated[Precision, typer.Option(help="Of the matrices on the disk; half is for serving.")] = (
+        Precision.FLOAT32
+    ),
 ) -> None:
     """Fetch the newest model of a run: one version of every block, and how they are combined."""
     address = parse_invite(invite)
@@ -38,7 +48,7 @@ def export(
     with CoordinatorClient(address) as client:
         manifest = client.manifest()
         spec = RunSpec.model_validate(manifest.spec)
-        _fill(out, spec, manifest, client, (home or cache_home()) / "blobs")
+        _fill(out, spec, manifest, client, (home or cache_home()) / "blobs", precision)
     versions = ", ".join(f"{each.block} (version {each.version})" for each in manifest.blocks)
     born = {each.block for each in manifest.blocks}
     if unborn := [str(block) for block in range(spec.model.blocks) if block not in born]:
@@ -49,10 +59,14 @@ def export(
         say(f"measure it: blocktrain eval {out}")
 
 
-def _fill(out: Path, spec: RunSpec, manifest: ModelManifest, client: CoordinatorClient, cache: Path) -> None:
+def _fill(
+    out: Path, spec: RunSpec, manifest: ModelManifest, client: CoordinatorClient, cache: Path, precision: Precision
+) -> None:
     """All is fetched before anything is replaced, so that a broken connection leaves an older export as it was. One
     block is in memory at a time. The weights of the composition come last: they belong to exactly these blocks."""
-    from blocktrain.checkpoint import RunDirectory
+    import torch
+
+    from blocktrain.checkpoint import RunDirectory, stored_as
     from blocktrain.model.block import block_shapes
     from blocktrain.wire.tensors import decode
 
@@ -63,7 +77,7 @@ def _fill(out: Path, spec: RunSpec, manifest: ModelManifest, client: Coordinator
     for each in manifest.blocks:
         data = client.download(each.tensors, cache)
         tensors, _ = decode(data, expected=block_shapes(spec, each.block))
-        run.save_block(each.block, tensors, steps.get(each.block, 0))
+        run.save_block(each.block, stored_as(tensors, getattr(torch, precision)), steps.get(each.block, 0))
     for phase in manifest.finished:
         run.finish_phase(phase, {}, spec.phases[phase].steps)
     for path, weights in manifest.combine.items():

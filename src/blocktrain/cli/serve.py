@@ -18,7 +18,7 @@ from blocktrain.cli.api_keys import ApiKeyFile, read_api_keys, require_api_key
 from blocktrain.cli.console import say
 from blocktrain.cli.listening import listening
 from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
-from blocktrain.cli.stage import Home, LookEvery, ModelSource, source_of, told_to_stop
+from blocktrain.cli.stage import Home, LookEvery, ModelSource, Offload, require_files, source_of, told_to_stop
 from blocktrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def serve(
     api_key_file: ApiKeyFile = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No API key: on a network you trust.")] = False,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Of the CPU, for each stage.")] = None,
+    offload: Offload = False,
     poll: LookEvery = 10.0,
     home: Home = None,
 ) -> None:
@@ -71,6 +72,7 @@ def serve(
     require_positive("--threads", threads)
     if poll <= 0:
         raise ConfigError(f"--poll {poll:g} is too small: give seconds above 0")
+    require_files(model, offload)
 
     from blocktrain.cli.crew import split_blocks
     from blocktrain.serve.gateway import GatewaySettings
@@ -79,6 +81,7 @@ def serve(
     shares = split_blocks(source_of(model, home).num_blocks(), stages)
     own_threads = threads or max(1, (os.cpu_count() or 1) // stages)
     options = ["--threads", str(own_threads), "--poll", str(poll), *(["--home", str(home)] if home else [])]
+    options += ["--offload"] if offload else []
     arguments = [[model, "--blocks", f"{share[0]}-{share[-1]}", *options] for share in shares]
     settings = PipelineSettings(topology=topology.value, wire=wire.value, degraded=degraded, wait_s=RESTART_S)
     api_keys = read_api_keys(api_key_file)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from blocktrain.serve.segment import Segment
     from blocktrain.serve.stage import Stage
 
+INVITES = ("bt://", "bts://")
 ModelSource = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model directory, or the invite bt://…#… of a training run, in quotes.")
 ]
@@ -32,6 +33,9 @@ KeyFile = Annotated[
     Path | None, typer.Option("--keys", metavar="FILE", help="The chain's key, made by blocktrain keys.")
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No key beyond this machine: on a network you trust.")]
+Offload = Annotated[
+    bool, typer.Option("--offload", help="Leave the layers on the disk: for blocks larger than the memory.")
+]
 LookEvery = Annotated[float, typer.Option("--poll", metavar="SECONDS", help="Look for a newer version so often.")]
 Home = Annotated[
     Path | None, typer.Option("--home", metavar="DIR", help="Where downloads are kept; ~/.cache/blocktrain.")
@@ -49,6 +53,7 @@ def stage(
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, mps.")] = "cpu",
     threads: Annotated[int | None, typer.Option(metavar="N", help="Of the CPU, for computing.")] = None,
     cache: Annotated[int, typer.Option(metavar="BYTES", help="Memory for the sessions' caches.")] = 2**30,
+    offload: Offload = False,
     max_waiting: Annotated[int, typer.Option(metavar="N", help="Requests that may wait.")] = 64,
     poll: LookEvery = 10.0,
     home: Home = None,
@@ -61,6 +66,7 @@ def stage(
     if poll <= 0:
         raise ConfigError(f"--poll {poll:g} is too small: give seconds above 0")
     wanted = parse_blocks(blocks) if blocks is not None else None
+    require_files(model, offload)
 
     import torch
 
@@ -72,7 +78,7 @@ def stage(
     if threads is not None:
         torch.set_num_threads(threads)
     source = source_of(model, home)
-    options = {"device": checked_device(device), "cache_bytes": cache}
+    options = {"device": checked_device(device), "cache_bytes": cache, **({"offload": True} if offload else {})}
     segment = source.newest(wanted, None, **options)
     assert segment is not None
     settings = StageSettings(listen=listen, insecure=insecure, max_waiting=max_waiting)
@@ -82,6 +88,11 @@ def stage(
         return source.newest(held, known, **options)
 
     asyncio.run(_serve(Stage(segment, settings, key=key), segment, look, poll, with_parent))
+
+
+def require_files(model: str, offload: bool) -> None:
+    if offload and model.startswith(INVITES):
+        raise ConfigError("--offload reads from files and a training run has none here: blocktrain export it first")
 
 
 def parse_blocks(text: str) -> list[int]:
@@ -95,7 +106,7 @@ def parse_blocks(text: str) -> list[int]:
 def source_of(model: str, home: Path | None) -> Source:
     from blocktrain.cli.following import DirectorySource, RunSource
 
-    if not model.startswith(("bt://", "bts://")):
+    if not model.startswith(INVITES):
         return DirectorySource(Path(model))
 
     from blocktrain.swarm.client import CoordinatorClient

@@ -15,7 +15,7 @@ from blocktrain.cli.interrupt import StopOnInterrupt
 from blocktrain.cli.options import EXIT_INTERRUPTED, Work, require_positive
 from blocktrain.cli.progress import training_progress
 from blocktrain.corpus import Corpus
-from blocktrain.model.block import build_block
+from blocktrain.model.block import build_block, logical_parameters
 from blocktrain.model.stack import count_parameters
 from blocktrain.spec import Denoise, EndToEnd, Phase, RunSpec, Stacked, load_spec
 from blocktrain.train.flops import run_flops
@@ -72,6 +72,8 @@ def describe(spec: RunSpec) -> None:
     )
     each = ", ".join(f"block {block}: {count:,}" for block, count in enumerate(parameters))
     say(f"  parameters  {sum(parameters):,} ({each})")
+    if model.physical_layers is not None:
+        say(f"  logical     {logical_parameters(spec):,} parameters, were every layer a real one")
     say(f"  phases      {'; '.join(f'{_blocks(phase.blocks)} for {phase.steps} steps' for phase in spec.phases)}")
     say(f"  in total    {quantity(training_bytes(spec), 'B')} of text, {quantity(run_flops(spec), 'FLOP')}")
 

@@ -4,6 +4,7 @@ block(bytes, state) -> (state', logits). Two kinds, one for each family of objec
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar
 
@@ -18,18 +19,21 @@ from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
 
 
 class Block(nn.Module):
-    """Byte embedding, layers and read-out: the parts both kinds have. Built from the spec and the seed alone."""
+    """Byte embedding, layers and read-out: the parts both kinds have. Built from the spec and the seed alone, unless
+    its real layers are given."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, spec: RunSpec, index: int) -> None:
+    def __init__(self, spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> None:
         super().__init__()
         model = spec.model
         generator = torch.Generator().manual_seed(_init_seed(spec.seed, index))
         self.index = index
+        self.num_layers = model.layers_of(index)  # logical ones; `layers` holds the real ones
         self.embedding = nn.Parameter(torch.randn(NUM_SYMBOLS, model.width, generator=generator))
-        self.layers = nn.ModuleList(Layer(model.width, model.heads, generator) for _ in range(model.layers_of(index)))
+        newborn = (Layer(model.width, model.heads, generator) for _ in range(model.physical_layers_of(index)))
+        self.layers = nn.ModuleList(newborn if layers is None else layers)
         self.readout = nn.Parameter(torch.zeros(NUM_SYMBOLS, model.width))
         cos, sin = rotary_table(model.context, model.width // model.heads)
         self.register_buffer("cos", cos, persistent=False)
@@ -42,17 +46,22 @@ class Block(nn.Module):
         self, hidden_BTD: Tensor, mask: Tensor | None = None, modulation: Modulation | None = None
     ) -> Tensor:
         T = hidden_BTD.size(1)
-        for layer in self.layers:
-            hidden_BTD = layer(hidden_BTD, (self.cos[:T], self.sin[:T]), mask, modulation)
+        for index in range(self.num_layers):
+            hidden_BTD = self._layer(index)(hidden_BTD, (self.cos[:T], self.sin[:T]), mask, modulation)
         return hidden_BTD
 
     def run_steps(self, hidden_TD: Tensor, recall: Recall, modulation: Modulation | None = None) -> Tensor:
         """The layers for new positions of texts whose earlier ones are in memories."""
         rotary = recall.tokens.rotary(self.cos, self.sin)
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer)
-            hidden_TD = layer.step(hidden_TD, rotary, recall.attend(index), modulation)
+        for index in range(self.num_layers):
+            hidden_TD = self._layer(index).step(hidden_TD, rotary, recall.attend(index), modulation)
         return hidden_TD
+
+    def _layer(self, index: int) -> Layer:
+        """The real layer that does a logical one's work."""
+        layer = self.layers[index % len(self.layers)]
+        assert isinstance(layer, Layer)
+        return layer
 
     def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
         """The block's hidden stream at new positions, from their bytes and the stream of the block before."""
@@ -80,8 +89,8 @@ class StackedBlock(Block):
     At birth a later block adds nothing (its gain is zero, its layers are the identity), so that with the read-out of
     the block before it, it starts where that one ended."""
 
-    def __init__(self, spec: RunSpec, index: int) -> None:
-        super().__init__(spec, index)
+    def __init__(self, spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> None:
+        super().__init__(spec, index, layers)
         self.gain = nn.Parameter(torch.zeros(spec.model.width) if index else torch.ones(spec.model.width))
 
     def forward(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -107,8 +116,8 @@ class DenoiseBlock(Block):
     code_table: Tensor
     NUM_NOISE_FEATURES: ClassVar[int] = 8
 
-    def __init__(self, spec: RunSpec, index: int) -> None:
-        super().__init__(spec, index)
+    def __init__(self, spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> None:
+        super().__init__(spec, index, layers)
         assert isinstance(spec.objective, Denoise)
         self.objective = spec.objective
         borders = noise.edges(spec.model.blocks, spec.objective)
@@ -172,15 +181,28 @@ class DenoiseBlock(Block):
         return F.linear(features, self.modulate)[:, None, :].chunk(6, -1)
 
 
-def build_block(spec: RunSpec, index: int) -> Block:
-    """An untrained block, equal on every machine."""
+def build_block(spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> Block:
+    """An untrained block, equal on every machine; or one around these real layers."""
     kind = DenoiseBlock if isinstance(spec.objective, Denoise) else StackedBlock
-    return kind(spec, index)
+    return kind(spec, index, layers)
 
 
 def block_shapes(spec: RunSpec, index: int) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a block's tensors: what a checkpoint of it must hold."""
-    return {name: tuple(tensor.shape) for name, tensor in build_block(spec, index).state_dict().items()}
+    """The names and shapes of a block's tensors: what a checkpoint of it must hold. Takes no memory, however large."""
+    with torch.device("meta"):
+        block = build_block(spec, index)
+    return {name: tuple(tensor.shape) for name, tensor in block.state_dict().items()}
+
+
+def physical_parameters(spec: RunSpec) -> int:
+    """The numbers that a model of this shape stores: what `count_parameters` counts in one that was built."""
+    return sum(math.prod(shape) for block in range(spec.model.blocks) for shape in block_shapes(spec, block).values())
+
+
+def logical_parameters(spec: RunSpec) -> int:
+    """The numbers it would store if every layer were real; the same where none is shared."""
+    every_layer = tuple(spec.model.layers_of(block) for block in range(spec.model.blocks))
+    return physical_parameters(spec.with_(**{"model.physical_layers": every_layer}))
 
 
 def _init_seed(seed: int, index: int) -> int:

@@ -56,6 +56,13 @@ def span_mask(context: int, span_start: int) -> Tensor:
 class Layer(nn.Module):
     """Attention, then MLP, each behind a norm and added to the stream."""
 
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attention_out: Tensor
+    up: Tensor
+    down: Tensor
+
     def __init__(self, width: int, heads: int, generator: torch.Generator) -> None:
         super().__init__()
         self.heads = heads
@@ -101,21 +108,25 @@ class Layer(nn.Module):
         """Query and key are rotated and normed as one tensor."""
         cos, sin = rotary
         T, D = x_TD.shape
-        both = torch.cat([F.linear(x_TD, self.query), F.linear(x_TD, self.key)], -1).view(T, 2 * self.heads, -1)
+        both = torch.cat([self.linear(x_TD, self.query), self.linear(x_TD, self.key)], -1).view(T, 2 * self.heads, -1)
         both = lean_norm(torch.addcmul(both * cos, both.roll(D // self.heads // 2, -1), sin))
-        value = F.linear(x_TD, self.value).view(T, self.heads, -1)
+        value = self.linear(x_TD, self.value).view(T, self.heads, -1)
         mixed_THW = attend(both[:, : self.heads], both[:, self.heads :], value)
-        return F.linear(mixed_THW.reshape(T, D), self.attention_out)
+        return self.linear(mixed_THW.reshape(T, D), self.attention_out)
 
     def _attend(self, x_BTD: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         B, T, D = x_BTD.shape
 
         def heads(weight: Tensor) -> Tensor:
-            return F.linear(x_BTD, weight).view(B, T, self.heads, D // self.heads).transpose(1, 2)
+            return self.linear(x_BTD, weight).view(B, T, self.heads, D // self.heads).transpose(1, 2)
 
         query, key = (rms_norm(rotate(heads(weight), *rotary)) for weight in (self.query, self.key))
         mixed = F.scaled_dot_product_attention(query, key, heads(self.value), mask, is_causal=mask is None)
-        return F.linear(mixed.transpose(1, 2).reshape(B, T, D), self.attention_out)
+        return self.linear(mixed.transpose(1, 2).reshape(B, T, D), self.attention_out)
 
     def _mlp(self, x_BTD: Tensor) -> Tensor:
-        return F.linear(F.relu(F.linear(x_BTD, self.up)).square(), self.down)
+        return self.linear(F.relu(self.linear(x_BTD, self.up)).square(), self.down)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x · weightᵀ, for streamed.py to do otherwise."""
+        return F.linear(x, weight)

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from blocktrain.checkpoint import Manifest, RunDirectory
 from blocktrain.errors import ConfigError
+from blocktrain.mapped import MappedTensors
 from blocktrain.model.block import Block, DenoiseBlock, block_shapes, build_block
 from blocktrain.model.memory import Fan, Memory, Part, Recall, Strand, Tokens
+from blocktrain.model.streamed import streamed_block
 from blocktrain.serve.traversal import CacheMiss, Hop, ModelInfo, Traversal, check_states, check_traversal, last_present
 from blocktrain.serve.work import Drafting, Hidden, Work
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec, Stacked
@@ -29,12 +31,13 @@ Answer = Traversal | CacheMiss | ConfigError
 
 
 class Segment:
-    """`advance` takes many sessions at once; each answer is what the traversal alone would get, to rounding."""
+    """`advance` takes many sessions at once; each answer is what the traversal alone would get, to rounding. Blocks
+    given as mapped tensors stay in their files: their layers pass through memory as they are used."""
 
     def __init__(
         self,
         spec: RunSpec,
-        tensors: Mapping[int, Mapping[str, Tensor]],
+        tensors: Mapping[int, Mapping[str, Tensor] | MappedTensors],
         combine: Mapping[str, Sequence[float]] | None,
         *,
         version: str,
@@ -50,17 +53,21 @@ class Segment:
         self._first_layer, self._num_layers = {}, 0
         for index, block in self._modules.items():
             self._first_layer[index] = self._num_layers
-            self._num_layers += len(block.layers)
+            self._num_layers += block.num_layers
 
     @classmethod
-    def open(cls, directory: Path, blocks: Sequence[int] | None = None, **settings: Any) -> Self:
-        """The blocks of a run directory, all or some; the files of others are not read."""
+    def open(
+        cls, directory: Path, blocks: Sequence[int] | None = None, *, offload: bool = False, **settings: Any
+    ) -> Self:
+        """The blocks of a run directory, all or some; the files of others are not read. `offload` leaves their layers
+        on the disk: for blocks larger than the memory."""
         run = RunDirectory.open(directory)
         while True:
             manifest = run.manifest()
             wanted = range(run.spec.model.blocks) if blocks is None else blocks
             _require_known(wanted, run.spec.model.blocks, directory)
-            tensors = {index: run.load_block(index, block_shapes(run.spec, index)) for index in wanted}
+            get = run.map_block if offload else run.load_block
+            tensors = {index: get(index, block_shapes(run.spec, index)) for index in wanted}
             if run.manifest() == manifest:  # else somebody published a block while we read: never mix two versions
                 return cls(run.spec, tensors, manifest.combine, version=version_of(manifest), **settings)
 
@@ -352,7 +359,9 @@ def evidence_share(index: int, info: ModelInfo, weights: Sequence[float] | None,
     return float(index == last_present(info, missing))
 
 
-def _loaded(spec: RunSpec, index: int, tensors: Mapping[str, Tensor]) -> Block:
+def _loaded(spec: RunSpec, index: int, tensors: Mapping[str, Tensor] | MappedTensors) -> Block:
+    if isinstance(tensors, MappedTensors):
+        return streamed_block(spec, index, tensors.tensors, tensors)
     block = build_block(spec, index)
     block.load_state_dict(dict(tensors))
     return block.eval().requires_grad_(False)

@@ -9,8 +9,9 @@ FORWARD, FROZEN, TRAINED = 1, 2, 3  # passes: forward; and back to the input; an
 
 
 def layers_flops(spec: RunSpec, block: int, passes: int) -> int:
-    """A block's layers over one step's bytes. Attention is counted over the whole context, as it is computed; it has no
-    weights, and passing back to its three inputs costs two forwards whether or not the layers are trained."""
+    """All layers that a block walks over, real or shared, over one step's bytes. Attention is counted over the whole
+    context, as it is computed; it has no weights, and passing back to its three inputs costs two forwards whether or
+    not the layers are trained."""
     width, context = spec.model.width, spec.model.context
     attention_passes = FORWARD if passes == FORWARD else TRAINED
     per_byte = passes * 2 * 12 * width**2 + attention_passes * 2 * 2 * context * width

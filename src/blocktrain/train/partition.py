@@ -45,6 +45,7 @@ def _trained_probe(spec: RunSpec, corpus: Corpus) -> DenoiseBlock:
     changes = {
         "model.blocks": 1,
         "model.layers": spec.model.layers_of(0),
+        "model.physical_layers": spec.model.physical_layers_of(0) if spec.model.physical_layers else None,
         "train.steps": max(1, round(PROBE_SHARE * max(phase.steps for phase in spec.phases))),
         "objective.partition": "lognormal",
     }

@@ -33,12 +33,13 @@ def of_equal_work(spec: RunSpec, reference_steps: int) -> RunSpec:
 
 
 def single_block_of(spec: RunSpec, *, num_layers: int, steps: int) -> RunSpec:
-    """The end-to-end model a small machine would train instead: `num_layers` in one block, everything else equal."""
+    """The end-to-end model a small machine would train instead: `num_layers` real ones in one block, all else equal."""
     return spec.with_(
         **{
             "objective": EndToEnd(),
             "model.blocks": 1,
             "model.layers": num_layers,
+            "model.physical_layers": None,
             "train.steps": steps,
             "name": f"{spec.name}-{num_layers}-layers",
         }

@@ -69,7 +69,7 @@ class BlockTrainer:
         self.trained = [self._block(index, published) for index in phase.blocks]
         self._optimizer = BlockOptimizer(self.trained, spec.optim)
         self._frozen = {index: self._block(index, {}).requires_grad_(False) for index in self._scratch_indices()}
-        self._in_scratch: dict[int, int] = {}
+        self._in_scratch: dict[tuple[int, int], int] = {}  # depth -> the block whose weights are in its module
         self.refresh(published)
         compiled = compile if compile is not None else compile_pays(spec, phase)
         self._stacked = _maybe_compile(objective.stacked, compiled)
@@ -144,9 +144,13 @@ class BlockTrainer:
         return block.to(self._device)
 
     def _scratch_indices(self) -> Sequence[int]:
-        """The frozen modules to build: those ahead, and below one for each distinct number of layers."""
-        by_layers = {self.spec.model.layers_of(index): index for index in self.phase.below}
-        return [*by_layers.values(), *self.phase.ahead]
+        """The frozen modules to build: those ahead, and below one for each distinct depth."""
+        by_depth = {self._depth(index): index for index in self.phase.below}
+        return [*by_depth.values(), *self.phase.ahead]
+
+    def _depth(self, index: int) -> tuple[int, int]:
+        """Blocks of one depth can run in the same module."""
+        return self.spec.model.layers_of(index), self.spec.model.physical_layers_of(index)
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         drawn = windows(
@@ -200,11 +204,13 @@ class BlockTrainer:
         """The state that the earlier blocks' snapshots make of these bytes; their weights come in one by one."""
         state = None
         for index in self.phase.below:
-            layers = self.spec.model.layers_of(index)
-            scratch = next(b for b in self._frozen.values() if len(b.layers) == layers and b.index in self.phase.below)
-            if self._in_scratch.get(layers) != index:
+            depth = self._depth(index)
+            scratch = next(
+                b for b in self._frozen.values() if self._depth(b.index) == depth and b.index in self.phase.below
+            )
+            if self._in_scratch.get(depth) != index:
                 scratch.load_state_dict(dict(self._published[index]))
-                self._in_scratch[layers] = index
+                self._in_scratch[depth] = index
             assert isinstance(scratch, StackedBlock)
             state = self._run_below(scratch, inputs, state)
         return state

@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 import math
 import struct
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from mmap import mmap
+from typing import Any, TypeAlias
 
 import safetensors.torch
 import torch
@@ -32,6 +34,8 @@ DTYPES: dict[str, torch.dtype] = {
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_AXIS = 2**31 - 1
 
+Encoded: TypeAlias = bytes | mmap
+
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
 
@@ -39,6 +43,7 @@ _METADATA = "__metadata__"
 @dataclass(frozen=True)
 class _Header:
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype name, shape)
+    offsets: dict[str, int]  # name -> its first byte, counted from the header's
     metadata: dict[str, str]
 
 
@@ -70,9 +75,28 @@ def decode(
         raise _damaged(str(error)) from None
 
 
+def decode_in_place(data: Encoded, *, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The tensors where their bytes lie: nothing is read before it is used, and nobody may write to them. Each one's
+    storage is the whole buffer."""
+    header = _read_header(data)
+    _check_names_and_shapes(header, expected)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        whole = torch.frombuffer(data, dtype=torch.uint8)
+    return {name: _view(whole, header, name) for name in header.tensors}
+
+
 def shapes_of(data: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name -> (dtype name, shape), from the header alone."""
     return _read_header(data).tensors
+
+
+def _view(whole: Tensor, header: _Header, name: str) -> Tensor:
+    (dtype_name, shape), begin = header.tensors[name], header.offsets[name]
+    dtype = DTYPES[dtype_name]
+    if begin % dtype.itemsize:
+        raise _damaged(f'"{name}" starts at byte {begin}, where no {dtype_name} can be read in place')
+    return whole[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -89,13 +113,13 @@ def _with_metadata(data: bytes, metadata: Mapping[str, str]) -> bytes:
     return struct.pack("<Q", len(text)) + text + data[start:]
 
 
-def _read_header(data: bytes) -> _Header:
+def _read_header(data: Encoded) -> _Header:
     """Everything the header declares, checked against the bytes that are there."""
     entries, start = _parse(data)
     metadata = entries.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _damaged("its metadata is not a table of strings")
-    spans, tensors = [], {}
+    spans, tensors, offsets = [], {}, {}
     for name, entry in entries.items():
         dtype, shape, begin, end = _parse_entry(name, entry)
         declared_bytes = math.prod(shape) * DTYPES[dtype].itemsize
@@ -103,11 +127,12 @@ def _read_header(data: bytes) -> _Header:
             raise _damaged(f'"{name}" {dtype} {shape} takes {declared_bytes} bytes and {end - begin} are declared')
         spans.append((begin, end))
         tensors[name] = dtype, shape
+        offsets[name] = start + begin
     _check_cover(sorted(spans), len(data) - start)
-    return _Header(tensors, metadata)
+    return _Header(tensors, offsets, metadata)
 
 
-def _parse(data: bytes) -> tuple[dict[str, Any], int]:
+def _parse(data: Encoded) -> tuple[dict[str, Any], int]:
     """The header as JSON and where the tensors' bytes start."""
     if len(data) < _LENGTH_BYTES:
         raise _damaged(f"{len(data)} bytes hold no header")

@@ -1,0 +1,439 @@
+"""Can a model far larger than this machine's memory be served from it? A logical shape of 75.80 billion parameters in
+half precision, over three stage processes: one full-sequence traversal against autoregressive decoding.
+
+    python bench/logical.py [--positions 64] [--baseline-s 240] [--physical-layers 2] [--quick]
+
+Logical parameters are those of the shape, and all of their work is done. Physical parameters are those on the disk: a
+block's few real layers are walked over again and again. The weights are random, so nothing here says how good a text
+is. What was not run to its end is extrapolated, and its field's name says so."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+import torch.nn.functional as F  # noqa: N812
+from plotly.subplots import make_subplots
+from torch import Tensor
+
+from blocktrain.checkpoint import RunDirectory
+from blocktrain.figures import PALETTE, write_figure
+from blocktrain.model.block import block_shapes, logical_parameters, physical_parameters
+from blocktrain.serve.decode import Mode, Request, decode
+from blocktrain.serve.pipeline import Pipeline, PipelineSettings, PipelineStats
+from blocktrain.serve.traversal import Forward, Hop, Traversal
+from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
+from blocktrain.train.flops import FORWARD, layers_flops
+from common import RESULTS, machine, table, write_json
+
+WIDTH, HEADS, BLOCKS, LAYERS = 4224, 33, 3, 354  # 75.80 billion parameters, in three blocks of 118 layers
+NEVER_S = 1e6
+MATMUL_S = 4.0
+LEAST_TRAVERSALS = 3
+GB, GIB = 1e9, 2**30
+PROMPT = b"It is the duty of the President to give to the Congress information of the state of the Union. "
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def logical_spec(objective: Objective, positions: int, physical_layers: int, quick: bool) -> RunSpec:
+    width, heads, layers = (64, 2, 12) if quick else (WIDTH, HEADS, LAYERS)
+    model = ModelSpec(
+        width=width, heads=heads, context=positions, blocks=BLOCKS, layers=layers, physical_layers=physical_layers
+    )
+    return RunSpec(name="logical", model=model, objective=objective, train=TrainSpec(windows=1))
+
+
+def random_block(spec: RunSpec, index: int) -> dict[str, Tensor]:
+    """Half-precision weights under which the stream neither fades nor grows: what all layers together add to it is
+    about as large as what comes in."""
+    torch.manual_seed(index)
+    return {name: _random(name, shape, spec) for name, shape in block_shapes(spec, index).items()}
+
+
+def _random(name: str, shape: tuple[int, ...], spec: RunSpec) -> Tensor:
+    if name in ("gain", "sharpness"):
+        return torch.ones(shape)
+    adds_to_stream = name.endswith(("attention_out", "down"))
+    variance_one = 1.0 if name == "embedding" else math.sqrt(3 / shape[1])
+    spread = variance_one / spec.model.total_layers if adds_to_stream else variance_one
+    return torch.empty(shape, dtype=torch.float16).uniform_(-spread, spread)
+
+
+def write_model(path: Path, spec: RunSpec) -> RunDirectory:
+    run = RunDirectory.create(path, spec, corpus_sha256="none")
+    for index in range(spec.model.blocks):
+        run.save_block(index, random_block(spec, index), steps=1)
+    return run
+
+
+def traversal_flops(spec: RunSpec, positions: int) -> int:
+    """All layers over so many positions once."""
+    short = spec.with_(**{"model.context": positions})
+    return sum(layers_flops(short, block, FORWARD) for block in range(spec.model.blocks))
+
+
+# --- the stages ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageProcess:
+    process: subprocess.Popen[str]
+    address: str
+    block: int
+
+    def peak_rss(self) -> int:
+        return _proc_status(self.process.pid, "VmHWM")
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def stage_processes(model: Path, threads: int) -> Iterator[list[StageProcess]]:
+    """One process a block, its layers left on the disk."""
+    with ExitStack() as stack:
+        started = [stack.enter_context(_stage_process(model, block, threads)) for block in range(BLOCKS)]
+        yield [StageProcess(process, _address(process), block) for block, process in enumerate(started)]
+
+
+@contextmanager
+def _stage_process(model: Path, block: int, threads: int) -> Iterator[subprocess.Popen[str]]:
+    options = ["--blocks", str(block), "--threads", str(threads), "--listen", "tcp://127.0.0.1:*", "--offload"]
+    command = [sys.executable, "-m", "blocktrain", "stage", str(model), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """The first word that it prints once it listens."""
+    assert process.stdout is not None
+    if not (words := process.stdout.readline().split()):
+        raise RuntimeError(f"a stage ended with code {process.wait()} before it listened")
+    return words[0]
+
+
+def _proc_status(pid: int, key: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """What this machine's matmul does with the shape of a layer's largest matrix, in float32."""
+
+    gflops: float  # by the clock: what other processes leave
+    gflops_a_cpu_s: float
+
+    @classmethod
+    def measure(cls, width: int, positions: int, seconds: float) -> Matmul:
+        x, weight = torch.randn(positions, width), torch.randn(4 * width, width)
+        F.linear(x, weight)
+        began_s, cpu_began_s, count = time.monotonic(), time.process_time(), 0
+        while time.monotonic() - began_s < seconds:
+            F.linear(x, weight)
+            count += 1
+        work = count * 2 * positions * weight.numel() / GB
+        return cls(work / (time.monotonic() - began_s), work / (time.process_time() - cpu_began_s))
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes of messages, heartbeats included."""
+
+    to_stages: int
+    between_stages: int
+    back: int
+
+    @property
+    def total(self) -> int:
+        return self.to_stages + self.between_stages + self.back
+
+    @classmethod
+    def between(cls, before: PipelineStats, after: PipelineStats) -> Wire:
+        return cls(
+            after.sent_bytes - before.sent_bytes,
+            after.between_bytes - before.between_bytes,
+            after.received_bytes - before.received_bytes,
+        )
+
+
+def patient() -> PipelineSettings:
+    """Nothing here is quick: no stage is given up."""
+    return PipelineSettings(
+        wire="fp16",
+        deadline_s=NEVER_S,
+        attempt_s=NEVER_S,
+        attempts=1,
+        start_s=300.0,
+        heartbeat_s=30.0,
+        dead_after_s=NEVER_S,
+    )
+
+
+class Timed:
+    """A forward that notes what each traversal took."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward, self.info = forward, forward.info
+        self.seconds: list[float] = []
+        self.hops: list[tuple[Hop, ...]] = []
+
+    async def __call__(self, traversal: Traversal) -> Traversal:
+        began_s = time.monotonic()
+        reply = await self._forward(traversal)
+        self.seconds.append(time.monotonic() - began_s)
+        self.hops.append(reply.trace)
+        _say(f"  traversal {len(self.seconds)}: {self.seconds[-1]:.1f} s")
+        return reply
+
+    async def forget(self, session: str) -> None:
+        await self._forward.forget(session)
+
+
+async def write(stages: Sequence[StageProcess], request: Request, budget_s: float) -> dict[str, Any]:
+    """As much of the output as fits the budget, but at least three traversals where it takes so many."""
+    written = 0
+    async with Pipeline([stage.address for stage in stages], patient()) as pipeline:
+        timed, before, cpu_before_s = Timed(pipeline), pipeline.stats(), _cpu_s(stages)
+        async with aclosing(decode(timed, request)) as steps:
+            async for step in steps:
+                written += len(step.written)
+                if len(timed.seconds) >= LEAST_TRAVERSALS and sum(timed.seconds) >= budget_s:
+                    break
+        cpu_s, wire = _cpu_s(stages) - cpu_before_s, Wire.between(before, pipeline.stats())
+    return {
+        "prompt_bytes": len(request.prompt),
+        "output_bytes": request.max_bytes,
+        "measured_bytes": written,
+        "traversal_seconds": timed.seconds,
+        "stage_seconds": [[hop.computed_s for hop in hops] for hops in timed.hops],
+        "measured_seconds": sum(timed.seconds),
+        "measured_cpu_seconds": cpu_s,
+        "measured_wire_bytes": {**asdict(wire), "total": wire.total},
+        "stages": [{"block": stage.block, "peak_rss_bytes": stage.peak_rss()} for stage in stages],
+    }
+
+
+def extrapolated(measured: Mapping[str, Any]) -> dict[str, float]:
+    """The whole output of a decoder that writes a byte a traversal, had it been let to the end."""
+    first_s, *later_s = measured["traversal_seconds"]
+    return {
+        "first_byte_seconds": first_s,
+        "median_later_byte_seconds": statistics.median(later_s),
+        "extrapolated_seconds": first_s + (measured["output_bytes"] - 1) * statistics.median(later_s),
+    }
+
+
+def prompt_of(length: int) -> bytes:
+    return (PROMPT * (1 + length // len(PROMPT)))[:length]
+
+
+def _cpu_s(stages: Sequence[StageProcess]) -> float:
+    return sum(stage.cpu_s() for stage in stages)
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(argv)
+    positions = options.positions or (16 if options.quick else 64)
+    matmul_s = 0.1 if options.quick else MATMUL_S
+    document: dict[str, Any] = {"machine": machine(), "stage_threads": options.threads}
+    for mode, objective in ((Mode.SWEEP, Denoise(span_share=0.5)), (Mode.AUTOREGRESSIVE, EndToEnd())):
+        spec = logical_spec(objective, positions, options.physical_layers, options.quick)
+        document[mode] = run_model(mode, spec, options, matmul_s)
+        write_json(options.out / f"{options.name}.json", document)
+    document["summary"] = summarise(document)
+    write_json(options.out / f"{options.name}.json", document)
+    print(report(document))
+    for path in write_figure(figure(document), options.out / options.name, skipped=print):
+        print(f"wrote {path}")
+
+
+def run_model(mode: Mode, spec: RunSpec, options: argparse.Namespace, matmul_s: float) -> dict[str, Any]:
+    """One way to decode on a model of its own, made for it and gone after it."""
+    output_bytes, load_before = spec.model.context // 2, os.getloadavg()
+    request = Request(prompt_of(spec.model.context - output_bytes), output_bytes, mode)
+    with tempfile.TemporaryDirectory(dir=options.work, prefix="logical-") as folder:
+        _say(f"{mode}: writing {2 * physical_parameters(spec) / GB:.2f} GB of weights")
+        write_model(Path(folder), spec)
+        stored_bytes = [path.stat().st_size for path in sorted(Path(folder).glob("block-*"))]
+        with stage_processes(Path(folder), options.threads) as stages:
+            before = Matmul.measure(spec.model.width, spec.model.context, matmul_s)
+            _say(f"{mode}: running, a matmul does {before.gflops:.0f} GFLOP/s beside whatever else runs here")
+            measured = asyncio.run(write(stages, request, options.baseline_s))
+            after = Matmul.measure(spec.model.width, spec.model.context, matmul_s)
+    return {
+        **measured,
+        **(extrapolated(measured) if mode is Mode.AUTOREGRESSIVE else {}),
+        "spec": spec.model_dump(mode="json"),
+        "logical_parameters": logical_parameters(spec),
+        "physical_parameters": physical_parameters(spec),
+        "logical_fp16_bytes": 2 * logical_parameters(spec),
+        "stored_bytes": stored_bytes,
+        "sequence_positions": spec.model.context - 1,  # nobody reads what follows the last byte
+        "sequence_flops": traversal_flops(spec, spec.model.context - 1),
+        "load": {"before": load_before, "after": os.getloadavg()},
+        "matmul": {"before": asdict(before), "after": asdict(after)},
+    }
+
+
+def summarise(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures that the page quotes."""
+    swept, written = document["sweep"], document["autoregressive"]
+    matmul, flops = swept["matmul"], swept["sequence_flops"] / GB
+    clock, cpu = (statistics.mean(matmul[when][key] for when in matmul) for key in ("gflops", "gflops_a_cpu_s"))
+    seconds, cpu_s = swept["measured_seconds"], swept["measured_cpu_seconds"]
+    return {
+        "logical_parameters": swept["logical_parameters"],
+        "physical_parameters": swept["physical_parameters"],
+        "sweep_seconds": seconds,
+        "sweep_gflops": flops / seconds,
+        "matmul_gflops": clock,
+        "of_matmul": flops / seconds / clock,
+        "of_matmul_a_cpu_second": flops / cpu_s / cpu,
+        "autoregressive_extrapolated_seconds": written["extrapolated_seconds"],
+        "extrapolated_speedup": written["extrapolated_seconds"] / seconds,
+        "sweep_peak_rss_bytes": [stage["peak_rss_bytes"] for stage in swept["stages"]],
+        "autoregressive_peak_rss_bytes": [stage["peak_rss_bytes"] for stage in written["stages"]],
+    }
+
+
+def report(document: Mapping[str, Any]) -> str:
+    """One screen."""
+    swept, written, summary = document["sweep"], document["autoregressive"], document["summary"]
+    model = swept["spec"]["model"]
+    head = ["way", "output", "traversals", "seconds an output", "wire bytes measured", "peak memory of the stages"]
+    rows = [
+        [
+            "sweep (measured)",
+            f"{swept['output_bytes']} bytes",
+            "1",
+            f"{swept['measured_seconds']:.1f}",
+            f"{swept['measured_wire_bytes']['total']:,}",
+            _gib(swept["stages"]),
+        ],
+        [
+            f"autoregressive ({written['measured_bytes']} bytes measured, the rest extrapolated)",
+            f"{written['output_bytes']} bytes",
+            str(written["output_bytes"]),
+            f"{written['extrapolated_seconds']:.1f}",
+            f"{written['measured_wire_bytes']['total']:,}",
+            _gib(written["stages"]),
+        ],
+    ]
+    loads = " and ".join(f"{part['load']['after'][0]:.1f}" for part in (swept, written))
+    return "\n".join(
+        [
+            f"logical  {summary['logical_parameters']:,} parameters: {model['layers']} layers, width {model['width']}, "
+            f"in {model['blocks']} blocks, {swept['logical_fp16_bytes'] / GB:.1f} GB in half precision",
+            f"physical {summary['physical_parameters']:,} parameters: {model['physical_layers']} real layers a block, "
+            f"{sum(swept['stored_bytes']) / GB:.2f} GB on the disk, left there",
+            "",
+            table(head, rows),
+            "",
+            f"extrapolated speed-up of the sweep: {summary['extrapolated_speedup']:.1f} ×, without any network delay",
+            f"the sweep's {swept['sequence_positions']} positions: {summary['sweep_gflops']:.1f} GFLOP/s, "
+            f"{summary['of_matmul']:.0%} of a plain matmul beside the same load "
+            f"({summary['of_matmul_a_cpu_second']:.0%} by processor time)",
+            f"first byte of the other: {written['first_byte_seconds']:.1f} s, each later one "
+            f"{written['median_later_byte_seconds']:.1f} s; load of the machine at their ends: {loads}",
+        ]
+    )
+
+
+def _gib(stages: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{stage['peak_rss_bytes'] / GIB:.2f}" for stage in stages) + " GiB"
+
+
+def figure(document: Mapping[str, Any]) -> go.Figure:
+    """Time to the left, memory to the right."""
+    swept, written = document["sweep"], document["autoregressive"]
+    drawn = make_subplots(
+        rows=1,
+        cols=2,
+        subplot_titles=[f"Seconds for {swept['output_bytes']} bytes", "Memory, GiB (logarithmic)"],
+        horizontal_spacing=0.12,
+    )
+    names, left = ["one sweep", "autoregressive"], written["extrapolated_seconds"] - written["measured_seconds"]
+    measured = [swept["measured_seconds"], written["measured_seconds"]]
+    blue = {"marker_color": PALETTE[0], "texttemplate": "%{y:.0f} s"}
+    drawn.add_bar(x=names, y=measured, name="measured", **blue, row=1, col=1)
+    if left > 0:
+        hatched = {"marker_color": PALETTE[5], "marker_pattern_shape": "/", "texttemplate": "%{y:.0f} s"}
+        drawn.add_bar(x=names[1:], y=[left], name="extrapolated", **hatched, row=1, col=1)
+    for color, (name, part) in zip(PALETTE[1:], (("sweep", swept), ("autoregressive", written)), strict=False):
+        drawn.add_bar(
+            x=[f"stage {stage['block']}" for stage in part["stages"]],
+            y=[stage["peak_rss_bytes"] / GIB for stage in part["stages"]],
+            name=f"peak resident, {name}",
+            marker_color=color,
+            offsetgroup=name,
+            texttemplate="%{y:.2f}",
+            row=1,
+            col=2,
+        )
+    everything = {
+        "x": ["all weights,<br>logical"],
+        "y": [swept["logical_fp16_bytes"] / GIB],
+        "texttemplate": "%{y:.1f}",
+    }
+    drawn.add_bar(**everything, name="half precision, all logical layers", marker_color="black", row=1, col=2)
+    drawn.update_yaxes(type="log", dtick=1, row=1, col=2)
+    drawn.update_layout(
+        title=f"{swept['logical_parameters'] / GB:.2f} billion logical parameters "
+        f"({swept['physical_parameters'] / GB:.2f} billion real ones) over three stages on one machine",
+        template="plotly_white",
+        width=1200,
+        height=560,
+        font_size=14,
+        barmode="relative",
+    )
+    return drawn
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--positions", type=int, help="of the sequence, half of them output (default 64)")
+    parser.add_argument("--baseline-s", type=float, default=240.0, help="for autoregressive decoding, then extrapolate")
+    parser.add_argument("--physical-layers", type=int, default=2, help="real layers a block")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each stage; one works at a time")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file and picture go")
+    parser.add_argument("--name", default="logical", help="of the result file")
+    parser.add_argument(
+        "--work", type=Path, help="where the weights are written meanwhile (default: a temporary folder)"
+    )
+    parser.add_argument("--quick", action="store_true", help="a tiny shape, seconds")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Tensors left in their file: mapped into memory, read by the page when they are used, given back afterwards.
+Next: model/streamed.py computes with them; checkpoint.py, which checks and opens them."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from blocktrain.errors import TensorError
+from blocktrain.wire.tensors import decode_in_place
+
+
+class MappedTensors:
+    """The named tensors of one safetensors file. They stay whole when the file is deleted or replaced."""
+
+    def __init__(self, path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                raise TensorError(f"{path} is empty: get it again from where it was made")
+            # read only and shared: a private mapping counts as memory of ours, and the file may be larger than that
+            self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.tensors = decode_in_place(self._pages, expected=expected)
+
+    def expect(self, tensor: Tensor) -> None:
+        """It is used soon: the system may read it from the disk meanwhile."""
+        self._advise(tensor, "MADV_WILLNEED")
+
+    def release(self, tensor: Tensor) -> None:
+        """It is not used for a while: it stops counting as our memory; the system keeps its pages as long as it can."""
+        self._advise(tensor, "MADV_DONTNEED")
+
+    def _advise(self, tensor: Tensor, advice: str) -> None:
+        if not hasattr(mmap, advice):  # Windows
+            return
+        begin = int(tensor.storage_offset()) * tensor.element_size()
+        end = begin + tensor.numel() * tensor.element_size()
+        page_begin = begin - begin % mmap.PAGESIZE
+        self._pages.madvise(getattr(mmap, advice), page_begin, end - page_begin)

@@ -1,0 +1,73 @@
+"""The bench of the logical shape: its counts, and one quick run of the whole script with three real stages."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from blocktrain.model.block import logical_parameters, physical_parameters
+from blocktrain.spec import Denoise, EndToEnd
+
+BENCH = Path(__file__).parents[2] / "bench"
+pytestmark = pytest.mark.timeout(300)  # it starts processes that import torch
+
+
+@pytest.fixture(scope="module")
+def logical():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCH)
+        yield importlib.import_module("logical")
+
+
+@pytest.fixture(scope="module")
+def document(logical, tmp_path_factory):
+    out = tmp_path_factory.mktemp("logical")
+    logical.main(["--quick", "--threads", "1", "--out", str(out)])
+    assert (out / "logical.html").is_file()
+    return json.loads((out / "logical.json").read_text())
+
+
+@pytest.mark.parametrize("objective", [Denoise(span_share=0.5), EndToEnd()])
+def test_the_shape_has_75_80_billion_logical_parameters(logical, objective):
+    spec = logical.logical_spec(objective, positions=64, physical_layers=2, quick=False)
+    assert f"{logical_parameters(spec) / 1e9:.2f}" == "75.80"
+    assert physical_parameters(spec) < 1.3e9
+
+
+def test_a_traversal_costs_two_operations_a_logical_parameter_and_position(logical):
+    spec = logical.logical_spec(EndToEnd(), positions=64, physical_layers=2, quick=False)
+    assert logical.traversal_flops(spec, 63) == pytest.approx(2 * 63 * logical_parameters(spec), rel=0.01)
+
+
+def test_logical_and_physical_counts_stand_side_by_side(document):
+    for way in ("sweep", "autoregressive"):
+        assert document[way]["physical_parameters"] < document[way]["logical_parameters"]
+        assert 2 * document[way]["physical_parameters"] <= sum(document[way]["stored_bytes"])
+
+
+def test_the_sweep_takes_one_traversal_and_the_other_one_a_byte(document):
+    swept, written = document["sweep"], document["autoregressive"]
+    assert (swept["measured_bytes"], swept["output_bytes"], written["output_bytes"]) == (8, 8, 8)
+    assert [len(stages) for stages in swept["stage_seconds"]] == [3]
+    assert len(written["traversal_seconds"]) == written["measured_bytes"]
+
+
+def test_the_state_of_every_position_goes_over_the_wire(document):
+    of_z = 15 * 256 * 2  # in half precision
+    assert document["sweep"]["measured_wire_bytes"]["between_stages"] > 2 * of_z
+
+
+def test_what_was_not_run_is_called_extrapolated(document):
+    summary, written = document["summary"], document["autoregressive"]
+    assert {"autoregressive_extrapolated_seconds", "extrapolated_speedup"} <= summary.keys()
+    rest = (written["output_bytes"] - 1) * written["median_later_byte_seconds"]
+    assert written["extrapolated_seconds"] == pytest.approx(written["first_byte_seconds"] + rest)
+
+
+def test_every_stage_tells_its_peak_memory(document):
+    for way in ("sweep", "autoregressive"):
+        assert [stage["block"] for stage in document[way]["stages"]] == [0, 1, 2]
+        assert all(stage["peak_rss_bytes"] > 0 for stage in document[way]["stages"])
