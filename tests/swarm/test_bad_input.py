@@ -356,16 +356,16 @@ def meet_fate(house, plan: Plan, action: Callable[[], object], monkeypatch: pyte
             assert plan.dies_at == 0
 
 
-def notice_of(member) -> UpdateNotice:
-    """Of an update that closes its round, uploaded."""
+def notice_of(member, step: float = 1e-3) -> UpdateNotice:
+    """Of an update of the open round, uploaded."""
     lease = member.lease()
-    data = member.payload(lease)
+    data = member.payload(lease, step)
     assert member.upload(lease.lease, data).status_code == 200
     return UpdateNotice.model_validate(member.notice(lease, data))
 
 
 MOMENTUM = {"swarm.outer": "nesterov"}
-MERGE_WRITES = 12  # the update's blob and row, difference, weights and momentum of two blocks, the merge, what follows
+MERGE_WRITES = 11  # the update's blob and row, difference, weights and momentum of two blocks, the merge, what follows
 OPENING_WRITES = 4  # two newborn blocks, their versions, the phase
 
 
@@ -435,6 +435,36 @@ def test_coordinators_that_tick_at_once_merge_once(house, member, another_member
     assert {version for _, version in house.weights()} == {0, 1}
     assert [event.kind for event in house.ledger.events()] == ["merged"]
     for ledger in ledgers:
+        ledger.close()
+
+
+@pytest.mark.parametrize("dies_at", [0, 1], ids=["it goes on", "it dies before it merges"])
+def test_an_update_that_another_coordinator_takes_in_while_a_phase_ends_is_merged(new_house, monkeypatch, dies_at):
+    house = new_house(**{"train.steps": 2})
+    first, second = notice_of(house.member()), notice_of(house.member(), 2e-3)
+    house.coordinator.update(first)
+    here, there = (Ledger(house.folder / "ledger.db") for _ in range(2))
+    merging, other = house.another_coordinator(here), house.another_coordinator(there)
+    Plan(dies_at, after=False).watch(monkeypatch, there, "merge")
+    real, raised = here.merge, list[BaseException]()
+
+    def late(*args: Any) -> bool:
+        """The merge is worked out; before it is recorded, the other coordinator, whose clock is behind, acknowledges
+        one more update."""
+        house.now_s -= 5000
+        raised.extend([] if there.update(second.payload.sha256) else all_at_once(lambda: other.update(second)))
+        house.now_s += 5000
+        return real(*args)
+
+    monkeypatch.setattr(here, "merge", late)
+    house.now_s += 5000  # the deadline is over: the first update alone may close the round
+    for _ in range(2):
+        merging.tick()
+    assert len(raised) == dies_at
+    merged = {x.update.id: x.update.merged_round for x in house.ledger.contributions()}
+    assert merged == {first.payload.sha256: 0, second.payload.sha256: 0}
+    assert house.ledger.phases()[0].finished
+    for ledger in (here, there):
         ledger.close()
 
 

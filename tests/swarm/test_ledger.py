@@ -65,11 +65,11 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def start(ledger: Ledger) -> None:
+def start(ledger: Ledger, first: Round = FIRST) -> None:
     ledger.add_genesis({block: sha256(f"genesis {block}") for block in PHASE.blocks}, now_s=99.0)
     for worker in (ADA, BOB, EVE):
         ledger.see_worker(worker, worker[:1], "cpu", 10**12, 2.5, now_s=100.0)
-    ledger.open_phase(FIRST)
+    ledger.open_phase(first)
 
 
 def lease(ledger: Ledger, worker: str, now_s: float = 101.0) -> str:
@@ -403,6 +403,52 @@ def test_an_update_is_merged_at_most_once_or_nothing_is_merged(started):
     assert newest(started) == {0: 1, 1: 1}
 
 
+@pytest.fixture
+def ending(ledger: Ledger) -> Ledger:
+    """The ten steps of its open round end the phase."""
+    start(ledger, replace(FIRST, step_start=15))
+    return ledger
+
+
+def test_a_phase_does_not_end_without_an_update_that_came_meanwhile(ending):
+    theirs = an_update(lease(ending, BOB), BOB)
+    mine = report(ending, ADA)
+    decided_on = ending.open_rounds()[0]
+    ending.record_update(theirs)
+    assert not merge(ending, decided_on, [mine])
+    assert [x.id for x in ending.waiting_updates(0)] == [mine, theirs.id]
+    assert merge(ending, ending.open_rounds()[0], [mine, theirs.id])
+    assert ending.phases()[0].finished
+
+
+def test_nothing_is_taken_into_a_phase_that_has_ended(ending):
+    late = an_update(lease(ending, BOB), BOB)
+    mine = report(ending, ADA)
+    assert merge(ending, ending.open_rounds()[0], [mine])
+    assert ending.record_update(late) is None
+    assert ending.waiting_updates(0) == ()
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_at_the_end_of_a_phase_an_update_is_merged_or_not_acknowledged(ending, where, attempt):
+    late = an_update(lease(ending, BOB), BOB)
+    mine, barrier = report(ending, ADA), Barrier(2)
+    decided_on = ending.open_rounds()[0]
+
+    def take_in() -> bool:
+        with closing(Ledger(where)) as another:
+            barrier.wait()
+            return another.record_update(late) is not None
+
+    def close() -> bool:
+        barrier.wait()
+        return merge(ending, decided_on, [mine])
+
+    with ThreadPoolExecutor() as pool:
+        acknowledged, closed = pool.submit(take_in), pool.submit(close)
+        assert acknowledged.result() != closed.result()
+
+
 def test_a_refused_update_is_never_merged(started):
     refused = started.record_update(an_update(lease(started, ADA), refused="bad signature"))[0].id
     with pytest.raises(LedgerConflict, match="do not wait to be merged"):
@@ -626,8 +672,11 @@ def _take(ledger: Ledger, action: str, choice: Any, sent: dict[str, NewUpdate], 
         assert ledger.record_update(new)[1]
     if action == "merge" and round and round.reported:
         waiting = [x.id for x in ledger.waiting_updates(0)]
-        assert merge(ledger, round, waiting[choice:])
-        closed.append(round)
+        if merge(ledger, round, waiting[choice:]):
+            closed.append(round)
+        else:
+            assert next_round(round, PHASE, 60.0, 200.0, SPEC) is None
+            assert choice > 0
     if action == "old merge" and closed:
         assert not merge(ledger, closed[choice % len(closed)], list(sent))
 

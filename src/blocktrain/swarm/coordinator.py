@@ -188,10 +188,12 @@ class Coordinator:
             self.tick()
             # What was merged while the bytes were being read may have made it too old.
             new = replace(self._mergeable(notice, lease), norm=norm)
-            recorded, duplicate = self._ledger.record_update(new)
+            kept = self._ledger.record_update(new)
+            if kept is None:  # another coordinator has just ended the phase
+                raise _phase_over(lease.phase)
             self.tick()
         self._blobs.discard(_upload_id(notice.lease, notice.payload.sha256))
-        return _receipt(recorded, duplicate)
+        return _receipt(*kept)
 
     def evaluation(self, notice: EvaluationNotice) -> None:
         _require_signature(notice.worker, notice.signature, notice.signed_bytes())
@@ -290,8 +292,6 @@ class Coordinator:
         limit_s, _ = learned_deadline_s([took_s for took_s in (*past, round.took_s) if took_s], self._spec.swarm)
         following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
         if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):
-            text = f"phase {round.phase}, round {round.number}: {reason}"
-            self._ledger.add_event("merged", text, now_s, {"updates": len(updates)})
             self._prune()
 
     def _merged(self, block: int, round: Round, updates: Sequence[Update]) -> NewVersion:
@@ -341,7 +341,7 @@ class Coordinator:
         if isinstance(staleness, Refusal):
             raise RequestRefused(staleness.reason, code="stale")
         if lease.phase in self._finished():
-            raise RequestRefused(f"phase {lease.phase} is finished: ask for other work", code="stale")
+            raise _phase_over(lease.phase)
         if notice.steps > lease.steps or notice.tokens != notice.steps * self._spec.step_bytes:
             raise RequestRefused(
                 f"{notice.steps} steps and {notice.tokens} tokens were reported, the lease was for {lease.steps} steps "
@@ -532,6 +532,10 @@ def _require_signature(worker: str, signature: str, data: bytes) -> None:
         raise RequestRefused(
             "the signature is not the worker's: sign with the key that asked", code="signature"
         ) from None
+
+
+def _phase_over(phase: int) -> RequestRefused:
+    return RequestRefused(f"phase {phase} is finished: ask for other work", code="stale")
 
 
 def _receipt(update: Update, duplicate: bool) -> UpdateReceipt:

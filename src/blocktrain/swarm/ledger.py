@@ -24,8 +24,10 @@ from blocktrain.swarm.ledger_queries import (
     WAITING,
     evaluation_lease_of,
     evaluation_of,
+    insert_event,
     insert_round,
     is_open,
+    lock_phase,
     newest_evaluation,
     newest_versions,
     rounds_of,
@@ -280,9 +282,13 @@ class Ledger:
         reason: str,
     ) -> bool:
         """All of a merge or nothing: the round closes, the versions appear, the updates are marked, the next round
-        opens or, without one, the phase is finished. False when another coordinator has closed the round already."""
+        opens or, without one, the phase is finished. False when another coordinator has closed the round already, or
+        when the phase would end without an update that has come meanwhile: read what waits and decide again."""
         phase, number = closed.phase, closed.number
         with self._writing() as connection:
+            lock_phase(connection, phase)
+            if next_round is None and not _covers_all_waiting(connection, phase, set(update_ids)):
+                return False
             close = update(t.rounds).where(is_open(phase, number)).values(closed_s=now_s, reason=reason)
             if _changed(connection.execute(close)) == 0:
                 return False
@@ -295,6 +301,8 @@ class Ledger:
             connection.execute(update(t.phases).where(t.phases.c.phase == phase).values(**position))
             if next_round:
                 insert_round(connection, next_round)
+            data = {"phase": phase, "round": number, "updates": len(update_ids)}
+            insert_event(connection, "merged", f"phase {phase}, round {number}: {reason}", now_s, data)
             return True
 
     # Leases
@@ -341,11 +349,15 @@ class Ledger:
     # Updates
 
     @_if_absent
-    def record_update(self, new: NewUpdate) -> tuple[Update, bool]:
-        """The update as it is kept, and whether it was there already. An accepted one reports its lease."""
+    def record_update(self, new: NewUpdate) -> tuple[Update, bool] | None:
+        """The update as it is kept, and whether it was there already. An accepted one reports its lease. None when the
+        phase has been finished: nothing would merge it any more."""
         with self._writing() as connection:
+            phase = lock_phase(connection, new.phase)
             if there := update_of(connection, new.id):
                 return there, True
+            if new.refused is None and phase is not None and phase.finished:
+                return None
             _require_unreported(connection, new)
             connection.execute(insert(t.updates).values(**asdict(new)))
             if new.refused is None:
@@ -429,9 +441,8 @@ class Ledger:
     # Events
 
     def add_event(self, kind: str, text: str, now_s: float, data: Any = None) -> None:
-        row = {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
         with self._writing() as connection:
-            connection.execute(insert(t.events).values(**row))
+            insert_event(connection, kind, text, now_s, data)
 
     def events(self, after: int = 0, before: int | None = None, limit: int = PAGE) -> tuple[Event, ...]:
         """The newest between these numbers, the oldest of them first: `before` pages back, `after` gives the news."""
@@ -483,6 +494,12 @@ def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
             f"{len(ids) - marked} of {len(ids)} updates do not wait to be merged in phase {closed.phase}: "
             f"read those that do and decide again"
         )
+
+
+def _covers_all_waiting(connection: Connection, phase: int, ids: set[str]) -> bool:
+    """Whether no acknowledged update of the phase would be left behind."""
+    waiting = connection.execute(select(t.updates.c.id).where(WAITING, t.updates.c.phase == phase)).scalars()
+    return ids.issuperset(waiting)
 
 
 def _require_unreported(connection: Connection, new: NewUpdate) -> None:

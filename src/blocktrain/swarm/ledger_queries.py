@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, func, insert, or_, select
 
 from blocktrain.swarm import ledger_tables as t
-from blocktrain.swarm.ledger_records import Evaluation, EvaluationLease, RoundRecord, Run, Update, Version
+from blocktrain.swarm.ledger_records import Evaluation, EvaluationLease, PhaseRecord, RoundRecord, Run, Update, Version
 from blocktrain.swarm.rounds import LateUpdate, Lease, Round
 
 WAITING = and_(t.updates.c.merged_round.is_(None), t.updates.c.refused.is_(None))
@@ -71,6 +71,18 @@ def evaluation_lease_of(connection: Connection, id: int | None = None) -> Evalua
 
 def is_open(phase: int, number: int) -> Any:
     return and_(t.rounds.c.phase == phase, t.rounds.c.number == number, t.rounds.c.closed_s.is_(None))
+
+
+def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
+    """Nobody else ends the phase or adds to it until this transaction is over. SQLite has one writer anyway."""
+    query = select(t.phases).where(t.phases.c.phase == phase).with_for_update()
+    row = connection.execute(query).one_or_none()
+    return PhaseRecord(**row._asdict()) if row else None
+
+
+def insert_event(connection: Connection, kind: str, text: str, now_s: float, data: Any = None) -> None:
+    row = {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
+    connection.execute(insert(t.events).values(**row))
 
 
 def insert_round(connection: Connection, round: Round) -> None:
