@@ -166,6 +166,11 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "too few values": (send_bytes(values(lambda x: x[1:])), 422, "tensors", "make it again"),
     "NaN": (send_bytes(values(lambda x: x * float("nan"))), 422, "finite", "holds NaN, Inf or more"),
     "Inf": (send_bytes(values(lambda x: x + float("inf"))), 422, "finite", "holds NaN, Inf or more"),
+    "1e38 everywhere": (send_bytes(values(lambda x: x * 0 + 1e38)), 422, "finite", "holds NaN, Inf or more"),
+    "1e37 everywhere": (send_bytes(values(lambda x: x * 0 + 1e37)), 422, "norm", "of the weights it was built on"),
+    "1e37 once": (
+        send_bytes(values(lambda x: torch.cat([x[:-1], torch.tensor([1e37])]))), 422, "norm", "of the weights",
+    ),
     "an evaluation of nobody's": (evaluation_of("77"), 404, "lease", "ask for a lease"),
     "an evaluation with an endless number": (evaluation_of("7" * 99), 404, "lease", "ask for a lease"),
     "a blob that is none": (ask("GET", f"/v1/blobs/{NOBODY}"), 404, "blob", "is not in"),
@@ -176,7 +181,7 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "a method that is none": (ask("DELETE", "/v1/run"), 405, "method", "see /docs"),
 }  # fmt: skip
 FORGIVEN = ("a part somewhere else", "another's signature", "part of an upload", "bytes with another hash", "NaN")
-AN_UPDATE_REFUSED = {"lease", "signature", "steps", "truncated", "hash", "tensors", "shapes", "finite"}
+AN_UPDATE_REFUSED = {"lease", "signature", "steps", "truncated", "hash", "tensors", "shapes", "finite", "norm"}
 
 
 def refused(answer: httpx.Response, status: int, code: str, words: str) -> None:
@@ -217,7 +222,7 @@ def test_an_absurd_norm_is_refused_when_the_usual_one_is_known(house, member):
     for _ in range(3):
         member.work(1e-3)
     lease, before = member.lease(), house.facts()
-    refused(member.send(lease, member.payload(lease, 1e3)), 422, "norm", "times the recent median")
+    refused(member.send(lease, member.payload(lease, 0.2)), 422, "norm", "times the recent median")
     assert house.facts() == before
 
 

@@ -8,22 +8,22 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from torch import Tensor
 
 from blocktrain.checkpoint import continue_block
-from blocktrain.errors import BlobError, RequestRefused, StorageError, TensorError
+from blocktrain.errors import RequestRefused, TensorError
 from blocktrain.spec import Phase, RunSpec, Stacked
-from blocktrain.swarm.averaging import Part, check_norm, merge, outer_step
+from blocktrain.swarm.averaging import check_against_weights, check_norm
 from blocktrain.swarm.blobs import Blobs
+from blocktrain.swarm.blocks import Blocks, Tensors, own_blobs
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import LeaseRecord, NewUpdate, NewVersion, Update, Version
+from blocktrain.swarm.ledger_records import LeaseRecord, NewUpdate, Update
+from blocktrain.swarm.merging import Merger
 from blocktrain.swarm.rounds import (
     NoWork,
     OpenPhase,
@@ -38,11 +38,9 @@ from blocktrain.swarm.rounds import (
     open_round,
     staleness_weight,
 )
-from blocktrain.wire.deltas import CodecSettings, EncodedUpdate, encode_difference, max_update_bytes, read_update
+from blocktrain.wire.deltas import CodecSettings, EncodedUpdate, max_update_bytes, read_update
 from blocktrain.wire.messages import (
     PROTOCOL_VERSION,
-    Blob,
-    BlockVersion,
     EvaluateLease,
     EvaluationNotice,
     Finished,
@@ -55,9 +53,8 @@ from blocktrain.wire.messages import (
     UpdateReceipt,
     Wait,
 )
-from blocktrain.wire.tensors import decode, encode
+from blocktrain.wire.tensors import encode
 
-Tensors = dict[str, Tensor]
 LONGEST_WAIT_S = 5.0
 EVALUATION_S = 600.0
 EVALUATION_WINDOWS = 200
@@ -81,9 +78,10 @@ class Coordinator:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._spec, self._ledger, self._blobs = spec, ledger, blobs
-        self._newborn, self._memory_bytes, self._clock = newborn, memory_bytes, clock
+        self._memory_bytes, self._clock = memory_bytes, clock
         self._codec = CodecSettings(spec.swarm.update)
-        self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
+        self._blocks = Blocks(spec, ledger, blobs, newborn)
+        self._merger = Merger(spec.swarm, self._blocks, blobs)
         # Threads of one server take turns: nobody merges what another is merging. Between servers the ledger decides.
         self._turn = threading.RLock()
 
@@ -92,8 +90,8 @@ class Coordinator:
     def info(self) -> RunInfo:
         run = self._ledger.run()
         assert run is not None, "a coordinator is started on a ledger with a run"
-        with _own_blobs():
-            corpus = {split: self._blob(sha256) for split, sha256 in run.corpus.items()}
+        with own_blobs():
+            corpus = {split: self._blocks.blob(sha256) for split, sha256 in run.corpus.items()}
         return RunInfo(
             spec=self._spec.model_dump(mode="json"),
             spec_sha256=run.spec_sha256,
@@ -118,7 +116,7 @@ class Coordinator:
         self._ledger.see_worker(
             request.worker, request.name, request.device, request.memory_bytes, request.steps_per_s, now_s
         )
-        with self._turn, _own_blobs():
+        with self._turn, own_blobs():
             self.tick()
             run = self._ledger.run()
             if run is not None and run.paused:
@@ -129,7 +127,7 @@ class Coordinator:
         """Whether a part that ends there may be sent, asked before its bytes are read. More than an update of the
         phase takes is refused."""
         lease = self._require_lease(lease_id)
-        limit = max_update_bytes(self._codec, self._flat_shapes(lease.phase))
+        limit = max_update_bytes(self._codec, self._blocks.shapes(lease.phase))
         if max(size, end) > limit:
             raise RequestRefused(
                 f"an upload of {max(size, end)} bytes was announced, an update of this phase takes "
@@ -159,7 +157,7 @@ class Coordinator:
         """Take an update in: signed, whole, sane, not too old. When this returns it survives a kill. What is refused
         leaves an event for people to see, and nothing else."""
         try:
-            with _own_blobs():
+            with own_blobs():
                 return self._taken_in(notice)
         except RequestRefused as refused:
             data = {"code": refused.code, "worker": notice.worker, "lease": notice.lease}
@@ -204,8 +202,8 @@ class Coordinator:
 
     def manifest(self) -> ModelManifest:
         info, newest = self.info(), self._ledger.consistent_manifest()
-        with _own_blobs():
-            blocks = tuple(self._reference(version) for version in newest.blocks.values())
+        with own_blobs():
+            blocks = tuple(self._blocks.reference(version) for version in newest.blocks.values())
         return ModelManifest(
             spec=info.spec,
             spec_sha256=info.spec_sha256,
@@ -250,7 +248,7 @@ class Coordinator:
 
     def tick(self) -> None:
         """Open the phases whose turn it is, extend or merge the rounds that are due. Any number may do it at once."""
-        with self._turn, _own_blobs():
+        with self._turn, own_blobs():
             now_s = self._clock()
             for round in self._ledger.open_rounds().values():
                 decision = decide(round, now_s, self._spec.swarm)
@@ -272,9 +270,9 @@ class Coordinator:
         born: dict[int, str] = {}
         for block in phase.blocks:
             if block not in newest:
-                tensors = self._newborn(block)
+                tensors = self._blocks.newborn(block)
                 if block - 1 in newest and isinstance(self._spec.objective, Stacked):
-                    tensors = continue_block(tensors, self._tensors(newest[block - 1].sha256))
+                    tensors = continue_block(tensors, self._blocks.tensors(newest[block - 1].sha256))
                 born[block] = self._blobs.put(encode(tensors))
         self._ledger.add_genesis(born, now_s)
         newest = self._ledger.consistent_manifest().blocks
@@ -287,48 +285,15 @@ class Coordinator:
         reported = {lease.worker for lease in round.reported}
         # One that came after the decision did not move the schedule: it goes into the next round.
         updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
-        versions = [self._merged(block, round, updates) for block in phase.blocks]
+        versions = list(self._merger.versions(round, updates))
         past = [record.round.took_s for record in self._ledger.rounds(round.phase)]
         limit_s, _ = learned_deadline_s([took_s for took_s in (*past, round.took_s) if took_s], self._spec.swarm)
         following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
         if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):
             self._prune()
 
-    def _merged(self, block: int, round: Round, updates: Sequence[Update]) -> NewVersion:
-        """A block's next version, tensor by tensor: one update is in memory at a time."""
-        spec, version = self._spec.swarm, round.base[block]
-        current = self._ledger.version(block, version)
-        assert current is not None
-        base = self._tensors(current.sha256)
-        momentum = self._tensors(current.momentum_sha256) if current.momentum_sha256 else {}
-        after: Tensors = {}
-        for name, theta in base.items():
-            parts = [self._part(update, block, name) for update in updates]
-            after[name], moved = outer_step(theta, merge(parts, theta.numel(), spec), momentum.get(name), spec)
-            if moved is not None:
-                momentum[name] = moved
-        difference = None
-        if spec.download != "fp32":
-            data, after = encode_difference(base, after, CodecSettings(spec.download))
-            difference = self._blobs.put(data)
-        return NewVersion(
-            block=block,
-            version=version + 1,
-            sha256=self._blobs.put(encode(after)),
-            momentum_sha256=self._blobs.put(encode(momentum)) if momentum else None,
-            difference_sha256=difference,
-        )
-
-    def _part(self, update: Update, block: int, name: str) -> Part:
-        def read(start: int, stop: int) -> Tensor:
-            encoded = self._opened(self._blobs.get(update.id), update.phase)
-            built_on = self._base_of(update.base, (block,))[f"{block}.{name}"] if encoded.needs_base else None
-            return encoded.delta(f"{block}.{name}", built_on).flatten()[start:stop]
-
-        return Part(read, update.weight, update.norm)
-
     def _opened(self, data: bytes, phase: int) -> EncodedUpdate:
-        return read_update(data, self._flat_shapes(phase), expected=self._codec)
+        return read_update(data, self._blocks.shapes(phase), expected=self._codec)
 
     def _mergeable(self, notice: UpdateNotice, lease: LeaseRecord) -> NewUpdate:
         """The facts of an update that may be merged, all but its norm; RequestRefused where it may not."""
@@ -391,13 +356,17 @@ class Coordinator:
         phase = self._spec.phases[facts.phase]
         try:
             encoded = self._opened(data, facts.phase)
-            built_on = self._base_of(facts.base, phase.blocks) if encoded.needs_base else None
-            norm = math.sqrt(encoded.squared_norm(built_on) / facts.steps)
+            built_on = self._blocks.built_on(facts.base, phase.blocks) if encoded.needs_base else None
+            whole = math.sqrt(encoded.squared_norm(built_on))
         except TensorError as error:
             raise RequestRefused(str(error), code=error.code) from None
-        verdict = check_norm(norm, self._ledger.recent_norms(facts.phase), self._spec.swarm)
-        if not verdict.accepted:
-            raise RequestRefused(verdict.reason, code="norm")
+        norm = whole / math.sqrt(facts.steps)
+        for verdict in (
+            check_against_weights(whole, self._blocks.norm(facts.base, phase.blocks), self._spec.swarm),
+            check_norm(norm, self._ledger.recent_norms(facts.phase), self._spec.swarm),
+        ):
+            if not verdict.accepted:
+                raise RequestRefused(verdict.reason, code="norm")
         return norm
 
     # Leases
@@ -430,9 +399,9 @@ class Coordinator:
             step_start=lease.step_start,
             steps=lease.steps,
             deadline_s=max(0.0, lease.deadline_s - now_s),
-            trained=tuple(self._reference(self._version(block, base[block])) for block in phase.blocks),
-            below=tuple(self._reference(newest[block]) for block in phase.below),
-            ahead=tuple(self._reference(newest[block]) for block in phase.ahead if block in newest),
+            trained=tuple(self._blocks.reference(self._blocks.version(block, base[block])) for block in phase.blocks),
+            below=tuple(self._blocks.reference(newest[block]) for block in phase.below),
+            ahead=tuple(self._blocks.reference(newest[block]) for block in phase.ahead if block in newest),
         )
 
     def _evaluation_lease(self, request: LeaseRequest, now_s: float) -> EvaluateLease | None:
@@ -452,7 +421,7 @@ class Coordinator:
         return EvaluateLease(
             lease=str(granted.id),
             deadline_s=EVALUATION_S,
-            blocks=tuple(self._reference(version) for version in newest.blocks.values()),
+            blocks=tuple(self._blocks.reference(version) for version in newest.blocks.values()),
             max_windows=EVALUATION_WINDOWS,
         )
 
@@ -464,40 +433,6 @@ class Coordinator:
             raise RequestRefused(f"there is no lease {lease_id[:80]}: ask for one", code="lease")
         return lease
 
-    def _version(self, block: int, version: int) -> Version:
-        found = self._ledger.version(block, version)
-        assert found is not None, f"version {version} of block {block} is in an open round"
-        return found
-
-    def _reference(self, version: Version) -> BlockVersion:
-        difference = self._blob(version.difference_sha256) if version.difference_sha256 else None
-        return BlockVersion(
-            block=version.block, version=version.version, tensors=self._blob(version.sha256), from_previous=difference
-        )
-
-    def _blob(self, sha256: str) -> Blob:
-        return Blob(sha256=sha256, num_bytes=self._blobs.size(sha256))
-
-    def _tensors(self, sha256: str) -> Tensors:
-        return decode(self._blobs.get(sha256))[0]
-
-    def _base_of(self, versions: Mapping[int, int], blocks: Sequence[int]) -> Tensors:
-        """The tensors that an update was built on, under the names of an update: "1.readout"."""
-        return {
-            f"{block}.{name}": tensor
-            for block in blocks
-            for name, tensor in self._tensors(self._version(block, versions[block]).sha256).items()
-        }
-
-    def _flat_shapes(self, phase: int) -> dict[str, tuple[int, ...]]:
-        if phase not in self._shapes:
-            self._shapes[phase] = {
-                f"{block}.{name}": tuple(tensor.shape)
-                for block in self._spec.phases[phase].blocks
-                for name, tensor in self._newborn(block).items()
-            }
-        return self._shapes[phase]
-
     def _prune(self) -> None:
         """Forget blobs and uploads that nothing needs any more; young ones may be about to be recorded."""
         live, before_s = self._ledger.live_blobs(self._spec.swarm.keep_versions), self._clock() - UNWANTED_S
@@ -506,15 +441,6 @@ class Coordinator:
                 self._blobs.delete(sha256)
         self._blobs.discard_uploads(before_s)
         self._ledger.prune_events(KEPT_EVENTS)
-
-
-@contextmanager
-def _own_blobs() -> Iterator[None]:
-    """A blob that the coordinator itself misses is no fault of whoever asked: they may ask again when it is back."""
-    try:
-        yield
-    except BlobError as error:
-        raise StorageError(str(error)) from None
 
 
 def _upload_id(lease: str, sha256: str) -> str:
