@@ -31,7 +31,8 @@ SENTENCES = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " fo
 TOKEN = "a-token-for-the-workers"
 NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
 SETTINGS = ["--set", "train.steps=4", "--set", "swarm.round_steps=2"]
-COMMANDS = ["coordinator", "worker", "status", "export", "ledger", "token", "token add", "token list", "token revoke"]
+COMMANDS = ["coordinator", "worker", "status", "export", "ledger", "pause", "resume"]
+COMMANDS += ["token", "token add", "token list", "token revoke"]
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,16 @@ def test_a_viewer_may_look_but_not_work_until_revoked(run, finished):
     again = run("token", "revoke", "eve", "--dir", finished.folder)
     assert again.exit_code == 2
     assert "(worker)" in again.stderr
+
+
+def test_an_admin_pauses_a_run_and_status_shows_it_until_it_goes_on(run, finished):
+    admin = run("token", "add", "boss", "--role", "admin", "--dir", finished.folder).stdout.strip()
+    for command, shown in (("pause", True), ("pause", True), ("resume", False)):
+        assert run(command, admin).exit_code == 0
+        assert (", paused" in run("status", finished.invite).stdout) == shown
+    refused = run("pause", finished.invite)
+    assert refused.exit_code == 2
+    assert "a token of role worker may not do this: ask for one of role admin" in refused.stderr
 
 
 def test_no_token_is_in_the_ledger(finished):

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from blocktrain.errors import RequestRefused
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.signatures import sign
 from blocktrain.swarm.worker import Worker
 from blocktrain.wire.deltas import CodecSettings, encode_update
 from blocktrain.wire.invite import Invite
@@ -61,13 +62,45 @@ def send_bytes(meddle: Callable[[bytes], bytes]) -> Attempt:
 
 
 def send_tensors(meddle: Callable[[dict], dict]) -> Attempt:
-    """A well-formed update of other tensors than the block's."""
+    """A well-formed update of other tensors than the block's, announced as what it is."""
 
+    def attempt(house, member, lease) -> httpx.Response:
+        other = meddle(member.tensors(lease))
+        shapes = {name: tuple(tensor.shape) for name, tensor in other.items()}
+        return member.send(lease, encode_update(other, other, CodecSettings("fp32")), tensors=shapes)
+
+    return attempt
+
+
+def announce_before_upload(tensors: Callable[[dict], dict]) -> Attempt:
+    """What is refused for its tensors is refused without its bytes."""
+
+    def attempt(house, member, lease) -> httpx.Response:
+        shapes = {name: tuple(tensor.shape) for name, tensor in member.tensors(lease).items()}
+        return member.submit(member.notice(lease, b"never sent", tensors=tensors(shapes)))
+
+    return attempt
+
+
+def send_unlike_announced(meddle: Callable[[dict], dict]) -> Attempt:
     def attempt(house, member, lease) -> httpx.Response:
         other = meddle(member.tensors(lease))
         return member.send(lease, encode_update(other, other, CodecSettings("fp32")))
 
     return attempt
+
+
+def ask_with_what_was_signed(**changes) -> Attempt:
+    """Changed after it was signed."""
+
+    def attempt(house, member, lease) -> httpx.Response:
+        return house.ask("POST", "/v1/leases", json={**member.request(), **changes})
+
+    return attempt
+
+
+def ask_again_with_an_old_number(house, member, lease) -> httpx.Response:
+    return house.ask("POST", "/v1/leases", json=member.request(nonce=1))
 
 
 def values(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[bytes], bytes]:
@@ -112,9 +145,7 @@ def in_coded_with(codec: str) -> Attempt:
 def evaluation_of(lease_id: str) -> Attempt:
     def attempt(house, member, lease) -> httpx.Response:
         notice = EvaluationNotice(lease=lease_id, worker=member.id, scores=(), combine={})
-        signature = member.key.sign(notice.signed_bytes()).hex()
-        body = notice.model_copy(update={"signature": signature}).model_dump(mode="json")
-        return house.ask("POST", "/v1/evaluations", json=body)
+        return house.ask("POST", "/v1/evaluations", json=sign(notice, member.key).model_dump(mode="json"))
 
     return attempt
 
@@ -133,6 +164,12 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "a viewer who works": (ask_for_work("viewer"), 403, "role", "ask for one of role worker"),
     "a protocol of the future": (ask_for_work(protocol=2), 426, "protocol", "install the coordinator's version"),
     "a phase that is none": (ask_for_work(phase=99), 422, "phase", "the run has phases 0 to 2: ask without"),
+    "a request that nobody signed": (
+        ask_with_what_was_signed(signature="00" * 64), 403, "signature", "sign with the key that asked",
+    ),
+    "another's key": (ask_with_what_was_signed(worker="ab" * 32), 403, "signature", "sign with the key that asked"),
+    "another memory than was signed": (ask_with_what_was_signed(memory_bytes=1), 403, "signature", "sign with the key"),
+    "a request overheard": (ask_again_with_an_old_number, 409, "replayed", "set this machine's clock if it went back"),
     "a key that is none": (ask_for_work(worker="ab"), 422, "malformed", "body.worker"),
     "a speed beyond belief": (ask_for_work(steps_per_s=1e308), 422, "malformed", "body.steps_per_s"),
     "a field too many": (ask_for_work(more=1), 422, "malformed", "body.more: Extra inputs are not permitted"),
@@ -158,10 +195,25 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "bytes that are no tensors": (send_bytes(lambda data: bytes(len(data))), 422, "tensors", "get them again"),
     "tensors cut short": (send_bytes(lambda data: data[:-4]), 422, "tensors", "get them again"),
     "a codec of its own": (in_coded_with("int8"), 422, "tensors", "code it with the settings of the run"),
-    "wrong shapes": (send_tensors(lambda x: {k: v.flatten() for k, v in x.items()}), 422, "shapes", "train the block"),
-    "a tensor missing": (send_tensors(lambda x: dict(list(x.items())[1:])), 422, "shapes", "train the block"),
+    "wrong shapes": (send_tensors(lambda x: {k: v.flatten() for k, v in x.items()}), 422, "shapes", "is expected: tra"),
+    "a tensor missing": (send_tensors(lambda x: dict(list(x.items())[1:])), 422, "missing", "is missing: train the"),
+    "a tensor too many": (
+        send_tensors(lambda x: {**x, "0.more": torch.zeros(1)}), 422, "extra", '"0.more" is not part of the phase: tra',
+    ),
     "another block's names": (
-        send_tensors(lambda x: {f"9{k}": v for k, v in x.items()}), 422, "shapes", "train the block",
+        send_tensors(lambda x: {f"9{k}": v for k, v in x.items()}), 422, "missing", "more): train the blocks",
+    ),
+    "wrong shapes announced": (
+        announce_before_upload(lambda x: {k: (*v, 2) for k, v in x.items()}), 422, "shapes", "is expected: train the",
+    ),
+    "a missing tensor announced": (
+        announce_before_upload(lambda x: dict(list(x.items())[:-1])), 422, "missing", "is missing: train the blocks",
+    ),
+    "an extra tensor announced": (
+        announce_before_upload(lambda x: {**x, "more": (9,)}), 422, "extra", "is not part of the phase: train",
+    ),
+    "other tensors than announced": (
+        send_unlike_announced(lambda x: {k: v.flatten() for k, v in x.items()}), 422, "shapes", "train the block",
     ),
     "too few values": (send_bytes(values(lambda x: x[1:])), 422, "tensors", "make it again"),
     "NaN": (send_bytes(values(lambda x: x * float("nan"))), 422, "finite", "holds NaN, Inf or more"),
@@ -181,7 +233,8 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "a method that is none": (ask("DELETE", "/v1/run"), 405, "method", "see /docs"),
 }  # fmt: skip
 FORGIVEN = ("a part somewhere else", "another's signature", "part of an upload", "bytes with another hash", "NaN")
-AN_UPDATE_REFUSED = {"lease", "signature", "steps", "truncated", "hash", "tensors", "shapes", "finite", "norm"}
+FOR_ITS_TENSORS = {"tensors", "shapes", "missing", "extra", "finite", "norm"}
+AN_UPDATE_REFUSED = {"lease", "signature", "steps", "truncated", "hash"} | FOR_ITS_TENSORS
 
 
 def refused(answer: httpx.Response, status: int, code: str, words: str) -> None:
@@ -438,7 +491,7 @@ def test_coordinators_that_tick_at_once_merge_once(house, member, another_member
     house.now_s += 5000
     assert all_at_once(*(coordinators[i % num_coordinators].tick for i in range(4))) == []
     assert {version for _, version in house.weights()} == {0, 1}
-    assert [event.kind for event in house.ledger.events()] == ["merged"]
+    assert [event.kind for event in house.ledger.events()] == ["joined", "joined", "late", "merged"]
     for ledger in ledgers:
         ledger.close()
 

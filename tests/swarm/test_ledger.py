@@ -68,7 +68,7 @@ def sha256(text: str) -> str:
 def start(ledger: Ledger, first: Round = FIRST) -> None:
     ledger.add_genesis({block: sha256(f"genesis {block}") for block in PHASE.blocks}, now_s=99.0)
     for worker in (ADA, BOB, EVE):
-        ledger.see_worker(worker, worker[:1], "cpu", 10**12, 2.5, now_s=100.0)
+        ledger.see_worker(worker, worker[:1], "cpu", 10**12, 2.5, now_s=100.0, nonce=1)
     ledger.open_phase(first)
 
 
@@ -130,7 +130,7 @@ def newest(ledger: Ledger) -> dict[int, int]:
 def test_a_run_is_kept_for_whoever_opens_the_ledger_next(ledger, where):
     assert ledger.run() is None
     assert ledger.create_run(replace(RUN, corpus={"train": "d" * 64})).corpus == {"train": "d" * 64}
-    ledger.set_paused(True)
+    assert ledger.set_paused(True, now_s=1.0)
     with closing(Ledger(where)) as again:
         assert again.create_run(RUN) == again.run() == replace(RUN, corpus={"train": "d" * 64}, paused=True)
 
@@ -180,7 +180,7 @@ def test_a_token_itself_is_nowhere_in_the_database(tmp_path):
 
 
 def test_a_worker_is_what_it_last_said_and_all_it_contributed(started):
-    started.see_worker(ADA, "ada", "cuda", 2**40, 9.0, now_s=500.0)
+    assert started.see_worker(ADA, "ada", "cuda", 2**40, 9.0, now_s=500.0, nonce=2)
     first = report(started, ADA)
     merge(started, started.open_rounds()[0], [first])
     report(started, ADA)
@@ -485,17 +485,18 @@ def test_reopening_keeps_everything(started, where):
 # Evaluations, events, pruning
 
 
-def test_a_manifest_has_the_newest_versions_and_the_newest_composition(started):
+def test_a_manifest_has_the_newest_versions_and_no_composition_of_others(started):
     assert started.consistent_manifest().combine == {}
     evaluating = started.grant_evaluation(ADA, newest(started), now_s=1.0, deadline_s=60.0)
     assert started.evaluation_lease() == evaluating
     scores = [{"path": "stack", "ce": 1.5}]
     assert started.record_evaluation(evaluating.id, "valid", scores, {"stack": (0.25, 0.75)}, now_s=2.0)
     assert not started.record_evaluation(evaluating.id, "valid", [], {"stack": (1.0, 0.0)}, now_s=3.0)
+    assert started.consistent_manifest().combine == {"stack": (0.25, 0.75)}
     merge(started, started.open_rounds()[0], [report(started, ADA)])
     manifest = started.consistent_manifest()
     assert manifest.versions == {0: 1, 1: 1}
-    assert manifest.combine == {"stack": (0.25, 0.75)}
+    assert manifest.combine == {}
     assert manifest.evaluation.versions == {0: 0, 1: 0}
     assert started.evaluations() == (manifest.evaluation,)
     assert (manifest.evaluation.worker, manifest.evaluation.scores) == (ADA, scores)
@@ -631,9 +632,16 @@ def test_coordinators_may_start_at_the_same_instant(where):
         assert (ledger.run(), ledger.open_rounds(), newest(ledger)) == (RUN, {0: FIRST}, {0: 0, 1: 0})
 
 
+def test_a_worker_s_request_counts_once_and_an_older_one_not_at_all(started):
+    assert started.see_worker(ADA, "ada", "cpu", 1, 9.0, now_s=500.0, nonce=7)
+    for nonce in (7, 6):
+        assert not started.see_worker(ADA, "eve", "cpu", 1, 9.0, now_s=600.0, nonce=nonce)
+    assert [(x.name, x.last_seen_s) for x in started.workers() if x.id == ADA] == [("ada", 500.0)]
+
+
 def test_threads_may_share_a_ledger(ledger):
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: ledger.see_worker(ADA, f"{n}", "cpu", 1, 1.0, now_s=1.0), range(40)))
+        list(pool.map(lambda n: ledger.see_worker(ADA, f"{n}", "cpu", 1, 1.0, now_s=1.0, nonce=n), range(40)))
     assert [x.id for x in ledger.workers()] == [ADA]
 
 

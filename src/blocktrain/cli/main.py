@@ -24,6 +24,7 @@ from blocktrain.cli.export import export
 from blocktrain.cli.generate import generate
 from blocktrain.cli.ledger import ledger
 from blocktrain.cli.options import EXIT_INTERRUPTED
+from blocktrain.cli.pause import pause, resume
 from blocktrain.cli.reference import reference
 from blocktrain.cli.status import status
 from blocktrain.cli.token import token
@@ -117,6 +118,11 @@ app.command(
     rich_help_panel=TOGETHER,
     epilog="Example:  blocktrain ledger 'bt://train.example.org:7000/#…'",
 )(ledger)
+for _command in (pause, resume):
+    app.command(
+        rich_help_panel=TOGETHER,
+        epilog=f"Example:  blocktrain {_command.__name__} 'bt://train.example.org:7000/#…'",
+    )(_command)
 app.add_typer(
     token,
     name="token",

@@ -46,6 +46,7 @@ from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.founding import found_run
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import Role
+from blocktrain.swarm.rates import Rate
 from blocktrain.swarm.service import build_service
 from blocktrain.train.partition import resolve_partition
 from blocktrain.wire.invite import Invite, parse_invite
@@ -100,7 +101,7 @@ def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str |
         ledger.close()
 
 
-def serve(run: OpenRun, address: Address, tls: Tls | None) -> None:
+def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
     """Until SIGTERM, which ends it with 0, or Ctrl-C, which ends it with 130."""
     before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
     try:
@@ -108,7 +109,7 @@ def serve(run: OpenRun, address: Address, tls: Tls | None) -> None:
             port = int(listener.getsockname()[1])
             _print_invites(run, address.public or address.host, port, tls)
             config = uvicorn.Config(
-                build_service(run.coordinator, run.ledger),
+                build_service(run.coordinator, run.ledger, rate),
                 log_level="error",
                 lifespan="off",
                 timeout_graceful_shutdown=GRACE_S,

@@ -89,7 +89,7 @@ def _robust(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) ->
         reads = [(partial(_slice_of, part, names), part.weight) for part in parts]
         numel = sum(sizes[name] for name in names)
         robust = median(reads, numel) if spec.averaging == "median" else trimmed_mean(reads, numel, spec.trim_share)
-        yield from zip(names, robust.split([sizes[name] for name in names]), strict=True)
+        yield from zip(names, torch.split(robust, [sizes[name] for name in names]), strict=True)
 
 
 def _batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:

@@ -13,7 +13,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from sqlalchemy import Connection, CursorResult, and_, func, insert, select, true, update
+from sqlalchemy import Connection, CursorResult, Double, and_, func, insert, select, true, update
+from sqlalchemy import cast as cast_to
 from sqlalchemy import delete as delete_rows
 
 from blocktrain.errors import ConfigError, LedgerConflict
@@ -30,6 +31,7 @@ from blocktrain.swarm.ledger_queries import (
     lock_phase,
     newest_evaluation,
     newest_versions,
+    phases_of,
     rounds_of,
     run_of,
     update_of,
@@ -46,6 +48,7 @@ from blocktrain.swarm.ledger_records import (
     NewVersion,
     PhaseRecord,
     Role,
+    RoundLoss,
     RoundRecord,
     Run,
     Token,
@@ -57,6 +60,8 @@ from blocktrain.swarm.rounds import Grant, Round
 
 LOCK_TIMEOUT_S = 30.0
 PAGE = 100
+KEPT_EVENTS, PRUNE_EVERY = 10_000, 500
+MAX_LATE_EVENTS = 20  # of one round
 PARAMETERS = 10_000  # that one statement may have on every database
 
 Given = ParamSpec("Given")
@@ -113,9 +118,15 @@ class Ledger:
         with self._reading() as connection:
             return run_of(connection)
 
-    def set_paused(self, paused: bool) -> None:
+    def set_paused(self, paused: bool, now_s: float) -> bool:
+        """False when it was so already."""
+        change = update(t.run).where(t.run.c.paused != paused).values(paused=paused)
         with self._writing() as connection:
-            connection.execute(update(t.run).values(paused=paused))
+            if _changed(connection.execute(change)) == 0:
+                return False
+            kind = "paused" if paused else "resumed"
+            insert_event(connection, kind, "by an admin", now_s)
+            return True
 
     # Tokens
 
@@ -159,13 +170,21 @@ class Ledger:
     # Workers
 
     @_if_absent
-    def see_worker(self, id: str, name: str, device: str, memory_bytes: int, steps_per_s: float, now_s: float) -> None:
-        """What a worker says of itself now."""
+    def see_worker(
+        self, id: str, name: str, device: str, memory_bytes: int, steps_per_s: float, now_s: float, nonce: int
+    ) -> bool:
+        """What a worker says of itself now; False, and nothing is changed, unless its nonce is larger than ever."""
         said = {"name": name, "device": device, "memory_bytes": memory_bytes, "steps_per_s": steps_per_s}
-        change = update(t.workers).where(t.workers.c.id == id).values(**said, last_seen_s=now_s)
+        seen = {**said, "nonce": nonce, "last_seen_s": now_s}
+        newer = and_(t.workers.c.id == id, t.workers.c.nonce < nonce)
         with self._writing() as connection:
-            if _changed(connection.execute(change)) == 0:
-                connection.execute(insert(t.workers).values(id=id, **said, first_seen_s=now_s, last_seen_s=now_s))
+            if _changed(connection.execute(update(t.workers).where(newer).values(**seen))):
+                return True
+            if connection.execute(select(t.workers.c.id).where(t.workers.c.id == id)).one_or_none():
+                return False
+            connection.execute(insert(t.workers).values(id=id, first_seen_s=now_s, **seen))
+            insert_event(connection, "joined", f"{name}, {device}", now_s, {"worker": id})
+            return True
 
     def workers(self) -> tuple[Worker, ...]:
         """With what they contributed; the first to come first."""
@@ -177,7 +196,7 @@ class Ledger:
             .subquery()
         )
         query = select(
-            *t.workers.c,
+            *(column for column in t.workers.c if column.name != "nonce"),
             func.coalesce(contributed.c.updates, 0).label("updates"),
             func.coalesce(contributed.c.tokens, 0).label("tokens"),
         ).outerjoin(contributed, contributed.c.worker == t.workers.c.id)
@@ -216,7 +235,7 @@ class Ledger:
 
     def consistent_manifest(self) -> ModelVersions:
         with self._reading() as connection:
-            return ModelVersions(newest_versions(connection), newest_evaluation(connection))
+            return ModelVersions(newest_versions(connection), phases_of(connection), newest_evaluation(connection))
 
     def live_blobs(self, keep_versions: int) -> set[str]:
         """What may not be pruned: the newest versions of every block and the momentum of the last, the versions being
@@ -250,8 +269,7 @@ class Ledger:
 
     def phases(self) -> tuple[PhaseRecord, ...]:
         with self._reading() as connection:
-            rows = connection.execute(select(t.phases).order_by(t.phases.c.phase))
-            return tuple(PhaseRecord(**row._asdict()) for row in rows)
+            return phases_of(connection)
 
     def open_rounds(self) -> dict[int, Round]:
         """Phase: its open round, with its leases and the late updates that wait for it."""
@@ -270,7 +288,11 @@ class Ledger:
         matches = and_(is_open(round.phase, round.number), t.rounds.c.deadline_s == round.deadline_s)
         values = {"deadline_s": deadline_s, "extensions": t.rounds.c.extensions + 1, "reason": reason}
         with self._writing() as connection:
-            return _changed(connection.execute(update(t.rounds).where(matches).values(**values))) == 1
+            if _changed(connection.execute(update(t.rounds).where(matches).values(**values))) == 0:
+                return False
+            text, data = f"phase {round.phase}, round {round.number}: {reason}", _names(round.phase, round.number)
+            insert_event(connection, "extended", text, round.deadline_s, data)
+            return True
 
     def merge(
         self,
@@ -294,14 +316,13 @@ class Ledger:
                 return False
             _insert_versions(connection, closed, new_versions, now_s)
             _mark_merged(connection, closed, set(update_ids))
-            missed = and_(t.leases.c.phase == phase, t.leases.c.round == number, t.leases.c.state == "open")
-            connection.execute(update(t.leases).where(missed).values(state="expired"))
+            _expire_leases(connection, phase, number, now_s)
             step = next_round.step_start if next_round else closed.step_start + closed.advance
             position = {"step": step, "finished": next_round is None}
             connection.execute(update(t.phases).where(t.phases.c.phase == phase).values(**position))
             if next_round:
                 insert_round(connection, next_round)
-            data = {"phase": phase, "round": number, "updates": len(update_ids)}
+            data = {**_names(phase, number), "updates": len(update_ids)}
             insert_event(connection, "merged", f"phase {phase}, round {number}: {reason}", now_s, data)
             return True
 
@@ -400,6 +421,27 @@ class Ledger:
                 for fields in [dict(zip(t.updates.c.keys(), values, strict=True))]
             )
 
+    def round_losses(self) -> tuple[RoundLoss, ...]:
+        """Of every closed round, the loss that its updates reported, weighed by their tokens."""
+        tokens, rounds = cast_to(t.updates.c.tokens, Double), t.rounds.c
+        of_round = and_(rounds.phase == t.updates.c.merged_phase, rounds.number == t.updates.c.merged_round)
+        query = (
+            select(
+                rounds.phase,
+                rounds.number.label("round"),
+                rounds.step_start.label("step"),
+                rounds.closed_s.label("at_s"),
+                (func.sum(t.updates.c.loss * tokens) / func.sum(tokens)).label("loss"),
+                func.count().label("updates"),
+                func.sum(tokens).label("tokens"),
+            )
+            .join(t.updates, of_round)
+            .group_by(rounds.phase, rounds.number, rounds.step_start, rounds.closed_s)
+            .order_by(rounds.phase, rounds.number)
+        )
+        with self._reading() as connection:
+            return tuple(RoundLoss(**row._asdict()) for row in connection.execute(query))
+
     # Evaluations
 
     def grant_evaluation(
@@ -430,6 +472,7 @@ class Ledger:
                 return False
             row = {"lease": lease, "split": split, "scores": scores, "combine": weights, "at_s": now_s}
             connection.execute(insert(t.evaluations).values(**row))
+            insert_event(connection, "evaluated", f"the {split} split, lease {lease}", now_s, {"lease": lease})
             return True
 
     def evaluations(self, limit: int = PAGE) -> tuple[Evaluation, ...]:
@@ -441,8 +484,11 @@ class Ledger:
     # Events
 
     def add_event(self, kind: str, text: str, now_s: float, data: Any = None) -> None:
+        """Of refusals there is no end: now and then the oldest go."""
         with self._writing() as connection:
-            insert_event(connection, kind, text, now_s, data)
+            newest = insert_event(connection, kind, text, now_s, data)
+            if newest % PRUNE_EVERY == 0:
+                connection.execute(delete_rows(t.events).where(t.events.c.number <= newest - KEPT_EVENTS))
 
     def events(self, after: int = 0, before: int | None = None, limit: int = PAGE) -> tuple[Event, ...]:
         """The newest between these numbers, the oldest of them first: `before` pages back, `after` gives the news."""
@@ -452,7 +498,7 @@ class Ledger:
             rows = connection.execute(select(t.events).where(between).order_by(number.desc()).limit(limit)).all()
             return tuple(Event(**row._asdict()) for row in reversed(rows))
 
-    def prune_events(self, keep: int) -> int:
+    def prune_events(self, keep: int = KEPT_EVENTS) -> int:
         """Forgets all but the newest; gives how many went."""
         number = t.events.c.number
         with self._writing() as connection:
@@ -494,6 +540,20 @@ def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
             f"{len(ids) - marked} of {len(ids)} updates do not wait to be merged in phase {closed.phase}: "
             f"read those that do and decide again"
         )
+
+
+def _names(phase: int, round: int) -> dict[str, int]:
+    return {"phase": phase, "round": round}
+
+
+def _expire_leases(connection: Connection, phase: int, round: int, now_s: float) -> None:
+    """Those that a closing round did without; each is an event."""
+    missed = and_(t.leases.c.phase == phase, t.leases.c.round == round, t.leases.c.state == "open")
+    late = select(t.leases.c.worker, t.workers.c.name).join(t.workers, t.workers.c.id == t.leases.c.worker)
+    for worker, name in connection.execute(late.where(missed).order_by(t.leases.c.id).limit(MAX_LATE_EVENTS)).all():
+        data = {**_names(phase, round), "worker": worker}
+        insert_event(connection, "late", f"{name} in phase {phase}, round {round}: it closed without", now_s, data)
+    connection.execute(update(t.leases).where(missed).values(state="expired"))
 
 
 def _covers_all_waiting(connection: Connection, phase: int, ids: set[str]) -> bool:

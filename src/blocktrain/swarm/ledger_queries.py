@@ -47,6 +47,11 @@ def newest_versions(connection: Connection) -> dict[int, Version]:
     return {row.block: Version(**row._asdict()) for row in rows}
 
 
+def phases_of(connection: Connection) -> tuple[PhaseRecord, ...]:
+    rows = connection.execute(select(t.phases).order_by(t.phases.c.phase))
+    return tuple(PhaseRecord(**row._asdict()) for row in rows)
+
+
 def newest_evaluation(connection: Connection) -> Evaluation | None:
     row = connection.execute(EVALUATIONS.limit(1)).one_or_none()
     return evaluation_of(row) if row else None
@@ -80,9 +85,12 @@ def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
     return PhaseRecord(**row._asdict()) if row else None
 
 
-def insert_event(connection: Connection, kind: str, text: str, now_s: float, data: Any = None) -> None:
+def insert_event(connection: Connection, kind: str, text: str, now_s: float, data: Any = None) -> int:
+    """Its number."""
     row = {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
-    connection.execute(insert(t.events).values(**row))
+    key = connection.execute(insert(t.events).values(**row)).inserted_primary_key
+    assert key is not None
+    return int(key.number)
 
 
 def insert_round(connection: Connection, round: Round) -> None:
