@@ -26,7 +26,7 @@ from blocktrain.errors import ConfigError, LedgerConflict, LedgerUnavailable, St
 from blocktrain.spec import Phase, SwarmSpec
 from blocktrain.swarm import ledger_database, ledger_tables
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import NewUpdate, NewVersion, Run
+from blocktrain.swarm.ledger_records import NewUpdate, NewVersion, RoundLoss, Run
 from blocktrain.swarm.rounds import Grant, LateUpdate, Round, next_round, open_round
 
 ADA, BOB, EVE = (name * 64 for name in "abe")
@@ -328,6 +328,17 @@ def test_norms_are_those_of_the_updates_merged_last(started):
     report(started, ADA)
     assert started.recent_norms(0) == (2.0, 1.0)
     assert started.recent_norms(0, limit=1) == (2.0,)
+
+
+def test_the_loss_of_a_round_is_that_of_its_updates_weighed_by_tokens(started):
+    ids = [
+        started.record_update(an_update(lease(started, worker), worker, loss=loss, tokens=tokens))[0].id
+        for worker, loss, tokens in ((ADA, 1.0, 10**12), (BOB, 4.0, 2 * 10**12))
+    ]
+    merge(started, started.open_rounds()[0], ids)
+    report(started, EVE)  # not merged yet
+    expected = RoundLoss(phase=0, round=0, step=0, at_s=200.0, loss=3.0, updates=2, tokens=3e12)
+    assert started.round_losses() == (expected,)
 
 
 # Merging

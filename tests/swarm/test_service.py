@@ -38,8 +38,8 @@ ROWS = [(*x, VALID) for x in WITHOUT_INPUT + WITH_INPUT] + [(*x, INVALID) for x 
 
 @pytest.mark.parametrize("method, path, mode", ROWS)
 def test_every_answer_is_one_that_the_schema_tells_of(house, method, path, mode):
-    """But for one check: no schema can tell which protocol, phase or lease the coordinator knows. And of /v1/events some
-    queries that should be bad leave schemathesis as `?after=0`, which is good."""
+    """But for one check: no schema can tell which protocol, phase or lease the coordinator knows. And of /v1/events,
+    some queries that should be bad leave schemathesis as `?after=0`, which is good."""
     operation = schemathesis.openapi.from_asgi("/openapi.json", house.service)[path][method]
     headers = {"Authorization": "Bearer the-token-of-the-admin"}
     excluded = [positive_data_acceptance, *([negative_data_rejection] if path == "/v1/events" else [])]

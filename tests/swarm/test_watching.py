@@ -42,6 +42,7 @@ def test_events_tell_what_happened_in_order_and_then_only_the_news(house, member
     assert told[4]["data"]["code"] == "norm"
     assert events(house, after=told[2]["number"]) == told[3:]
     assert events(house, before=told[1]["number"]) == told[:1]
+    assert house.ask("GET", "/v1/status").json()["events"] == told
 
 
 def test_a_round_that_is_extended_is_an_event(new_house):
@@ -55,8 +56,8 @@ def test_a_round_that_is_extended_is_an_event(new_house):
 
 
 def test_refusals_without_end_do_not_fill_the_ledger(house, monkeypatch):
-    monkeypatch.setattr("blocktrain.swarm.ledger.KEPT_EVENTS", 20)
-    monkeypatch.setattr("blocktrain.swarm.ledger.PRUNE_EVERY", 10)
+    monkeypatch.setattr("blocktrain.swarm.ledger_reports.KEPT_EVENTS", 20)
+    monkeypatch.setattr("blocktrain.swarm.ledger_reports.PRUNE_EVERY", 10)
     for n in range(100):
         house.ledger.add_event("refused", str(n), 1.0)
     kept = [event.text for event in house.ledger.events()]

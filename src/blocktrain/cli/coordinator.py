@@ -52,7 +52,8 @@ def coordinator(
         raise ConfigError(f'--host "{host}" is no address that workers could reach: name one with --public')
     spec = read_spec(toml, preset, corpus, seed, changes)
 
-    from blocktrain.cli.serving import Address, Tls, opened, serve, tls_files
+    from blocktrain.cli.certificates import Tls, tls_files
+    from blocktrain.cli.serving import Address, opened, serve
     from blocktrain.swarm.rates import Rate
 
     tls: Tls | None = None

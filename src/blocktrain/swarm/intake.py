@@ -22,10 +22,12 @@ from blocktrain.wire.deltas import CodecSettings, max_update_bytes, read_update
 from blocktrain.wire.messages import EvaluationNotice, UpdateNotice, UpdateReceipt
 
 Shapes = Mapping[str, tuple[int, ...]]
+Recorded = tuple[Update, bool] | None  # an update and whether it was there already; None when its phase is over
+Record = Callable[[Callable[[], NewUpdate]], Recorded]
 
 
 class Intake:
-    """`record` puts an update on record in its turn, and does what follows from it."""
+    """What is taken in goes to `record`, which puts it on record in its turn and does what follows from it."""
 
     def __init__(self, spec: RunSpec, ledger: Ledger, blobs: Blobs, blocks: Blocks, clock: Callable[[], float]) -> None:
         self._spec, self._ledger, self._blobs, self._blocks, self._clock = spec, ledger, blobs, blocks, clock
@@ -65,7 +67,7 @@ class Intake:
 
     # Updates
 
-    def update(self, notice: UpdateNotice, record: Callable[[Callable[[], NewUpdate]], Recorded]) -> UpdateReceipt:
+    def update(self, notice: UpdateNotice, record: Record) -> UpdateReceipt:
         """Take an update in: signed, whole, sane, not too old. When this returns it survives a kill. What is refused
         leaves an event for people to see, and nothing else."""
         try:
@@ -76,7 +78,7 @@ class Intake:
             self._ledger.add_event("refused", str(refused), self._clock(), data)
             raise
 
-    def _taken_in(self, notice: UpdateNotice, record: Callable[[Callable[[], NewUpdate]], Recorded]) -> UpdateReceipt:
+    def _taken_in(self, notice: UpdateNotice, record: Record) -> UpdateReceipt:
         lease = self._require_lease(notice.lease)
         require_signature(notice)
         if lease.worker != notice.worker:
@@ -190,9 +192,6 @@ class Intake:
         if lease is None:
             raise RequestRefused(f"there is no lease {lease_id[:80]}: ask for one", code="lease")
         return lease
-
-
-Recorded = tuple[Update, bool] | None
 
 
 def require_tensors(announced: Shapes, expected: Shapes) -> None:

@@ -13,6 +13,7 @@ from blocktrain.swarm.ledger_records import Evaluation, RoundLoss
 from blocktrain.swarm.rounds import Round, decide
 from blocktrain.wire.messages import Curves, EventEntry, EventPage, HeldOutPoint, LossCurve, LossPoint, Page
 
+NEWS = 20  # events in a status
 MAX_POINTS = 500  # of one curve
 MAX_EVALUATIONS = 5000  # that a curve is thinned from
 
@@ -45,6 +46,7 @@ class Watching:
             "versions": self._ledger.consistent_manifest().versions,
             "workers": [asdict(worker) for worker in self._ledger.workers()],
             "evaluations": [asdict(evaluation) for evaluation in self._ledger.evaluations()],
+            "events": [asdict(event) for event in self._ledger.events(limit=NEWS)],
         }
 
     def events(self, page: EventPage) -> list[EventEntry]:
