@@ -12,17 +12,8 @@ from sqlalchemy import and_, func, insert, select, update
 from blocktrain.errors import ConfigError, LedgerConflict
 from blocktrain.swarm import ledger_tables as t
 from blocktrain.swarm.ledger_book import Book, changed, if_absent
-from blocktrain.swarm.ledger_queries import (
-    insert_event,
-    run_of,
-)
-from blocktrain.swarm.ledger_records import (
-    ROLES,
-    Role,
-    Run,
-    Token,
-    Worker,
-)
+from blocktrain.swarm.ledger_queries import insert_event, run_of
+from blocktrain.swarm.ledger_records import ROLES, Role, Run, Token, Worker
 
 
 class PeopleBook(Book):

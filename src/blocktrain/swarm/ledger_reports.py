@@ -10,17 +10,8 @@ from sqlalchemy import delete as delete_rows
 
 from blocktrain.swarm import ledger_tables as t
 from blocktrain.swarm.ledger_book import PAGE, Book, changed, if_absent
-from blocktrain.swarm.ledger_queries import (
-    EVALUATIONS,
-    evaluation_lease_of,
-    evaluation_of,
-    insert_event,
-)
-from blocktrain.swarm.ledger_records import (
-    Evaluation,
-    EvaluationLease,
-    Event,
-)
+from blocktrain.swarm.ledger_queries import EVALUATIONS, evaluation_lease_of, evaluation_of, insert_event
+from blocktrain.swarm.ledger_records import Evaluation, EvaluationLease, Event
 
 KEPT_EVENTS, PRUNE_EVERY = 10_000, 500
 

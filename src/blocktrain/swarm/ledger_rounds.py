@@ -24,14 +24,7 @@ from blocktrain.swarm.ledger_queries import (
     rounds_of,
     run_of,
 )
-from blocktrain.swarm.ledger_records import (
-    LeaseRecord,
-    ModelVersions,
-    NewVersion,
-    PhaseRecord,
-    RoundRecord,
-    Version,
-)
+from blocktrain.swarm.ledger_records import LeaseRecord, ModelVersions, NewVersion, PhaseRecord, RoundRecord, Version
 from blocktrain.swarm.rounds import Grant, Round
 
 MAX_LATE_EVENTS = 20  # of one round
@@ -76,7 +69,7 @@ class RoundsBook(Book):
 
     def live_blobs(self, keep_versions: int) -> set[str]:
         """What may not be pruned: the newest versions of every block and the momentum of the last, the versions being
-        evaluated, updates that wait to be merged, the corpus."""
+        evaluated, updates that wait to be merged and the versions they were built on, the corpus."""
         with self._reading() as connection:
             newest, run = newest_versions(connection), run_of(connection)
             kept = {(block, x.version - back) for block, x in newest.items() for back in range(keep_versions)}
@@ -86,9 +79,14 @@ class RoundsBook(Book):
                 kept |= set(held.versions.items()) if held else set()
             columns = (t.versions.c.block, t.versions.c.version, t.versions.c.sha256, t.versions.c.difference_sha256)
             rows = connection.execute(select(*columns)).all()
-            waiting = connection.execute(select(t.updates.c.id).where(WAITING)).scalars().all()
+            waiting = connection.execute(select(t.updates.c.id, t.updates.c.base).where(WAITING)).all()
+            kept |= {built_on for row in waiting for built_on in row.base.items()}
         blobs = {blob for *key, tensors, difference in rows if tuple(key) in kept for blob in (tensors, difference)}
-        blobs |= {x.momentum_sha256 for x in newest.values()} | set(waiting) | set(run.corpus.values() if run else ())
+        blobs |= (
+            {x.momentum_sha256 for x in newest.values()}
+            | {row.id for row in waiting}
+            | set(run.corpus.values() if run else ())
+        )
         return blobs - {None}
 
     # Phases and rounds

@@ -10,17 +10,8 @@ from sqlalchemy import cast as cast_to
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm import ledger_tables as t
 from blocktrain.swarm.ledger_book import PAGE, Book, if_absent
-from blocktrain.swarm.ledger_queries import (
-    WAITING,
-    lock_phase,
-    update_of,
-)
-from blocktrain.swarm.ledger_records import (
-    Contribution,
-    NewUpdate,
-    RoundLoss,
-    Update,
-)
+from blocktrain.swarm.ledger_queries import WAITING, lock_phase, update_of
+from blocktrain.swarm.ledger_records import Contribution, NewUpdate, RoundLoss, Update
 
 
 class UpdatesBook(Book):

@@ -82,8 +82,8 @@ MEANING = {
     413: "More bytes than are accepted; they were not read",
     416: "No such bytes in the blob",
     422: "Understood, and cannot be accepted",
-    429: "Too many requests: wait as long as Retry-After says",
     426: "Another version of the protocol is spoken here",
+    429: "Too many requests: wait as long as Retry-After says",
     503: "Not now: try again",
 }
 Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
