@@ -1,19 +1,22 @@
-"""What all tests share: hypothesis draws the same examples on every machine and does not time them; torch computes with
-one thread, in child processes too, since two on a busy machine wait for each other longer than tiny models take; and
-the machine's Chromium for pages."""
+"""What all tests share: a text and a tiny run on it, and the machine's Chromium for pages. Hypothesis draws the same
+examples on every machine and does not time them; torch computes with one thread, in child processes too, since two on a
+busy machine wait for each other longer than tiny models take."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+    from blocktrain.spec import RunSpec
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=50)
@@ -39,3 +42,26 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=sandbox)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def sentences() -> bytes:
+    return b"".join(b"%d bottles of beer on the wall, %d bottles of beer. " % (n, n) for n in range(400))
+
+
+@pytest.fixture
+def text(tmp_path: Path, sentences: bytes) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_bytes(sentences)
+    return path
+
+
+@pytest.fixture
+def tiny(text: Path) -> Callable[..., RunSpec]:
+    """The smallest run of an objective, with settings changed."""
+    from blocktrain.spec import preset
+
+    def build(objective: Any, **changes: Any) -> RunSpec:
+        return preset("tiny").with_(objective=objective, **{"corpus.source": str(text), "train.steps": 5, **changes})
+
+    return build

@@ -33,7 +33,12 @@ class TensorError(BlockTrainError):
 
 
 class CoordinatorUnreachable(BlockTrainError):
-    """The coordinator does not answer, or says that it cannot now: the same request may go through later."""
+    """The coordinator does not answer, or says that it cannot now: the same request may go through later, and not
+    before `after_s`."""
+
+    def __init__(self, message: str, after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.after_s = after_s
 
 
 class GatewayUnreachable(BlockTrainError):

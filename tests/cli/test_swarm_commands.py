@@ -15,9 +15,10 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner
 
+from blocktrain.cli.certificates import Tls, tls_files
 from blocktrain.cli.main import app
 from blocktrain.cli.private import INVITE_FILE, cache_home, write_private
-from blocktrain.cli.serving import OpenRun, Tls, newborn_of, opened, tls_files, training_memory_bytes
+from blocktrain.cli.serving import OpenRun, newborn_of, opened, training_memory_bytes
 from blocktrain.cli.worker import Shift, WorkLines, own_key
 from blocktrain.errors import ConfigError
 from blocktrain.spec import preset
@@ -31,7 +32,8 @@ SENTENCES = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " fo
 TOKEN = "a-token-for-the-workers"
 NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
 SETTINGS = ["--set", "train.steps=4", "--set", "swarm.round_steps=2"]
-COMMANDS = ["coordinator", "worker", "status", "export", "ledger", "token", "token add", "token list", "token revoke"]
+COMMANDS = ["coordinator", "worker", "status", "export", "ledger", "pause", "resume"]
+COMMANDS += ["token", "token add", "token list", "token revoke"]
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,20 @@ def test_an_early_export_says_which_blocks_are_not_born_yet(run, tmp_path, text)
     assert "blocks 0 (version 0), 1 (version 0); training goes on" in result.stdout
 
 
+@pytest.mark.parametrize("evaluated, kept", [(0, {"stack": [0.25, 0.75]}), (7, {})], ids=["these", "others"])
+def test_an_export_has_the_composition_s_weights_only_of_its_own_versions(run, tmp_path, text, evaluated, kept):
+    with opened(tmp_path / "state", tiny_spec(text).with_(**{"model.blocks": 2}), None, None) as early:
+        early.ledger.add_token("worker", "worker", TOKEN, 0.0)
+        early.ledger.see_worker("a" * 64, "ada", "cpu", 1, 1.0, now_s=1.0, nonce=1)
+        early.coordinator.tick()
+        lease = early.ledger.grant_evaluation("a" * 64, {0: evaluated, 1: evaluated}, 1.0, 60.0)
+        early.ledger.record_evaluation(lease.id, "valid", [], {"stack": (0.25, 0.75)}, 2.0)
+        with served(early) as invite:
+            result = run("export", invite, tmp_path / "model", "--home", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads((tmp_path / "model" / "manifest.json").read_text())["combine"] == kept
+
+
 def test_an_export_into_another_run_s_directory_is_refused(run, finished, trained):
     before = sorted(trained[0].iterdir())
     result = run("export", finished.invite, trained[0], "--home", finished.home)
@@ -224,6 +240,16 @@ def test_a_viewer_may_look_but_not_work_until_revoked(run, finished):
     again = run("token", "revoke", "eve", "--dir", finished.folder)
     assert again.exit_code == 2
     assert "(worker)" in again.stderr
+
+
+def test_an_admin_pauses_a_run_and_status_shows_it_until_it_goes_on(run, finished):
+    admin = run("token", "add", "boss", "--role", "admin", "--dir", finished.folder).stdout.strip()
+    for command, shown in (("pause", True), ("pause", True), ("resume", False)):
+        assert run(command, admin).exit_code == 0
+        assert (", paused" in run("status", finished.invite).stdout) == shown
+    refused = run("pause", finished.invite)
+    assert refused.exit_code == 2
+    assert "a token of role worker may not do this: ask for one of role admin" in refused.stderr
 
 
 def test_no_token_is_in_the_ledger(finished):

@@ -20,13 +20,6 @@ QUICK = ["swarm.deadline_floor_s=1", "swarm.deadline_ceiling_s=4"]  # so that a 
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " for n in range(400)))
-    return path
-
-
-@pytest.fixture
 def start() -> Iterator[Start]:
     """Starts commands, none of which outlives the test. What they say on either stream is read in order."""
     started: list[Process] = []

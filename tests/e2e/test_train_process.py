@@ -10,20 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
 import torch
 from typer.testing import CliRunner
 
 from blocktrain.checkpoint import RunDirectory
 from blocktrain.cli.main import app
 from blocktrain.model.block import block_shapes
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " for n in range(400)))
-    return path
 
 
 def train_command(text: Path, out: Path, *options: str) -> list[str]:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import httpx
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ValidationError
 from sqlalchemy import select
 
 from blocktrain.corpus import load_corpus
@@ -24,9 +27,11 @@ from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.founding import found_run
 from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.rates import Rate
 from blocktrain.swarm.service import build_service
+from blocktrain.swarm.signatures import sign
 from blocktrain.wire.deltas import CodecSettings, encode_update
-from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
+from blocktrain.wire.messages import PROTOCOL_VERSION, UNSIGNED, Blob, LeaseRequest, TrainLease, UpdateNotice
 from blocktrain.wire.tensors import decode
 
 TOKENS = {role: f"the-token-of-the-{role}" for role in ("admin", "worker", "viewer")}
@@ -36,15 +41,15 @@ Tensors = dict[str, torch.Tensor]
 class House:
     """A run in a folder, its coordinator and what HTTP shows of it."""
 
-    def __init__(self, spec: RunSpec, folder: Path) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, rate: Rate | None = None) -> None:
+        self.rate = rate
         self.spec, self.folder, self.now_s = spec, folder, 1000.0
         self.ledger, self.blobs = Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
         found_run(spec, load_corpus(spec.corpus, spec.model.context), self.ledger, self.blobs, now_s=0.0)
         if not self.ledger.tokens():
             for role, token in TOKENS.items():
                 self.ledger.add_token(role, role, token, 0.0)
-        self.coordinator = self.another_coordinator()
-        self.service = build_service(self.coordinator, self.ledger)
+        self.restart()
 
     def another_coordinator(self, ledger: Ledger | None = None) -> Coordinator:
         def newborn(block: int) -> Tensors:
@@ -58,7 +63,7 @@ class House:
     def restart(self) -> None:
         """As after a kill: a new coordinator and nothing else."""
         self.coordinator = self.another_coordinator()
-        self.service = build_service(self.coordinator, self.ledger)
+        self.service = build_service(self.coordinator, self.ledger, self.rate, lambda: self.now_s)
 
     def ask(self, method: str, path: str, role: str = "worker", **options: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {TOKENS.get(role, role)}", **options.pop("headers", {})}
@@ -94,16 +99,27 @@ class Member:
 
     house: House
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+    nonces: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
     def id(self) -> str:
         return self.key.public_key().public_bytes_raw().hex()
 
     def request(self, **changes: Any) -> dict[str, Any]:
-        said = LeaseRequest(
-            protocol=PROTOCOL_VERSION, worker=self.id, name="w", device="cpu", memory_bytes=2**33, steps_per_s=1.0
-        )
-        return {**said.model_dump(mode="json"), **changes}
+        """Signed after the changes, where what they make can be said at all."""
+        said = {
+            "protocol": PROTOCOL_VERSION,
+            "nonce": next(self.nonces),
+            "worker": self.id,
+            "name": "w",
+            "device": "cpu",
+            "memory_bytes": 2**33,
+            "steps_per_s": 1.0,
+            **changes,
+        }
+        with suppress(ValidationError):
+            return sign(LeaseRequest(**said), self.key).model_dump(mode="json")
+        return {**said, "signature": UNSIGNED}
 
     def lease(self) -> TrainLease:
         answer = self.house.ask("POST", "/v1/leases", json=self.request())
@@ -132,14 +148,13 @@ class Member:
         said = {
             "lease": lease.lease,
             "worker": self.id,
+            "tensors": {name: tuple(tensor.shape) for name, tensor in self.tensors(lease).items()},
             "payload": Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data)),
             "steps": lease.steps,
             "tokens": lease.steps * self.house.spec.step_bytes,
             "loss": 5.0,
         }
-        unsigned = UpdateNotice(**{**said, **changes})
-        signature = self.key.sign(unsigned.signed_bytes()).hex()
-        return unsigned.model_copy(update={"signature": signature}).model_dump(mode="json")
+        return sign(UpdateNotice(**{**said, **changes}), self.key).model_dump(mode="json")
 
     def submit(self, notice: dict[str, Any], **changes: Any) -> httpx.Response:
         return self.house.ask("POST", "/v1/updates", json={**notice, **changes})
@@ -160,9 +175,9 @@ class Member:
 
 
 @pytest.fixture(scope="session")
-def beer_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def beer_text(tmp_path_factory: pytest.TempPathFactory, sentences: bytes) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_bytes(b"".join(b"%d bottles of beer on the wall, %d bottles of beer. " % (n, n) for n in range(400)))
+    path.write_bytes(sentences)
     return path
 
 
@@ -187,8 +202,8 @@ def new_house(tiny_run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> It
     """A house of its own, as often as it is called; equal settings make equal runs."""
     houses: list[House] = []
 
-    def build(**changes: Any) -> House:
-        houses.append(House(tiny_run.with_(**changes), tmp_path_factory.mktemp("house")))
+    def build(rate: Rate | None = None, **changes: Any) -> House:
+        houses.append(House(tiny_run.with_(**changes), tmp_path_factory.mktemp("house"), rate))
         return houses[-1]
 
     yield build

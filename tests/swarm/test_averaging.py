@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,7 +13,17 @@ from torch import Tensor
 
 from blocktrain.spec import SwarmSpec
 from blocktrain.swarm import averaging
-from blocktrain.swarm.averaging import Part, check_norm, clipped, mean, median, merge, norm_of, outer_step, trimmed_mean
+from blocktrain.swarm.averaging import (
+    MAX_WEIGHT,
+    Part,
+    check_against_weights,
+    check_norm,
+    median,
+    merge,
+    norm_of,
+    outer_step,
+    trimmed_mean,
+)
 
 KINDS = ("mean", "trimmed", "median", "clipped")
 SIZE = 5
@@ -25,11 +34,16 @@ updates = st.lists(st.tuples(vectors, weights), min_size=1, max_size=7)
 
 
 def parts(table: list[tuple[Tensor, float]]) -> list[Part]:
-    return [Part(lambda a, b, x=delta: x.flatten()[a:b], weight, norm_of([delta])) for delta, weight in table]
+    return [Part(lambda x=delta: lambda name: x.flatten(), weight, norm_of([delta])) for delta, weight in table]
 
 
 def merged(kind: str, table: list[tuple[Tensor, float]], **settings: float) -> Tensor:
-    return merge(parts(table), table[0][0].numel(), SwarmSpec(averaging=kind, **settings))
+    ((_, result),) = merge(parts(table), {"tensor": table[0][0].numel()}, SwarmSpec(averaging=kind, **settings))
+    return result
+
+
+def mean(table: list[tuple[Tensor, float]]) -> Tensor:
+    return merged("mean", table)
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -43,7 +57,7 @@ AWKWARD = [
     (1.0, -1.0),
     (1.0, 1.0000001),
     (-0.1, 0.1),
-    (3.4028235e38, -3.4028235e38),
+    (MAX_WEIGHT, -MAX_WEIGHT),
     (0.3, 0.0),
     (1.0, 1e-8),
 ]
@@ -144,7 +158,7 @@ def test_the_trimmed_mean_cuts_weight_off_both_ends():
 def test_clipping_bounds_the_pull_of_a_wild_update():
     sane, wild = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1e30])
     for table in ([sane, wild], [sane, sane, wild]):
-        result = clipped([(delta, 1.0) for delta in table], [norm_of([delta]) for delta in table], 2.0)
+        result = merged("clipped", [(delta, 1.0) for delta in table], clip_factor=2.0)
         assert result.tolist() == pytest.approx([(len(table) - 1) / len(table), 2 / len(table)])
 
 
@@ -167,18 +181,47 @@ def test_robust_means_hold_a_bounded_number_of_elements(robust, monkeypatch):
     assert sorted(asked)[::20] == [(start, min(start + 3, 100)) for start in range(0, 100, 3)]
 
 
-@pytest.mark.parametrize("stream_mean", [mean, lambda stream: clipped(stream, [1.0] * 50, 2.0)])
-def test_means_let_go_of_each_update_as_the_next_one_comes(stream_mean):
-    seen: list[weakref.ref[Tensor]] = []
+@pytest.mark.parametrize("kind", ["mean", "clipped"])
+def test_means_open_each_update_once_and_let_go_of_it_before_the_next(kind):
+    opened: list[weakref.ref[Tensor]] = []
 
-    def stream() -> Iterator[tuple[Tensor, float]]:
-        for _ in range(50):
-            delta = torch.ones(2, dtype=torch.float64)
-            seen.append(weakref.ref(delta))
-            assert sum(ref() is not None for ref in seen) <= 2
-            yield delta, 1.0
+    def open_one():
+        payload = torch.ones(2, dtype=torch.float64)
+        assert sum(ref() is not None for ref in opened) <= 1  # the first may be the running mean
+        opened.append(weakref.ref(payload))
+        return lambda name: payload * len(name)
 
-    assert stream_mean(stream()).tolist() == [1, 1]
+    table = [Part(open_one, 1.0, 1.0) for _ in range(50)]
+    assert dict(merge(table, {"a": 2, "bb": 2}, SwarmSpec(averaging=kind)))["bb"].tolist() == [2, 2]
+    assert len(opened) == 50
+
+
+@pytest.mark.parametrize("kind, limit, opened", [("median", 40, 2), ("trimmed", 12, 8), ("median", 1000, 2)])
+def test_robust_means_of_small_tensors_open_an_update_once_for_all_that_fit(kind, limit, opened, monkeypatch):
+    monkeypatch.setattr(averaging, "SLICE_ELEMENTS", limit)
+    times: list[int] = []
+
+    def open_one():
+        times.append(1)
+        return lambda name: torch.full((sizes[name],), float(sizes[name]))
+
+    sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
+    merged_by_name = dict(merge([Part(open_one, 1.0, 1.0)] * 2, sizes, SwarmSpec(averaging=kind)))
+    assert all(close(merged_by_name[name], torch.full((n,), float(n)).double()) for name, n in sizes.items())
+    assert len(times) == opened
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("outer", ["plain", "nesterov"])
+def test_no_merge_of_wild_updates_gives_a_number_that_is_none(kind, outer):
+    spec, momentum = SwarmSpec(averaging=kind, outer=outer), None
+    theta = torch.tensor([0.0, 1.0, -MAX_WEIGHT, MAX_WEIGHT])
+    for sign in (1, 1, -1):
+        wild = torch.full((4,), sign * 1e38, dtype=torch.float64)
+        theta, momentum = outer_step(theta, merged(kind, [(wild, 1.0), (wild, 1e18)]), momentum, spec)
+        assert theta.isfinite().all()
+        assert theta.abs().max() <= MAX_WEIGHT
+        assert momentum is None or momentum.isfinite().all()
 
 
 def test_nesterov_is_the_outer_optimiser_of_torch():
@@ -234,3 +277,19 @@ def test_an_update_that_is_not_finite_is_refused(tensors):
 def test_an_absurd_norm_is_refused_once_enough_are_known(norm, recent, accepted, reason):
     verdict = check_norm(norm, recent, SwarmSpec())
     assert (verdict.accepted, verdict.reason) == (accepted, reason)
+
+
+@pytest.mark.parametrize(
+    "norm, weights_norm, accepted, reason",
+    [
+        (20.0, 1.0, True, "norm 20 of weights of norm 1"),
+        (1.0, 0.0, True, "norm 1 of weights of norm 0"),
+        (1e38, 0.0, False, "at most 20 times the norm 0 of the weights"),
+        (201.0, 10.0, False, "lower the learning rate, or raise swarm.max_norm_factor"),
+        (math.nan, 10.0, False, "the update's norm is nan"),
+    ],
+)
+def test_the_first_updates_are_measured_by_the_weights_they_were_built_on(norm, weights_norm, accepted, reason):
+    verdict = check_against_weights(norm, weights_norm, SwarmSpec())
+    assert verdict.accepted == accepted
+    assert reason in verdict.reason

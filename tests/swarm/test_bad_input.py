@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from blocktrain.errors import RequestRefused
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.signatures import sign
 from blocktrain.swarm.worker import Worker
 from blocktrain.wire.deltas import CodecSettings, encode_update
 from blocktrain.wire.invite import Invite
@@ -61,13 +62,45 @@ def send_bytes(meddle: Callable[[bytes], bytes]) -> Attempt:
 
 
 def send_tensors(meddle: Callable[[dict], dict]) -> Attempt:
-    """A well-formed update of other tensors than the block's."""
+    """A well-formed update of other tensors than the block's, announced as what it is."""
 
+    def attempt(house, member, lease) -> httpx.Response:
+        other = meddle(member.tensors(lease))
+        shapes = {name: tuple(tensor.shape) for name, tensor in other.items()}
+        return member.send(lease, encode_update(other, other, CodecSettings("fp32")), tensors=shapes)
+
+    return attempt
+
+
+def announce_before_upload(tensors: Callable[[dict], dict]) -> Attempt:
+    """What is refused for its tensors is refused without its bytes."""
+
+    def attempt(house, member, lease) -> httpx.Response:
+        shapes = {name: tuple(tensor.shape) for name, tensor in member.tensors(lease).items()}
+        return member.submit(member.notice(lease, b"never sent", tensors=tensors(shapes)))
+
+    return attempt
+
+
+def send_unlike_announced(meddle: Callable[[dict], dict]) -> Attempt:
     def attempt(house, member, lease) -> httpx.Response:
         other = meddle(member.tensors(lease))
         return member.send(lease, encode_update(other, other, CodecSettings("fp32")))
 
     return attempt
+
+
+def ask_with_what_was_signed(**changes) -> Attempt:
+    """Changed after it was signed."""
+
+    def attempt(house, member, lease) -> httpx.Response:
+        return house.ask("POST", "/v1/leases", json={**member.request(), **changes})
+
+    return attempt
+
+
+def ask_again_with_an_old_number(house, member, lease) -> httpx.Response:
+    return house.ask("POST", "/v1/leases", json=member.request(nonce=1))
 
 
 def values(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[bytes], bytes]:
@@ -112,9 +145,7 @@ def in_coded_with(codec: str) -> Attempt:
 def evaluation_of(lease_id: str) -> Attempt:
     def attempt(house, member, lease) -> httpx.Response:
         notice = EvaluationNotice(lease=lease_id, worker=member.id, scores=(), combine={})
-        signature = member.key.sign(notice.signed_bytes()).hex()
-        body = notice.model_copy(update={"signature": signature}).model_dump(mode="json")
-        return house.ask("POST", "/v1/evaluations", json=body)
+        return house.ask("POST", "/v1/evaluations", json=sign(notice, member.key).model_dump(mode="json"))
 
     return attempt
 
@@ -133,6 +164,12 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "a viewer who works": (ask_for_work("viewer"), 403, "role", "ask for one of role worker"),
     "a protocol of the future": (ask_for_work(protocol=2), 426, "protocol", "install the coordinator's version"),
     "a phase that is none": (ask_for_work(phase=99), 422, "phase", "the run has phases 0 to 2: ask without"),
+    "a request that nobody signed": (
+        ask_with_what_was_signed(signature="00" * 64), 403, "signature", "sign with the key that asked",
+    ),
+    "another's key": (ask_with_what_was_signed(worker="ab" * 32), 403, "signature", "sign with the key that asked"),
+    "another memory than was signed": (ask_with_what_was_signed(memory_bytes=1), 403, "signature", "sign with the key"),
+    "a request overheard": (ask_again_with_an_old_number, 409, "replayed", "set this machine's clock if it went back"),
     "a key that is none": (ask_for_work(worker="ab"), 422, "malformed", "body.worker"),
     "a speed beyond belief": (ask_for_work(steps_per_s=1e308), 422, "malformed", "body.steps_per_s"),
     "a field too many": (ask_for_work(more=1), 422, "malformed", "body.more: Extra inputs are not permitted"),
@@ -158,14 +195,34 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "bytes that are no tensors": (send_bytes(lambda data: bytes(len(data))), 422, "tensors", "get them again"),
     "tensors cut short": (send_bytes(lambda data: data[:-4]), 422, "tensors", "get them again"),
     "a codec of its own": (in_coded_with("int8"), 422, "tensors", "code it with the settings of the run"),
-    "wrong shapes": (send_tensors(lambda x: {k: v.flatten() for k, v in x.items()}), 422, "shapes", "train the block"),
-    "a tensor missing": (send_tensors(lambda x: dict(list(x.items())[1:])), 422, "shapes", "train the block"),
+    "wrong shapes": (send_tensors(lambda x: {k: v.flatten() for k, v in x.items()}), 422, "shapes", "is expected: tra"),
+    "a tensor missing": (send_tensors(lambda x: dict(list(x.items())[1:])), 422, "missing", "is missing: train the"),
+    "a tensor too many": (
+        send_tensors(lambda x: {**x, "0.more": torch.zeros(1)}), 422, "extra", '"0.more" is not part of the phase: tra',
+    ),
     "another block's names": (
-        send_tensors(lambda x: {f"9{k}": v for k, v in x.items()}), 422, "shapes", "train the block",
+        send_tensors(lambda x: {f"9{k}": v for k, v in x.items()}), 422, "missing", "more): train the blocks",
+    ),
+    "wrong shapes announced": (
+        announce_before_upload(lambda x: {k: (*v, 2) for k, v in x.items()}), 422, "shapes", "is expected: train the",
+    ),
+    "a missing tensor announced": (
+        announce_before_upload(lambda x: dict(list(x.items())[:-1])), 422, "missing", "is missing: train the blocks",
+    ),
+    "an extra tensor announced": (
+        announce_before_upload(lambda x: {**x, "more": (9,)}), 422, "extra", "is not part of the phase: train",
+    ),
+    "other tensors than announced": (
+        send_unlike_announced(lambda x: {k: v.flatten() for k, v in x.items()}), 422, "shapes", "train the block",
     ),
     "too few values": (send_bytes(values(lambda x: x[1:])), 422, "tensors", "make it again"),
     "NaN": (send_bytes(values(lambda x: x * float("nan"))), 422, "finite", "holds NaN, Inf or more"),
     "Inf": (send_bytes(values(lambda x: x + float("inf"))), 422, "finite", "holds NaN, Inf or more"),
+    "1e38 everywhere": (send_bytes(values(lambda x: x * 0 + 1e38)), 422, "finite", "holds NaN, Inf or more"),
+    "1e37 everywhere": (send_bytes(values(lambda x: x * 0 + 1e37)), 422, "norm", "of the weights it was built on"),
+    "1e37 once": (
+        send_bytes(values(lambda x: torch.cat([x[:-1], torch.tensor([1e37])]))), 422, "norm", "of the weights",
+    ),
     "an evaluation of nobody's": (evaluation_of("77"), 404, "lease", "ask for a lease"),
     "an evaluation with an endless number": (evaluation_of("7" * 99), 404, "lease", "ask for a lease"),
     "a blob that is none": (ask("GET", f"/v1/blobs/{NOBODY}"), 404, "blob", "is not in"),
@@ -176,7 +233,8 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "a method that is none": (ask("DELETE", "/v1/run"), 405, "method", "see /docs"),
 }  # fmt: skip
 FORGIVEN = ("a part somewhere else", "another's signature", "part of an upload", "bytes with another hash", "NaN")
-AN_UPDATE_REFUSED = {"lease", "signature", "steps", "truncated", "hash", "tensors", "shapes", "finite"}
+FOR_ITS_TENSORS = {"tensors", "shapes", "missing", "extra", "finite", "norm"}
+AN_UPDATE_REFUSED = {"lease", "signature", "steps", "truncated", "hash"} | FOR_ITS_TENSORS
 
 
 def refused(answer: httpx.Response, status: int, code: str, words: str) -> None:
@@ -217,7 +275,7 @@ def test_an_absurd_norm_is_refused_when_the_usual_one_is_known(house, member):
     for _ in range(3):
         member.work(1e-3)
     lease, before = member.lease(), house.facts()
-    refused(member.send(lease, member.payload(lease, 1e3)), 422, "norm", "times the recent median")
+    refused(member.send(lease, member.payload(lease, 0.2)), 422, "norm", "times the recent median")
     assert house.facts() == before
 
 
@@ -356,16 +414,16 @@ def meet_fate(house, plan: Plan, action: Callable[[], object], monkeypatch: pyte
             assert plan.dies_at == 0
 
 
-def notice_of(member) -> UpdateNotice:
-    """Of an update that closes its round, uploaded."""
+def notice_of(member, step: float = 1e-3) -> UpdateNotice:
+    """Of an update of the open round, uploaded."""
     lease = member.lease()
-    data = member.payload(lease)
+    data = member.payload(lease, step)
     assert member.upload(lease.lease, data).status_code == 200
     return UpdateNotice.model_validate(member.notice(lease, data))
 
 
 MOMENTUM = {"swarm.outer": "nesterov"}
-MERGE_WRITES = 12  # the update's blob and row, difference, weights and momentum of two blocks, the merge, what follows
+MERGE_WRITES = 11  # the update's blob and row, difference, weights and momentum of two blocks, the merge, what follows
 OPENING_WRITES = 4  # two newborn blocks, their versions, the phase
 
 
@@ -433,8 +491,38 @@ def test_coordinators_that_tick_at_once_merge_once(house, member, another_member
     house.now_s += 5000
     assert all_at_once(*(coordinators[i % num_coordinators].tick for i in range(4))) == []
     assert {version for _, version in house.weights()} == {0, 1}
-    assert [event.kind for event in house.ledger.events()] == ["merged"]
+    assert [event.kind for event in house.ledger.events()] == ["joined", "joined", "late", "merged"]
     for ledger in ledgers:
+        ledger.close()
+
+
+@pytest.mark.parametrize("dies_at", [0, 1], ids=["it goes on", "it dies before it merges"])
+def test_an_update_that_another_coordinator_takes_in_while_a_phase_ends_is_merged(new_house, monkeypatch, dies_at):
+    house = new_house(**{"train.steps": 2})
+    first, second = notice_of(house.member()), notice_of(house.member(), 2e-3)
+    house.coordinator.update(first)
+    here, there = (Ledger(house.folder / "ledger.db") for _ in range(2))
+    merging, other = house.another_coordinator(here), house.another_coordinator(there)
+    Plan(dies_at, after=False).watch(monkeypatch, there, "merge")
+    real, raised = here.merge, list[BaseException]()
+
+    def late(*args: Any) -> bool:
+        """The merge is worked out; before it is recorded, the other coordinator, whose clock is behind, acknowledges
+        one more update."""
+        house.now_s -= 5000
+        raised.extend([] if there.update(second.payload.sha256) else all_at_once(lambda: other.update(second)))
+        house.now_s += 5000
+        return real(*args)
+
+    monkeypatch.setattr(here, "merge", late)
+    house.now_s += 5000  # the deadline is over: the first update alone may close the round
+    for _ in range(2):
+        merging.tick()
+    assert len(raised) == dies_at
+    merged = {x.update.id: x.update.merged_round for x in house.ledger.contributions()}
+    assert merged == {first.payload.sha256: 0, second.payload.sha256: 0}
+    assert house.ledger.phases()[0].finished
+    for ledger in (here, there):
         ledger.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -21,11 +22,12 @@ from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefuse
 from blocktrain.swarm import client as client_module
 from blocktrain.swarm.client import LONGEST_PAUSE_S, CoordinatorClient
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.messages import Blob, Problem
+from blocktrain.wire.messages import Blob, LeaseRequest, Problem
 
 TOKEN = "a-token-for-the-workers"
 DATA = bytes(range(256)) * 10
 BLOB = Blob(sha256=hashlib.sha256(DATA).hexdigest(), num_bytes=len(DATA))
+RETRY_AFTER = {"Retry-After": "7"}
 Answerer = Callable[[httpx.Request], httpx.Response]
 
 
@@ -338,3 +340,32 @@ def test_a_coordinator_that_is_not_there_yet_is_waited_for_before_its_certificat
     with pytest.raises(CoordinatorUnreachable, match="check that it runs"):
         CoordinatorClient(Invite("127.0.0.1", port, TOKEN, True, "0" * 64), clock=time.clock, sleep=time.sleep)
     assert len(time.pauses_s) > 3
+
+
+def test_too_many_requests_are_asked_again_not_before_the_coordinator_said():
+    busy = httpx.Response(429, json={"code": "rate", "message": "as planned", "retry": True}, headers=RETRY_AFTER)
+    answer, asked = one_after_the_other(busy, httpx.Response(200, json={}))
+    time = Time()
+    assert client_of(answer, time, patience_s=60).status() == {}
+    assert len(asked) == 2
+    assert 7 <= time.now_s <= 8
+
+
+def test_a_wait_longer_than_patience_is_not_begun():
+    busy = httpx.Response(429, json={"code": "rate", "message": "as planned", "retry": True}, headers=RETRY_AFTER)
+    time = Time()
+    with pytest.raises(CoordinatorUnreachable, match="as planned"):
+        client_of(one_after_the_other(busy)[0], time, patience_s=5).status()
+    assert time.pauses_s == []
+
+
+def test_every_try_for_a_lease_is_a_request_of_its_own():
+    answer, asked = one_after_the_other(silence, httpx.Response(200, json={"kind": "finished", "reason": "all done"}))
+    nonces = iter((1, 2))
+
+    def request() -> LeaseRequest:
+        said = {"name": "w", "device": "cpu", "memory_bytes": 1, "steps_per_s": 1.0}
+        return LeaseRequest(protocol=1, nonce=next(nonces), worker="0" * 64, **said)
+
+    assert client_of(answer).lease(request).reason == "all done"
+    assert [json.loads(one.content)["nonce"] for one in asked] == [1, 2]

@@ -26,7 +26,7 @@ from blocktrain.errors import ConfigError, LedgerConflict, LedgerUnavailable, St
 from blocktrain.spec import Phase, SwarmSpec
 from blocktrain.swarm import ledger_database, ledger_tables
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import NewUpdate, NewVersion, Run
+from blocktrain.swarm.ledger_records import NewUpdate, NewVersion, RoundLoss, Run
 from blocktrain.swarm.rounds import Grant, LateUpdate, Round, next_round, open_round
 
 ADA, BOB, EVE = (name * 64 for name in "abe")
@@ -65,11 +65,11 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def start(ledger: Ledger) -> None:
+def start(ledger: Ledger, first: Round = FIRST) -> None:
     ledger.add_genesis({block: sha256(f"genesis {block}") for block in PHASE.blocks}, now_s=99.0)
     for worker in (ADA, BOB, EVE):
-        ledger.see_worker(worker, worker[:1], "cpu", 10**12, 2.5, now_s=100.0)
-    ledger.open_phase(FIRST)
+        ledger.see_worker(worker, worker[:1], "cpu", 10**12, 2.5, now_s=100.0, nonce=1)
+    ledger.open_phase(first)
 
 
 def lease(ledger: Ledger, worker: str, now_s: float = 101.0) -> str:
@@ -130,7 +130,7 @@ def newest(ledger: Ledger) -> dict[int, int]:
 def test_a_run_is_kept_for_whoever_opens_the_ledger_next(ledger, where):
     assert ledger.run() is None
     assert ledger.create_run(replace(RUN, corpus={"train": "d" * 64})).corpus == {"train": "d" * 64}
-    ledger.set_paused(True)
+    assert ledger.set_paused(True, now_s=1.0)
     with closing(Ledger(where)) as again:
         assert again.create_run(RUN) == again.run() == replace(RUN, corpus={"train": "d" * 64}, paused=True)
 
@@ -180,7 +180,7 @@ def test_a_token_itself_is_nowhere_in_the_database(tmp_path):
 
 
 def test_a_worker_is_what_it_last_said_and_all_it_contributed(started):
-    started.see_worker(ADA, "ada", "cuda", 2**40, 9.0, now_s=500.0)
+    assert started.see_worker(ADA, "ada", "cuda", 2**40, 9.0, now_s=500.0, nonce=2)
     first = report(started, ADA)
     merge(started, started.open_rounds()[0], [first])
     report(started, ADA)
@@ -330,6 +330,17 @@ def test_norms_are_those_of_the_updates_merged_last(started):
     assert started.recent_norms(0, limit=1) == (2.0,)
 
 
+def test_the_loss_of_a_round_is_that_of_its_updates_weighed_by_tokens(started):
+    ids = [
+        started.record_update(an_update(lease(started, worker), worker, loss=loss, tokens=tokens))[0].id
+        for worker, loss, tokens in ((ADA, 1.0, 10**12), (BOB, 4.0, 2 * 10**12))
+    ]
+    merge(started, started.open_rounds()[0], ids)
+    report(started, EVE)  # not merged yet
+    expected = RoundLoss(phase=0, round=0, step=0, at_s=200.0, loss=3.0, updates=2, tokens=3e12)
+    assert started.round_losses() == (expected,)
+
+
 # Merging
 
 
@@ -403,6 +414,52 @@ def test_an_update_is_merged_at_most_once_or_nothing_is_merged(started):
     assert newest(started) == {0: 1, 1: 1}
 
 
+@pytest.fixture
+def ending(ledger: Ledger) -> Ledger:
+    """The ten steps of its open round end the phase."""
+    start(ledger, replace(FIRST, step_start=15))
+    return ledger
+
+
+def test_a_phase_does_not_end_without_an_update_that_came_meanwhile(ending):
+    theirs = an_update(lease(ending, BOB), BOB)
+    mine = report(ending, ADA)
+    decided_on = ending.open_rounds()[0]
+    ending.record_update(theirs)
+    assert not merge(ending, decided_on, [mine])
+    assert [x.id for x in ending.waiting_updates(0)] == [mine, theirs.id]
+    assert merge(ending, ending.open_rounds()[0], [mine, theirs.id])
+    assert ending.phases()[0].finished
+
+
+def test_nothing_is_taken_into_a_phase_that_has_ended(ending):
+    late = an_update(lease(ending, BOB), BOB)
+    mine = report(ending, ADA)
+    assert merge(ending, ending.open_rounds()[0], [mine])
+    assert ending.record_update(late) is None
+    assert ending.waiting_updates(0) == ()
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_at_the_end_of_a_phase_an_update_is_merged_or_not_acknowledged(ending, where, attempt):
+    late = an_update(lease(ending, BOB), BOB)
+    mine, barrier = report(ending, ADA), Barrier(2)
+    decided_on = ending.open_rounds()[0]
+
+    def take_in() -> bool:
+        with closing(Ledger(where)) as another:
+            barrier.wait()
+            return another.record_update(late) is not None
+
+    def close() -> bool:
+        barrier.wait()
+        return merge(ending, decided_on, [mine])
+
+    with ThreadPoolExecutor() as pool:
+        acknowledged, closed = pool.submit(take_in), pool.submit(close)
+        assert acknowledged.result() != closed.result()
+
+
 def test_a_refused_update_is_never_merged(started):
     refused = started.record_update(an_update(lease(started, ADA), refused="bad signature"))[0].id
     with pytest.raises(LedgerConflict, match="do not wait to be merged"):
@@ -439,17 +496,18 @@ def test_reopening_keeps_everything(started, where):
 # Evaluations, events, pruning
 
 
-def test_a_manifest_has_the_newest_versions_and_the_newest_composition(started):
+def test_a_manifest_has_the_newest_versions_and_no_composition_of_others(started):
     assert started.consistent_manifest().combine == {}
     evaluating = started.grant_evaluation(ADA, newest(started), now_s=1.0, deadline_s=60.0)
     assert started.evaluation_lease() == evaluating
     scores = [{"path": "stack", "ce": 1.5}]
     assert started.record_evaluation(evaluating.id, "valid", scores, {"stack": (0.25, 0.75)}, now_s=2.0)
     assert not started.record_evaluation(evaluating.id, "valid", [], {"stack": (1.0, 0.0)}, now_s=3.0)
+    assert started.consistent_manifest().combine == {"stack": (0.25, 0.75)}
     merge(started, started.open_rounds()[0], [report(started, ADA)])
     manifest = started.consistent_manifest()
     assert manifest.versions == {0: 1, 1: 1}
-    assert manifest.combine == {"stack": (0.25, 0.75)}
+    assert manifest.combine == {}
     assert manifest.evaluation.versions == {0: 0, 1: 0}
     assert started.evaluations() == (manifest.evaluation,)
     assert (manifest.evaluation.worker, manifest.evaluation.scores) == (ADA, scores)
@@ -465,12 +523,19 @@ def test_live_blobs_are_what_someone_may_still_need(started):
             for x in versions_after(closed)
         ]
         started.merge(closed, new, ids, next_round(closed.with_report(ADA, 10, 1.0), PHASE, 60.0, 1.0, SPEC), 1.0, "")
-    waiting = report(started, ADA)
+    waiting = started.record_update(an_update(lease(started, ADA), base={0: 2, 1: 2}))[0].id
     tensors = {sha256(f"{block} 2 ") for block in (0, 1)}
     assert started.live_blobs(keep_versions=1) == {*tensors, sha256("m1"), sha256("d1"), waiting, "d" * 64}
     started.grant_evaluation(ADA, {0: 1, 1: 0}, now_s=1.0, deadline_s=2.0)
     more = {sha256("0 1 "), sha256("d0"), sha256("genesis 1")}
     assert started.live_blobs(keep_versions=1) == {*tensors, *more, sha256("m1"), sha256("d1"), waiting, "d" * 64}
+
+
+def test_the_version_that_a_waiting_update_was_built_on_is_kept_until_it_is_merged(started):
+    for _ in range(2):
+        merge(started, started.open_rounds()[0], [report(started, ADA)])
+    late = started.record_update(an_update(lease(started, BOB), BOB, base={0: 0, 1: 0}, lag=2))[0].id
+    assert {sha256("genesis 0"), sha256("genesis 1"), late} <= started.live_blobs(keep_versions=1)
 
 
 def test_events_are_paged_and_only_the_newest_are_kept(ledger):
@@ -585,9 +650,16 @@ def test_coordinators_may_start_at_the_same_instant(where):
         assert (ledger.run(), ledger.open_rounds(), newest(ledger)) == (RUN, {0: FIRST}, {0: 0, 1: 0})
 
 
+def test_a_worker_s_request_counts_once_and_an_older_one_not_at_all(started):
+    assert started.see_worker(ADA, "ada", "cpu", 1, 9.0, now_s=500.0, nonce=7)
+    for nonce in (7, 6):
+        assert not started.see_worker(ADA, "eve", "cpu", 1, 9.0, now_s=600.0, nonce=nonce)
+    assert [(x.name, x.last_seen_s) for x in started.workers() if x.id == ADA] == [("ada", 500.0)]
+
+
 def test_threads_may_share_a_ledger(ledger):
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: ledger.see_worker(ADA, f"{n}", "cpu", 1, 1.0, now_s=1.0), range(40)))
+        list(pool.map(lambda n: ledger.see_worker(ADA, f"{n}", "cpu", 1, 1.0, now_s=1.0, nonce=n), range(40)))
     assert [x.id for x in ledger.workers()] == [ADA]
 
 
@@ -626,8 +698,11 @@ def _take(ledger: Ledger, action: str, choice: Any, sent: dict[str, NewUpdate], 
         assert ledger.record_update(new)[1]
     if action == "merge" and round and round.reported:
         waiting = [x.id for x in ledger.waiting_updates(0)]
-        assert merge(ledger, round, waiting[choice:])
-        closed.append(round)
+        if merge(ledger, round, waiting[choice:]):
+            closed.append(round)
+        else:
+            assert next_round(round, PHASE, 60.0, 200.0, SPEC) is None
+            assert choice > 0
     if action == "old merge" and closed:
         assert not merge(ledger, closed[choice % len(closed)], list(sent))
 

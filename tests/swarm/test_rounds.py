@@ -11,16 +11,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Phase, RunSpec, Stacked, SwarmSpec, TrainSpec
+from blocktrain.swarm.leases import NoWork, OpenPhase, WorkerFacts, choose_work
 from blocktrain.swarm.rounds import (
     Grant,
     LateUpdate,
     Lease,
-    NoWork,
-    OpenPhase,
     Refusal,
     Round,
-    WorkerFacts,
-    choose_work,
     decide,
     learned_deadline_s,
     next_round,

@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from blocktrain.corpus import load_corpus
 from blocktrain.errors import RequestRefused
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
-from blocktrain.spec import Denoise, RunSpec, Stacked, preset
+from blocktrain.spec import Denoise, EndToEnd, Phase, RunSpec, Stacked, load_spec
 from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.coordinator import Coordinator
@@ -30,17 +30,6 @@ from blocktrain.wire.tensors import decode
 
 TOKEN = "a-token-for-the-workers"
 EXACT = {"swarm.update": "fp32", "swarm.download": "fp32", "swarm.round_steps": 2}
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"".join(b"%d bottles of beer on the wall, %d bottles of beer. " % (n, n) for n in range(400)))
-    return path
-
-
-def tiny(text: Path, objective, **changes) -> RunSpec:
-    return preset("tiny").with_(objective=objective, **{"corpus.source": str(text), "train.steps": 5, **changes})
 
 
 @contextmanager
@@ -93,8 +82,8 @@ def locally(spec: RunSpec, path: Path) -> BlockModel:
     return load_model(run)
 
 
-def test_a_swarm_of_one_trains_exactly_what_local_training_trains(tmp_path, text):
-    spec = tiny(text, Stacked(), **EXACT)
+def test_a_swarm_of_one_trains_exactly_what_local_training_trains(tmp_path, tiny):
+    spec = tiny(Stacked(), **EXACT)
     with serving(spec, tmp_path / "coordinator") as invite:
         work(invite, tmp_path / "worker")
         together = swarm_model(invite, spec, tmp_path / "worker" / "blobs")
@@ -102,8 +91,8 @@ def test_a_swarm_of_one_trains_exactly_what_local_training_trains(tmp_path, text
 
 
 @pytest.mark.parametrize("objective", [Stacked(), Denoise()], ids=["stacked", "denoise"])
-def test_three_workers_lower_the_held_out_loss(tmp_path, text, objective):
-    spec = tiny(text, objective, **{"swarm.round_steps": 5, "train.steps": 10, "swarm.evaluate_every": 1})
+def test_three_workers_lower_the_held_out_loss(tmp_path, tiny, objective):
+    spec = tiny(objective, **{"swarm.round_steps": 5, "train.steps": 10, "swarm.evaluate_every": 1})
     with serving(spec, tmp_path / "coordinator") as invite:
         team = [threading.Thread(target=work, args=(invite, tmp_path / f"w{i}")) for i in range(3)]
         for member in team:
@@ -116,8 +105,8 @@ def test_three_workers_lower_the_held_out_loss(tmp_path, text, objective):
     assert facts["evaluations"][-1]["scores"][-1]["nats_per_byte"] < 5.0
 
 
-def test_a_restarted_coordinator_goes_on_with_the_same_run(tmp_path, text):
-    spec = tiny(text, Stacked(), **EXACT)
+def test_a_restarted_coordinator_goes_on_with_the_same_run(tmp_path, tiny):
+    spec = tiny(Stacked(), **EXACT)
     submitted: list[str] = []
 
     def report(event) -> None:
@@ -131,9 +120,48 @@ def test_a_restarted_coordinator_goes_on_with_the_same_run(tmp_path, text):
         assert all(phase["finished"] for phase in status(invite)["phases"])
 
 
+# One block: every worker trains the whole model
+
+
+WHOLE = {"model.blocks": 1, "model.layers": 2}
+
+
+def test_a_swarm_of_one_with_one_block_is_local_training_of_the_whole_model(tmp_path, tiny):
+    spec = tiny(EndToEnd(), **WHOLE, **EXACT)
+    with serving(spec, tmp_path / "coordinator") as invite:
+        work(invite, tmp_path / "worker")
+        together = swarm_model(invite, spec, tmp_path / "worker" / "blobs")
+    assert torch.equal(weights(together), weights(locally(spec, tmp_path / "local")))
+
+
+def test_workers_of_one_block_and_an_outer_nesterov_train_as_diloco_does(tmp_path, tiny):
+    outer = {"swarm.outer": "nesterov", "swarm.round_steps": 4, "train.steps": 12, "swarm.evaluate_every": 1}
+    spec = tiny(EndToEnd(), **WHOLE, **outer)
+    with serving(spec, tmp_path / "coordinator") as invite:
+        team = [threading.Thread(target=work, args=(invite, tmp_path / f"w{i}")) for i in range(2)]
+        for member in team:
+            member.start()
+        for member in team:
+            member.join()
+        facts = status(invite)
+    with closing(Ledger(tmp_path / "coordinator" / "ledger.db")) as ledger:
+        newborn, *merged = ledger.versions(0)
+        assert len(ledger.workers()) == 2
+    assert newborn.momentum_sha256 is None
+    assert len({version.momentum_sha256 for version in merged} - {None}) == len(merged) >= 3
+    assert facts["evaluations"][-1]["scores"][-1]["nats_per_byte"] < 5.0
+
+
+def test_the_run_of_the_documentation_is_one_of_a_whole_model(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
+    (tmp_path / "run.toml").write_text(page.partition("```toml")[2].partition("```")[0], encoding="utf-8")
+    spec = load_spec(tmp_path / "run.toml")
+    assert (spec.model.blocks, spec.swarm.outer, spec.phases) == (1, "nesterov", (Phase(0, (0,), (), (), 2000),))
+
+
 @pytest.mark.parametrize("token", ["not-a-token-of-this-run"])
-def test_a_wrong_token_is_refused_with_the_remedy(tmp_path, text, token):
-    with serving(tiny(text, Stacked()), tmp_path / "coordinator") as invite:
+def test_a_wrong_token_is_refused_with_the_remedy(tmp_path, tiny, token):
+    with serving(tiny(Stacked()), tmp_path / "coordinator") as invite:
         stranger = Invite(invite.host, invite.port, token)
         with CoordinatorClient(stranger) as client, pytest.raises(RequestRefused, match="ask whoever runs the swarm"):
             client.run_info()

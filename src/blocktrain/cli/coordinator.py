@@ -36,6 +36,9 @@ def coordinator(
     blobs: Annotated[
         str | None, typer.Option(metavar="URL", help="A bucket (s3://, gs://, az://) instead of DIR/blobs.")
     ] = None,
+    rate: Annotated[
+        float, typer.Option(metavar="N", min=0.1, help="Requests a second from one address with one token; then 429.")
+    ] = 300.0,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
     tls_self_signed: Annotated[
@@ -49,13 +52,15 @@ def coordinator(
         raise ConfigError(f'--host "{host}" is no address that workers could reach: name one with --public')
     spec = read_spec(toml, preset, corpus, seed, changes)
 
-    from blocktrain.cli.serving import Address, Tls, opened, serve, tls_files
+    from blocktrain.cli.certificates import Tls, tls_files
+    from blocktrain.cli.serving import Address, opened, serve
+    from blocktrain.swarm.rates import Rate
 
     tls: Tls | None = None
     if tls_self_signed or tls_cert:
         tls = tls_files(folder, public or host, tls_cert, tls_key)
     with opened(folder, spec, ledger, blobs) as run:
-        serve(run, Address(host, port, public), tls)
+        serve(run, Address(host, port, public), tls, Rate(rate))
 
 
 def _check_tls(cert: Path | None, key: Path | None, self_signed: bool) -> None:

@@ -71,7 +71,9 @@ def _fill(
     from blocktrain.wire.tensors import decode
 
     run = RunDirectory.create(out, spec, manifest.corpus_sha256)
-    steps = _steps_of_blocks(spec, client)
+    steps = {
+        block: step for phase, step in sorted(manifest.steps.items()) if step for block in spec.phases[phase].blocks
+    }  # of the last phase that has trained it
     for each in manifest.blocks:
         client.download(each.tensors, cache)
     for each in manifest.blocks:
@@ -82,9 +84,3 @@ def _fill(
         run.finish_phase(phase, {}, spec.phases[phase].steps)
     for path, weights in manifest.combine.items():
         run.save_combine(path, weights)
-
-
-def _steps_of_blocks(spec: RunSpec, client: CoordinatorClient) -> dict[int, int]:
-    """Block: the step of the last phase that has trained it."""
-    reached = sorted((phase["phase"], phase["step"]) for phase in client.status()["phases"])
-    return {block: step for phase, step in reached if step for block in spec.phases[phase].blocks}

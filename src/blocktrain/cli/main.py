@@ -26,6 +26,7 @@ from blocktrain.cli.generate import generate
 from blocktrain.cli.keys import keys
 from blocktrain.cli.ledger import ledger
 from blocktrain.cli.options import EXIT_INTERRUPTED
+from blocktrain.cli.pause import pause, resume
 from blocktrain.cli.reference import reference
 from blocktrain.cli.serve import serve
 from blocktrain.cli.stage import stage
@@ -121,6 +122,11 @@ app.command(
     rich_help_panel=TOGETHER,
     epilog="Example:  blocktrain ledger 'bt://train.example.org:7000/#…'",
 )(ledger)
+for _command in (pause, resume):
+    app.command(
+        rich_help_panel=TOGETHER,
+        epilog=f"Example:  blocktrain {_command.__name__} 'bt://train.example.org:7000/#…'",
+    )(_command)
 app.add_typer(
     token,
     name="token",

@@ -4,16 +4,13 @@ Next: swarm/service.py, the routes; swarm/coordinator.py, the decisions.
     DIR/
       ledger.db, blobs/       the run (or elsewhere: --ledger, --blobs)
       invite, invite-admin    address and token, for their owner's eyes only; the ledger has just the hashes of tokens
-      tls-cert.pem, -key.pem  of --tls-self-signed
+      tls-cert.pem, -key.pem  of --tls-self-signed (certificates.py)
 """
 
 from __future__ import annotations
 
-import datetime
-import hashlib
 import secrets
 import signal
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,13 +22,9 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 from torch import Tensor
 
+from blocktrain.cli.certificates import Tls, pem_errors
 from blocktrain.cli.console import say
 from blocktrain.cli.listening import listening
 from blocktrain.cli.private import INVITE_FILE, LEDGER_FILE, read_private, write_private
@@ -45,15 +38,14 @@ from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.founding import found_run
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import Role
+from blocktrain.swarm.rates import Rate
 from blocktrain.swarm.service import build_service
 from blocktrain.train.partition import resolve_partition
 from blocktrain.wire.invite import Invite, parse_invite
 
 BLOBS_FOLDER, ADMIN_FILE = "blobs", "invite-admin"
-CERT_FILE, KEY_FILE = "tls-cert.pem", "tls-key.pem"
 TICK_S = 1.0
 GRACE_S = 5  # for requests under way when it is told to stop
-CERTIFICATE_DAYS = 3650
 FLOAT_BYTES = 4
 STATE_BYTES = 16  # a trained parameter: weight, gradient and two moments
 LAYER_VALUES = 24  # kept for the backward pass: a token and layer, in multiples of the width
@@ -64,13 +56,6 @@ class Address:
     host: str
     port: int  # 0: any
     public: str | None
-
-
-@dataclass(frozen=True)
-class Tls:
-    cert: Path
-    key: Path
-    fingerprint: str | None  # of a certificate that no system trusts
 
 
 @dataclass(frozen=True)
@@ -99,7 +84,7 @@ def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str |
         ledger.close()
 
 
-def serve(run: OpenRun, address: Address, tls: Tls | None) -> None:
+def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
     """Until SIGTERM, which ends it with 0, or Ctrl-C, which ends it with 130."""
     before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
     try:
@@ -108,14 +93,14 @@ def serve(run: OpenRun, address: Address, tls: Tls | None) -> None:
             port = int(listener.getsockname()[1])
             _print_invites(run, address.public or address.host, port, tls)
             config = uvicorn.Config(
-                build_service(run.coordinator, run.ledger),
+                build_service(run.coordinator, run.ledger, rate),
                 log_level="error",
                 lifespan="off",
                 timeout_graceful_shutdown=GRACE_S,
                 ssl_certfile=tls.cert if tls else None,
                 ssl_keyfile=tls.key if tls else None,
             )
-            with _pem_errors(tls):
+            with pem_errors(tls):
                 config.load()
             uvicorn.Server(config).run(sockets=[listener])
     except SystemExit:
@@ -152,50 +137,6 @@ def training_memory_bytes(spec: RunSpec, phase: Phase) -> int:
 @cache
 def _parameters(spec: RunSpec, block: int) -> int:
     return sum(tensor.numel() for tensor in build_block(spec, block).state_dict().values())
-
-
-def tls_files(folder: Path, name: str, cert: Path | None, key: Path | None) -> Tls:
-    """The files given, trusted by the system; or a certificate of our own, made once, known by its fingerprint."""
-    if cert and key:
-        return Tls(cert, key, None)
-    cert, key = folder / CERT_FILE, folder / KEY_FILE
-    if not (cert.exists() and key.exists()):
-        _make_certificate(cert, key, name)
-    try:
-        der = x509.load_pem_x509_certificate(cert.read_bytes()).public_bytes(Encoding.DER)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{cert} cannot be used ({error}): delete it and {key} to have new ones made") from None
-    return Tls(cert, key, hashlib.sha256(der).hexdigest())
-
-
-def _make_certificate(cert: Path, key: Path, name: str) -> None:
-    """Self-signed; who has its fingerprint needs no name in it, so one serves for all addresses."""
-    private = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "blocktrain coordinator")])
-    now = datetime.datetime.now(datetime.UTC)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
-    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)  # signs: itself, and handshakes
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(private.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=CERTIFICATE_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(identifier, critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_dns_name(name))]), critical=False)
-        .sign(private, hashes.SHA256())
-    )
-    write_private(key, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    write_private(cert, certificate.public_bytes(Encoding.PEM))
-
-
-def _dns_name(name: str) -> str:
-    return name if name.isascii() and ":" not in name else "blocktrain"
 
 
 def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger) -> RunSpec:
@@ -293,18 +234,6 @@ def _say_news(ledger: Ledger, newest: int | None) -> int:
         for event in events:
             say(f"{time.strftime('%H:%M:%S', time.localtime(event.at_s))} {event.kind} {event.text}")
     return events[-1].number if events else newest or 0
-
-
-@contextmanager
-def _pem_errors(tls: Tls | None) -> Iterator[None]:
-    try:
-        yield
-    except (ssl.SSLError, OSError) as error:
-        if tls is None:
-            raise
-        raise ConfigError(
-            f"{tls.cert} and {tls.key} are no certificate and its key ({error}): give PEM files that fit each other"
-        ) from None
 
 
 def _make_folder(folder: Path) -> None:

@@ -1,15 +1,16 @@
-"""Averaging: the updates of a round become one step of a block, tensor by tensor. Pure: no files, clock or randomness.
+"""Averaging: the updates of a round become one step of a phase's blocks. Pure: no files, clock or randomness.
 An update is Δ = θ_before − θ_after; it weighs the tokens it saw times its staleness weight. Means are float64: one
 update alone, whose Δ is the exact float64 difference, gives its θ_after back exactly, whatever the kind of mean.
-Memory is a few times ONE tensor, whatever the number of updates: means stream over them; trimmed means and medians,
-which must see all values of an element at once, go through the tensor in slices.
-Next: rounds.py, which says when a round is merged."""
+Memory does not grow with the number of updates: means open each update once and keep one running mean; trimmed means
+and medians, which must see all values of an element at once, go through the tensors slice by slice.
+Next: merging.py, which opens updates and keeps what comes out; rounds.py, which says when a round is merged."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median as middle
 from statistics import median_low
 
@@ -18,54 +19,94 @@ from torch import Tensor
 
 from blocktrain.spec import SwarmSpec
 
+Deltas = Callable[[str], Tensor]  # name of a tensor: its flat Δ
 Read = Callable[[int, int], Tensor]  # elements start to stop of a flattened Δ
 SLICE_ELEMENTS = 1 << 19  # of all updates together that are held at once
 NEGLIGIBLE = 1e-9  # share of the weight that rounding may leave of an element that is trimmed away
 MIN_NORMS = 3
 NESTEROV_LR = 0.7  # DiLoCo (Douillard et al. 2023)
+MAX_WEIGHT = 2.0**100  # no merge writes more: differences and momenta of such weights stay finite in float32
+SMALLEST_NORM = 1.0  # what weights are taken to have at least, so that a block of zeros may move
 
 
 @dataclass(frozen=True)
 class Part:
-    """One update, as the merge of one tensor sees it."""
+    """One update, as a merge sees it. Opening it reads and decodes it: nothing is kept of one that is not open."""
 
-    read: Read
+    open: Callable[[], Deltas]
     weight: float  # tokens, at most those of its lease, times its staleness weight
     norm: float  # of the whole update
 
 
-def merge(parts: Sequence[Part], numel: int, spec: SwarmSpec) -> Tensor:
-    """The flat float64 mean of a tensor's deltas, by the spec's kind of mean."""
-    if spec.averaging == "trimmed":
-        return trimmed_mean([(part.read, part.weight) for part in parts], numel, spec.trim_share)
-    if spec.averaging == "median":
-        return median([(part.read, part.weight) for part in parts], numel)
-    stream = ((part.read(0, numel), part.weight) for part in parts)
-    if spec.averaging == "clipped":
-        return clipped(stream, [part.norm for part in parts], spec.clip_factor)
-    return mean(stream)
+def merge(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor's name and the flat float64 mean of its deltas, by the spec's kind of mean, in the order of `sizes`
+    (name: number of elements)."""
+    assert parts, "a mean of no updates"
+    if spec.averaging in ("trimmed", "median"):
+        yield from _robust(parts, sizes, spec)
+        return
+    norms = [part.norm for part in parts]
+    scales = clip_scales(norms, spec.clip_factor) if spec.averaging == "clipped" else [1.0] * len(parts)
+    running = RunningMean()
+    for part, scale in zip(parts, scales, strict=True):
+        deltas = part.open()
+        running.add(((name, deltas(name)) for name in sizes), part.weight, scale)
+        del deltas  # before the next one is opened
+    for name in sizes:
+        yield name, running.pop(name)
 
 
-def mean(updates: Iterable[tuple[Tensor, float]]) -> Tensor:
-    """Σ wΔ / Σ w as a running mean, which is exact for one update and for equal ones."""
-    total, running = 0.0, None
-    for delta, weight in updates:
+class RunningMean:
+    """Σ wΔ / Σ w of named tensors, update by update: exact for one update and for equal ones."""
+
+    def __init__(self) -> None:
+        self._weight, self._means = 0.0, dict[str, Tensor]()
+
+    def add(self, deltas: Iterable[tuple[str, Tensor]], weight: float, scale: float = 1.0) -> None:
         assert 0 < weight < math.inf, f"an update weighs {weight}, and must weigh more than nothing"
-        total += weight
-        if running is None:
-            running = delta.to(torch.float64, copy=True)
-        else:
-            running.lerp_(delta.to(torch.float64), weight / total)
-    assert running is not None, "a mean of no updates"
-    return running
+        self._weight += weight
+        for name, delta in deltas:
+            scaled = delta.to(torch.float64) if scale == 1.0 else delta.to(torch.float64) * scale
+            if name in self._means:
+                self._means[name].lerp_(scaled, weight / self._weight)
+            else:
+                self._means[name] = scaled.clone() if scaled is delta else scaled
+
+    def pop(self, name: str) -> Tensor:
+        """The mean of one tensor, which is then forgotten."""
+        return self._means.pop(name)
 
 
-def clipped(updates: Iterable[tuple[Tensor, float]], norms: Sequence[float], factor: float) -> Tensor:
-    """The mean of updates scaled down to at most `factor` times their median norm. Of two middle norms the lower
-    counts: where there are two updates, a wild one does not set the measure."""
+def clip_scales(norms: Sequence[float], factor: float) -> list[float]:
+    """What scales updates down to at most `factor` times their median norm. Of two middle norms the lower counts:
+    where there are two updates, a wild one does not set the measure."""
     limit = factor * median_low(norms)
-    scales = (limit / norm if norm > limit else 1.0 for norm in norms)
-    return mean((delta.to(torch.float64) * scale, w) for (delta, w), scale in zip(updates, scales, strict=True))
+    return [limit / norm if norm > limit else 1.0 for norm in norms]
+
+
+def _robust(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Tensor]]:
+    for names in _batches(sizes, SLICE_ELEMENTS // len(parts)):
+        reads = [(partial(_slice_of, part, names), part.weight) for part in parts]
+        numel = sum(sizes[name] for name in names)
+        robust = median(reads, numel) if spec.averaging == "median" else trimmed_mean(reads, numel, spec.trim_share)
+        yield from zip(names, torch.split(robust, [sizes[name] for name in names]), strict=True)
+
+
+def _batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
+    """Tensors in order, as many together as the limit allows: small ones share the opening of an update."""
+    names, numel = list[str](), 0
+    for name, size in sizes.items():
+        if names and numel + size > limit:
+            yield names
+            names, numel = [], 0
+        names, numel = [*names, name], numel + size
+    if names:
+        yield names
+
+
+def _slice_of(part: Part, names: Sequence[str], start: int, stop: int) -> Tensor:
+    deltas = part.open()
+    return torch.cat([deltas(name) for name in names])[start:stop]
 
 
 def trimmed_mean(updates: Sequence[tuple[Read, float]], numel: int, trim_share: float) -> Tensor:
@@ -98,7 +139,6 @@ def _elementwise(
     updates: Sequence[tuple[Read, float]], numel: int, reduce: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
     """reduce(values, weights, weight up to and with each value), each sorted by value along the first axis."""
-    assert updates, "a mean of no updates"
     merged = torch.empty(numel, dtype=torch.float64)
     by_update = torch.tensor([weight for _, weight in updates], dtype=torch.float64)
     for start, stop in _slices(numel, len(updates)):
@@ -121,7 +161,7 @@ def outer_step(theta: Tensor, delta: Tensor, momentum: Tensor | None, spec: Swar
 
 
 def plain(theta: Tensor, delta: Tensor, lr: float = 1.0) -> Tensor:
-    return (theta.to(torch.float64) - lr * delta.view_as(theta)).to(theta.dtype)
+    return _bounded(theta.to(torch.float64) - lr * delta.view_as(theta)).to(theta.dtype)
 
 
 def nesterov(
@@ -130,7 +170,12 @@ def nesterov(
     """SGD with Nesterov momentum on the pseudo-gradient Δ, as DiLoCo; m is kept at θ's precision."""
     g = delta.view_as(theta).to(torch.float64)
     m = g if momentum is None else beta * momentum.to(torch.float64) + g
-    return plain(theta, g + beta * m, lr), m.to(theta.dtype)
+    return plain(theta, g + beta * m, lr), _bounded(m).to(theta.dtype)
+
+
+def _bounded(values: Tensor) -> Tensor:
+    """Far beyond what training gives; here so that whatever is merged, the next merge can be computed."""
+    return values.clamp(-MAX_WEIGHT, MAX_WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -145,6 +190,19 @@ def norm_of(tensors: Iterable[Tensor]) -> float:
     for tensor in tensors:
         total = math.hypot(total, torch.linalg.vector_norm(tensor, dtype=torch.float64).item())
     return total
+
+
+def check_against_weights(norm: float, weights_norm: float, spec: SwarmSpec) -> Verdict:
+    """Whether an update is of a size that training can have: known before any other update of the phase is. No lease
+    moves a block by many times all that it is."""
+    limit = spec.max_norm_factor * max(weights_norm, SMALLEST_NORM)
+    if norm <= limit:
+        return Verdict(True, f"norm {norm:.3g} of weights of norm {weights_norm:.3g}")
+    return Verdict(
+        False,
+        f"the update's norm is {norm:.3g}, at most {spec.max_norm_factor:g} times the norm {weights_norm:.3g} of the "
+        f"weights it was built on is accepted: lower the learning rate, or raise swarm.max_norm_factor",
+    )
 
 
 def check_norm(norm: float, recent_norms: Sequence[float], spec: SwarmSpec) -> Verdict:

@@ -69,8 +69,11 @@ class CoordinatorClient:
     def run_info(self) -> RunInfo:
         return self._ask("GET", "/v1/run", RunInfo)
 
-    def lease(self, request: LeaseRequest) -> Any:
-        return self._ask("POST", "/v1/leases", LEASE_REPLY, json=request.model_dump(mode="json"))
+    def lease(self, request: Callable[[], LeaseRequest]) -> Any:
+        """Every try asks with a request of its own: the coordinator answers none twice."""
+        return self._patiently(
+            lambda: self._ask_once("POST", "/v1/leases", LEASE_REPLY, json=request().model_dump(mode="json"))
+        )
 
     def submit(self, notice: UpdateNotice) -> UpdateReceipt:
         return self._ask("POST", "/v1/updates", UpdateReceipt, json=notice.model_dump(mode="json"))
@@ -83,6 +86,15 @@ class CoordinatorClient:
 
     def status(self) -> dict[str, Any]:
         return dict(self._send("GET", "/v1/status").json())
+
+    def events(self, after: int = 0) -> list[dict[str, Any]]:
+        return list(self._send("GET", "/v1/events", params={"after": after}).json())
+
+    def curves(self) -> dict[str, Any]:
+        return dict(self._send("GET", "/v1/curves").json())
+
+    def pause(self, paused: bool) -> None:
+        self._send("POST", "/v1/pause" if paused else "/v1/resume")
 
     def contributions(self, after: int = 0) -> list[dict[str, Any]]:
         return list(self._send("GET", "/v1/contributions", params={"after": after}).json())
@@ -145,7 +157,10 @@ class CoordinatorClient:
             raise CoordinatorUnreachable(f"{self.invite.url} did not give the bytes from {start} on: try again")
 
     def _ask(self, method: str, path: str, answer: TypeAdapter[Answer] | type[Answer], **options: Any) -> Answer:
-        response = self._send(method, path, **options)
+        return self._patiently(lambda: self._ask_once(method, path, answer, **options))
+
+    def _ask_once(self, method: str, path: str, answer: TypeAdapter[Answer] | type[Answer], **options: Any) -> Answer:
+        response = self._once(method, path, **options)
         adapter = answer if isinstance(answer, TypeAdapter) else TypeAdapter(answer)
         try:
             return adapter.validate_json(response.content)
@@ -165,10 +180,12 @@ class CoordinatorClient:
         while True:
             try:
                 return attempt()
-            except CoordinatorUnreachable:
-                if self._clock() + pause_s > give_up_s:
+            except CoordinatorUnreachable as error:
+                after_s = error.after_s
+                if self._clock() + max(pause_s, after_s) > give_up_s:
                     raise
-            self._sleep(pause_s * random.uniform(0.5, 1.0))  # so that workers do not come back all at once
+            # So that workers do not come back all at once, and none before it was asked to.
+            self._sleep(after_s + pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -195,8 +212,14 @@ def _require_success(response: httpx.Response) -> None:
         return
     problem = _problem(response)
     if problem.retry or response.status_code == 429 or response.status_code >= 500:
-        raise CoordinatorUnreachable(problem.message)
+        raise CoordinatorUnreachable(problem.message, _retry_after_s(response))
     raise RequestRefused(problem.message, problem.code)
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    """Whole seconds; a date, which our coordinator does not send, is as good as nothing."""
+    given = response.headers.get("Retry-After", "")
+    return float(given) if given.isdecimal() and len(given) < 7 else 0.0
 
 
 def _problem(response: httpx.Response) -> Problem:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, func, insert, or_, select
 
 from blocktrain.swarm import ledger_tables as t
-from blocktrain.swarm.ledger_records import Evaluation, EvaluationLease, RoundRecord, Run, Update, Version
+from blocktrain.swarm.ledger_records import Evaluation, EvaluationLease, PhaseRecord, RoundRecord, Run, Update, Version
 from blocktrain.swarm.rounds import LateUpdate, Lease, Round
 
 WAITING = and_(t.updates.c.merged_round.is_(None), t.updates.c.refused.is_(None))
@@ -47,6 +47,11 @@ def newest_versions(connection: Connection) -> dict[int, Version]:
     return {row.block: Version(**row._asdict()) for row in rows}
 
 
+def phases_of(connection: Connection) -> tuple[PhaseRecord, ...]:
+    rows = connection.execute(select(t.phases).order_by(t.phases.c.phase))
+    return tuple(PhaseRecord(**row._asdict()) for row in rows)
+
+
 def newest_evaluation(connection: Connection) -> Evaluation | None:
     row = connection.execute(EVALUATIONS.limit(1)).one_or_none()
     return evaluation_of(row) if row else None
@@ -71,6 +76,21 @@ def evaluation_lease_of(connection: Connection, id: int | None = None) -> Evalua
 
 def is_open(phase: int, number: int) -> Any:
     return and_(t.rounds.c.phase == phase, t.rounds.c.number == number, t.rounds.c.closed_s.is_(None))
+
+
+def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
+    """Nobody else ends the phase or adds to it until this transaction is over. SQLite has one writer anyway."""
+    query = select(t.phases).where(t.phases.c.phase == phase).with_for_update()
+    row = connection.execute(query).one_or_none()
+    return PhaseRecord(**row._asdict()) if row else None
+
+
+def insert_event(connection: Connection, kind: str, text: str, now_s: float, data: Any = None) -> int:
+    """Its number."""
+    row = {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
+    key = connection.execute(insert(t.events).values(**row)).inserted_primary_key
+    assert key is not None
+    return int(key.number)
 
 
 def insert_round(connection: Connection, round: Round) -> None:

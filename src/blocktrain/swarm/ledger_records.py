@@ -133,6 +133,17 @@ class Contribution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoundLoss:
+    phase: int
+    round: int
+    step: int
+    at_s: float
+    loss: float
+    updates: int
+    tokens: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationLease:
     id: int
     worker: str
@@ -155,9 +166,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ModelVersions:
-    """The newest version of every block, and the newest evaluation, which may be of older ones."""
+    """The newest version of every block, how far the phases were then, and the newest evaluation, which may be of
+    older versions: what was fitted to those is not handed out with these."""
 
     blocks: Mapping[int, Version]
+    phases: tuple[PhaseRecord, ...]
     evaluation: Evaluation | None
 
     @property
@@ -166,7 +179,8 @@ class ModelVersions:
 
     @property
     def combine(self) -> Mapping[str, tuple[float, ...]]:
-        return self.evaluation.combine if self.evaluation else {}
+        newest = self.evaluation
+        return newest.combine if newest and dict(newest.versions) == self.versions else {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,6 +97,7 @@ workers = Table(  # a row is what the worker last said of itself
     Column("device", Text, nullable=False),
     _count("memory_bytes"),
     Column("steps_per_s", Double, nullable=False),
+    _count("nonce"),  # of its last request: an older one is a replay
     _seconds("first_seen_s"),
     _seconds("last_seen_s"),
 )

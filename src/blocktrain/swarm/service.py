@@ -3,9 +3,12 @@ settled here, decisions are not. Next: coordinator.py."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response, Security
@@ -24,11 +27,18 @@ from blocktrain.errors import (
     StorageError,
     UploadError,
 )
+from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import Role
+from blocktrain.swarm.metrics import METRICS_TYPE, Answers, exposition
+from blocktrain.swarm.rates import Limiter, Rate
+from blocktrain.swarm.watching import Watching
 from blocktrain.wire.messages import (
+    Curves,
     EvaluationNotice,
+    EventEntry,
+    EventPage,
     LeaseReply,
     LeaseRequest,
     ModelManifest,
@@ -40,6 +50,7 @@ from blocktrain.wire.messages import (
     UpdateReceipt,
 )
 
+TOKENS = 4  # of one address that may all ask as often as one may
 MAX_PART_BYTES = 16 * 2**20
 MAX_MESSAGE_BYTES = 2**20
 MAX_PROBLEM_CHARACTERS = 1000
@@ -48,6 +59,7 @@ STATUS = {
     "role": 403,
     "signature": 403,
     "owner": 403,
+    "replayed": 409,
     "lease": 404,
     "blob": 404,
     "stale": 409,
@@ -71,45 +83,58 @@ MEANING = {
     416: "No such bytes in the blob",
     422: "Understood, and cannot be accepted",
     426: "Another version of the protocol is spoken here",
+    429: "Too many requests: wait as long as Retry-After says",
     503: "Not now: try again",
 }
 Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 LeaseId = Annotated[str, Path(min_length=1, max_length=100)]
 BEARER = HTTPBearer(auto_error=False, description="The token of an invite")
 BYTES: dict[str, Any] = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+METRICS: dict[str, Any] = {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}}
 BLOB_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The whole", **BYTES},
     206: {"description": "The bytes of the Range", **BYTES},
 }
 
 
-def build_service(coordinator: Coordinator, ledger: Ledger) -> FastAPI:
+def build_service(
+    coordinator: Coordinator, ledger: Ledger, rate: Rate | None = None, clock: Callable[[], float] = time.monotonic
+) -> FastAPI:
+    """`rate` bounds the requests from one address with one token; the address as a whole may ask TOKENS times that."""
     service = FastAPI(title="BlockTrain coordinator", version="1", docs_url="/docs", redoc_url=None)
-    service.middleware("http")(_bounded)
+    answers = Answers()
+    service.middleware("http")(_Doorkeeper(rate or Rate(), clock, answers))
     service.add_exception_handler(BlockTrainError, _refused)
     service.add_exception_handler(RequestValidationError, _malformed)
     service.add_exception_handler(HTTPException, _unknown)
-    worker, viewer = Depends(_needs(ledger, "worker", "admin")), Depends(_needs(ledger, "worker", "viewer", "admin"))
 
-    @service.get("/healthz", responses=_problems(411, 413))
+    @service.get("/healthz", responses=_problems(411, 413, 429))
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @service.get("/v1/run", dependencies=[viewer], responses=_problems())
-    def run() -> RunInfo:
-        return coordinator.info()
+    _add_work(service, coordinator, [Depends(_needs(ledger, "worker", "admin"))])
+    everyone = [Depends(_needs(ledger, "viewer", "worker", "admin"))]
+    _add_model(service, coordinator, everyone)
+    _add_watching(service, coordinator.watching, answers, everyone)
+    _add_ruling(service, coordinator, [Depends(_needs(ledger, "admin"))])
+    return service
 
-    @service.post("/v1/leases", dependencies=[worker], responses=_problems(422, 426))
+
+def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) -> None:
+    """What workers ask and send."""
+    intake = coordinator.intake
+
+    @service.post("/v1/leases", dependencies=needs, responses=_problems(409, 422, 426))
     def lease(request: LeaseRequest) -> LeaseReply:
         return coordinator.lease(request)
 
-    @service.get("/v1/leases/{lease_id}/uploads/{sha256}", dependencies=[worker], responses=_problems(404, 422))
+    @service.get("/v1/leases/{lease_id}/uploads/{sha256}", dependencies=needs, responses=_problems(404, 422))
     def received(lease_id: LeaseId, sha256: Digest) -> Received:
-        return Received(received=coordinator.received(lease_id, sha256))
+        return Received(received=intake.received(lease_id, sha256))
 
     @service.put(
         "/v1/leases/{lease_id}/uploads/{sha256}",
-        dependencies=[worker],
+        dependencies=needs,
         responses=_problems(404, 409, 422),
         openapi_extra={"requestBody": {"required": True, **BYTES}},
     )
@@ -121,45 +146,79 @@ def build_service(coordinator: Coordinator, ledger: Ledger) -> FastAPI:
         request: Request,
     ) -> Received:
         announced = int(request.headers.get("content-length", "0"))
-        await run_in_threadpool(coordinator.expect, lease_id, offset + announced, size)
+        await run_in_threadpool(intake.expect, lease_id, offset + announced, size)
         data = await request.body()
-        return Received(received=await run_in_threadpool(coordinator.receive, lease_id, sha256, offset, size, data))
+        return Received(received=await run_in_threadpool(intake.receive, lease_id, sha256, offset, size, data))
 
-    @service.post("/v1/updates", dependencies=[worker], responses=_problems(404, 409, 422))
+    @service.post("/v1/updates", dependencies=needs, responses=_problems(404, 409, 422))
     def update(notice: UpdateNotice) -> UpdateReceipt:
         return coordinator.update(notice)
 
-    @service.post("/v1/evaluations", dependencies=[worker], status_code=204, responses=_problems(404, 422))
+    @service.post("/v1/evaluations", dependencies=needs, status_code=204, responses=_problems(404, 422))
     def evaluation(notice: EvaluationNotice) -> None:
-        coordinator.evaluation(notice)
+        intake.evaluation(notice)
+
+
+def _add_model(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) -> None:
+    """The run and its newest model, for whoever has a token."""
+
+    @service.get("/v1/run", dependencies=needs, responses=_problems())
+    def run() -> RunInfo:
+        return coordinator.info()
+
+    @service.get("/v1/manifest", dependencies=needs, responses=_problems())
+    def manifest() -> ModelManifest:
+        return coordinator.manifest()
 
     @service.get(
         "/v1/blobs/{sha256}",
-        dependencies=[viewer],
+        dependencies=needs,
         response_class=Response,
         responses={**BLOB_ANSWERS, **_problems(404, 416, 422)},
     )
     def blob(sha256: Digest, range: Annotated[str | None, Header()] = None) -> Response:
-        return _blob(coordinator, sha256, range)
+        return _blob(coordinator.blobs, sha256, range)
 
-    @service.get("/v1/manifest", dependencies=[viewer], responses=_problems())
-    def manifest() -> ModelManifest:
-        return coordinator.manifest()
 
-    @service.get("/v1/status", dependencies=[viewer], responses=_problems())
+def _add_watching(service: FastAPI, watching: Watching, answers: Answers, needs: Sequence[Any]) -> None:
+    """How it goes, for people, dashboards and Prometheus."""
+
+    @service.get("/v1/status", dependencies=needs, responses=_problems())
     def status() -> dict[str, Any]:
-        return coordinator.status()
+        return watching.status()
 
-    @service.get("/v1/contributions", dependencies=[viewer], responses=_problems(422))
+    @service.get("/v1/events", dependencies=needs, responses=_problems(422))
+    def events(page: Annotated[EventPage, Query()]) -> list[EventEntry]:
+        return watching.events(page)
+
+    @service.get("/v1/curves", dependencies=needs, responses=_problems())
+    def curves() -> Curves:
+        return watching.curves()
+
+    @service.get("/v1/contributions", dependencies=needs, responses=_problems(422))
     def contributions(page: Annotated[Page, Query()]) -> list[dict[str, Any]]:
-        return [asdict(contribution) for contribution in ledger.contributions(page.after)]
+        return watching.contributions(page)
 
-    return service
+    @service.get("/metrics", dependencies=needs, response_class=Response, responses={200: METRICS, **_problems()})
+    def metrics() -> Response:
+        return Response(exposition(watching.status(), answers), media_type=METRICS_TYPE)
+
+
+def _add_ruling(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) -> None:
+    """What an admin alone may do."""
+
+    @service.post("/v1/pause", dependencies=needs, status_code=204, responses=_problems())
+    def pause() -> None:
+        coordinator.pause(True)
+
+    @service.post("/v1/resume", dependencies=needs, status_code=204, responses=_problems())
+    def resume() -> None:
+        coordinator.pause(False)
 
 
 def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For the schema: the refusals that a route has of its own, and those that every route with a token has."""
-    common = () if statuses == (411, 413) else (401, 403, 411, 413, 503)
+    common = () if statuses == (411, 413, 429) else (401, 403, 411, 413, 429, 503)
     return {status: {"model": Problem, "description": MEANING[status]} for status in sorted({*common, *statuses})}
 
 
@@ -174,12 +233,12 @@ def _needs(ledger: Ledger, *roles: Role) -> Callable[..., None]:
     return check
 
 
-def _blob(coordinator: Coordinator, sha256: str, range: str | None) -> Response:
+def _blob(blobs: Blobs, sha256: str, range: str | None) -> Response:
     """The whole, or the bytes of one Range; content-addressed, so its name is its ETag and it never changes."""
-    size = coordinator.blob_size(sha256)
+    size = blobs.size(sha256)
     headers = {"ETag": f'"{sha256}"', "Accept-Ranges": "bytes", "Cache-Control": "immutable, max-age=31536000"}
     if range is None:
-        return Response(coordinator.blob_range(sha256, 0, size), 200, headers, "application/octet-stream")
+        return Response(blobs.get_range(sha256, 0, size), 200, headers, "application/octet-stream")
     match = RANGE.fullmatch(range)
     first, last = (int(match[1]), min(int(match[2] or size), size - 1)) if match else (size, 0)
     if first > last:
@@ -187,11 +246,34 @@ def _blob(coordinator: Coordinator, sha256: str, range: str | None) -> Response:
             f"Range {range[:40]} does not fit a blob of {size} bytes: ask for bytes=a-b in it", "range"
         )
     headers["Content-Range"] = f"bytes {first}-{last}/{size}"
-    return Response(coordinator.blob_range(sha256, first, last + 1), 206, headers, "application/octet-stream")
+    return Response(blobs.get_range(sha256, first, last + 1), 206, headers, "application/octet-stream")
 
 
-async def _bounded(request: Request, call_next: Callable[[Request], Any]) -> Response:
-    """Refuse what is too large before reading it."""
+class _Doorkeeper:
+    """Refuses who asks too often and what is too large, before a byte of the body is read; counts what was answered."""
+
+    def __init__(self, rate: Rate, clock: Callable[[], float], answers: Answers) -> None:
+        self._of_token = Limiter(rate, clock)
+        self._of_address = Limiter(replace(rate, per_s=rate.per_s * TOKENS), clock)
+        self._answers = answers
+
+    async def __call__(self, request: Request, call_next: Callable[[Request], Any]) -> Response:
+        answer: Response = self._too_often(request) or _too_large(request) or await call_next(request)
+        self._answers.count(answer.status_code)
+        return answer
+
+    def _too_often(self, request: Request) -> Response | None:
+        address = request.client.host if request.client else ""
+        token = hashlib.sha256(request.headers.get("authorization", "").encode()).digest()
+        wait_s = self._of_address.wait_s(address) or self._of_token.wait_s((address, token))
+        if not wait_s:
+            return None
+        after_s = math.ceil(wait_s)
+        message = f"too many requests from {address} at once: ask again after {after_s} s"
+        return _answer(429, Problem(code="rate", message=message, retry=True), {"Retry-After": str(after_s)})
+
+
+def _too_large(request: Request) -> Response | None:
     limit = MAX_PART_BYTES if request.method == "PUT" else MAX_MESSAGE_BYTES
     announced = request.headers.get("content-length", "0")
     if "transfer-encoding" in request.headers or not re.fullmatch("[0-9]+", announced):
@@ -200,8 +282,7 @@ async def _bounded(request: Request, call_next: Callable[[Request], Any]) -> Res
     if len(announced) > 15 or int(announced) > limit:
         message = f"a body of {announced[:20]} bytes was announced, at most {limit} are read: send less, or in parts"
         return _answer(413, Problem(code="oversized", message=message, retry=False))
-    answer: Response = await call_next(request)
-    return answer
+    return None
 
 
 def _refused(request: Request, error: Exception) -> Response:

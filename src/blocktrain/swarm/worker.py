@@ -21,6 +21,7 @@ from blocktrain.model.block import block_shapes
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
+from blocktrain.swarm.signatures import sign
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer, pick_device
 from blocktrain.wire.deltas import CodecSettings, ErrorFeedback, apply_update, read_update
@@ -40,7 +41,7 @@ from blocktrain.wire.messages import (
 from blocktrain.wire.tensors import decode
 
 Tensors = dict[str, Tensor]
-FOR_GOOD = ("token", "role", "protocol", "signature")  # refusals that no other lease would mend
+FOR_GOOD = ("token", "role", "protocol", "signature", "replayed")  # refusals that no other lease would mend
 REFUSED_PAUSE_S = 1.0
 MARGIN_SHARE = 0.1  # of the time to the deadline, kept for the upload
 
@@ -76,7 +77,7 @@ class Worker:
         self._device = device or pick_device()
         self._report, self._stop, self._clock, self._sleep = report, stop, clock, sleep
         self._public_key = key.public_key().public_bytes_raw().hex()
-        self._steps_per_s = 0.0
+        self._steps_per_s, self._nonce = 0.0, 0
         self._trainer: BlockTrainer | None = None
         self._held: dict[tuple[int, int], Tensors] = {}  # (block, version) -> tensors, of the last lease
 
@@ -92,7 +93,7 @@ class Worker:
 
     def _work_once(self) -> bool:
         """One lease; False when there will be none any more."""
-        reply = self._client.lease(self._request())
+        reply = self._client.lease(self._request)
         match reply:
             case Finished():
                 self._report(WorkReport("finished", reply.reason))
@@ -115,8 +116,10 @@ class Worker:
         self._sleep(REFUSED_PAUSE_S)
 
     def _request(self) -> LeaseRequest:
-        return LeaseRequest(
+        self._nonce = max(self._nonce + 1, time.time_ns() // 1000)
+        unsigned = LeaseRequest(
             protocol=PROTOCOL_VERSION,
+            nonce=self._nonce,
             worker=self._public_key,
             name=self._name,
             device=str(self._device),
@@ -124,6 +127,7 @@ class Worker:
             steps_per_s=self._steps_per_s,
             phase=self._trainer.phase.index if self._trainer else None,
         )
+        return sign(unsigned, self._key)
 
     def _train(self, lease: TrainLease) -> None:
         self._report(WorkReport("lease", f"phase {lease.phase}, shard {lease.shard}, {lease.steps} steps"))
@@ -171,12 +175,13 @@ class Worker:
         unsigned = UpdateNotice(
             lease=lease.lease,
             worker=self._public_key,
+            tensors={f"{x.block}.{n}": s for x in lease.trained for n, s in block_shapes(self._spec, x.block).items()},
             payload=self._client.upload(payload, lease.lease),
             steps=steps,
             tokens=steps * self._spec.step_bytes,
             loss=loss,
         )
-        return self._client.submit(unsigned.model_copy(update={"signature": self._sign(unsigned.signed_bytes())}))
+        return self._client.submit(sign(unsigned, self._key))
 
     def _evaluate(self, lease: EvaluateLease) -> None:
         model = BlockModel.from_tensors(self._spec, self._tensors(lease.blocks)).to(self._device)
@@ -189,13 +194,9 @@ class Worker:
             scores=tuple(score.as_dict() for score in scores),
             combine=combine,
         )
-        signed = unsigned.model_copy(update={"signature": self._sign(unsigned.signed_bytes())})
-        self._client.submit_evaluation(signed)
+        self._client.submit_evaluation(sign(unsigned, self._key))
         loss = answer(scores).nats_per_byte
         self._report(WorkReport("evaluated", f"{loss:.4f} nats/byte", loss))
-
-    def _sign(self, data: bytes) -> str:
-        return self._key.sign(data).hex()
 
     def _tensors(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
         """The tensors of these versions; the ones of other versions are forgotten."""

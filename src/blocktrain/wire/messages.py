@@ -14,6 +14,7 @@ PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # Ed25519
 Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 Natural = Annotated[int, Field(ge=0, lt=2**53)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
+TensorName = Annotated[str, Field(min_length=1, max_length=200)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -47,11 +48,25 @@ class RunInfo(Message):
     corpus: dict[str, Blob]  # split -> its bytes
 
 
-class LeaseRequest(Message):
-    """A worker asks for work with what it is."""
+UNSIGNED = "00" * 64
+
+
+class Signed(Message):
+    """What a worker vouches for: its key signs every other field."""
+
+    worker: PublicKey
+    signature: Signature = UNSIGNED
+
+    def signed_bytes(self) -> bytes:
+        return self.model_dump_json(exclude={"signature"}).encode()
+
+
+class LeaseRequest(Signed):
+    """A worker asks for work with what it is. Every request has a larger `nonce` than those before: microseconds of
+    the worker's clock do."""
 
     protocol: Natural
-    worker: PublicKey
+    nonce: Natural
     name: Name
     device: Name
     memory_bytes: Natural
@@ -96,19 +111,6 @@ class Finished(Message):
 LeaseReply = Annotated[TrainLease | EvaluateLease | Wait | Finished, Field(discriminator="kind")]
 
 
-UNSIGNED = "00" * 64
-
-
-class Signed(Message):
-    """What a worker vouches for: its key signs every other field."""
-
-    worker: PublicKey
-    signature: Signature = UNSIGNED
-
-    def signed_bytes(self) -> bytes:
-        return self.model_dump_json(exclude={"signature"}).encode()
-
-
 class Received(Message):
     """How far an upload is: these bytes need not be sent again."""
 
@@ -119,6 +121,7 @@ class UpdateNotice(Signed):
     """An update whose payload has been uploaded."""
 
     lease: Name
+    tensors: dict[TensorName, tuple[Natural, ...]]  # name -> shape, of all that the payload holds
     payload: Blob
     steps: Annotated[int, Field(ge=1, lt=2**53)]
     tokens: Annotated[int, Field(ge=1, lt=2**53)]
@@ -141,13 +144,15 @@ class EvaluationNotice(Signed):
 
 
 class ModelManifest(Message):
-    """The newest consistent model: one version of every block."""
+    """The newest consistent model: one version of every block, and how far each open phase was with them. `combine` is
+    empty unless it was fitted to exactly these versions."""
 
     spec: dict[str, Any]
     spec_sha256: Sha256
     corpus_sha256: Sha256
     blocks: tuple[BlockVersion, ...]
     finished: tuple[int, ...]
+    steps: dict[int, int]  # phase -> steps done
     combine: dict[str, tuple[float, ...]]
 
 
@@ -155,6 +160,57 @@ class Page(Message):
     """What follows an entry of a list that only grows."""
 
     after: Natural = 0  # the number of the last entry that is known
+
+
+class EventPage(Page):
+    """The newest events after one number and, to page back, before another."""
+
+    before: Natural = 2**53 - 1
+
+
+class EventEntry(Message):
+    """Something that happened, for people; `data` names who and what for programs."""
+
+    number: Natural
+    at_s: Seconds
+    kind: Name
+    text: str
+    data: dict[str, Any]
+
+
+class LossPoint(Message):
+    """A closed round: the mean training loss of its updates, each weighed by its tokens."""
+
+    round: Natural
+    step: Natural  # of the phase's schedule where it began
+    at_s: Seconds
+    nats_per_byte: float
+    updates: Natural
+    tokens: Natural
+
+
+class LossCurve(Message):
+    phase: Natural
+    blocks: tuple[Natural, ...]
+    points: tuple[LossPoint, ...]
+
+
+class HeldOutPoint(Message):
+    """The score of the composed model as `blocktrain eval` would answer."""
+
+    at_s: Seconds
+    versions: dict[int, int]  # block -> version
+    path: str
+    reading: str
+    nats_per_byte: float
+
+
+class Curves(Message):
+    """Loss over time; long curves are thinned to at most `max_points`, the newest always among them."""
+
+    max_points: Natural
+    training: tuple[LossCurve, ...]
+    held_out: tuple[HeldOutPoint, ...]
 
 
 class Problem(Message):

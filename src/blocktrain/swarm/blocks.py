@@ -1,0 +1,82 @@
+"""Blocks: the versions that the ledger names, as tensors and as references for messages, and the shapes they must have.
+It reads; nothing is decided or recorded here.
+Next: merging.py, which makes versions; intake.py, which checks updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+
+from torch import Tensor
+
+from blocktrain.errors import BlobError, StorageError
+from blocktrain.spec import RunSpec
+from blocktrain.swarm.averaging import norm_of
+from blocktrain.swarm.blobs import Blobs
+from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.ledger_records import Version
+from blocktrain.wire.messages import Blob, BlockVersion
+from blocktrain.wire.tensors import decode
+
+Tensors = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
+KNOWN_NORMS = 1024  # of versions, each a number
+
+
+class Blocks:
+    """`newborn` makes an untrained block's tensors."""
+
+    def __init__(self, spec: RunSpec, ledger: Ledger, blobs: Blobs, newborn: Callable[[int], Tensors]) -> None:
+        self._spec, self._ledger, self._blobs, self.newborn = spec, ledger, blobs, newborn
+        self._shapes: dict[int, Shapes] = {}
+        self._norm = lru_cache(KNOWN_NORMS)(lambda sha256: norm_of(self.tensors(sha256).values()))
+
+    def shapes(self, phase: int) -> Shapes:
+        """Of an update of the phase, block by block."""
+        if phase not in self._shapes:
+            self._shapes[phase] = {
+                f"{block}.{name}": tuple(tensor.shape)
+                for block in self._spec.phases[phase].blocks
+                for name, tensor in self.newborn(block).items()
+            }
+        return self._shapes[phase]
+
+    def tensors(self, sha256: str) -> Tensors:
+        return decode(self._blobs.get(sha256))[0]
+
+    def version(self, block: int, version: int) -> Version:
+        found = self._ledger.version(block, version)
+        assert found is not None, f"version {version} of block {block} is in the ledger's own records"
+        return found
+
+    def built_on(self, versions: Mapping[int, int], blocks: Sequence[int]) -> Tensors:
+        """The tensors that an update was built on, under the names of an update: "1.readout"."""
+        return {
+            f"{block}.{name}": tensor
+            for block in blocks
+            for name, tensor in self.tensors(self.version(block, versions[block]).sha256).items()
+        }
+
+    def norm(self, versions: Mapping[int, int], blocks: Sequence[int]) -> float:
+        """The Euclidean norm of all weights of these versions together."""
+        squared = sum(self._norm(self.version(block, versions[block]).sha256) ** 2 for block in blocks)
+        return float(squared**0.5)
+
+    def reference(self, version: Version) -> BlockVersion:
+        difference = self.blob(version.difference_sha256) if version.difference_sha256 else None
+        return BlockVersion(
+            block=version.block, version=version.version, tensors=self.blob(version.sha256), from_previous=difference
+        )
+
+    def blob(self, sha256: str) -> Blob:
+        return Blob(sha256=sha256, num_bytes=self._blobs.size(sha256))
+
+
+@contextmanager
+def own_blobs() -> Iterator[None]:
+    """A blob that the coordinator itself misses is no fault of whoever asked: they may ask again when it is back."""
+    try:
+        yield
+    except BlobError as error:
+        raise StorageError(str(error)) from None

@@ -1,0 +1,249 @@
+"""How far the training is: versions, phases, rounds and leases, and the merge that moves them all at once. A part of
+ledger.py."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+
+from sqlalchemy import Connection, and_, insert, select, update
+
+from blocktrain.errors import LedgerConflict
+from blocktrain.swarm import ledger_tables as t
+from blocktrain.swarm.ledger_book import PAGE, Book, changed, if_absent
+from blocktrain.swarm.ledger_queries import (
+    WAITING,
+    evaluation_lease_of,
+    insert_event,
+    insert_round,
+    is_open,
+    lock_phase,
+    newest_evaluation,
+    newest_versions,
+    phases_of,
+    rounds_of,
+    run_of,
+)
+from blocktrain.swarm.ledger_records import LeaseRecord, ModelVersions, NewVersion, PhaseRecord, RoundRecord, Version
+from blocktrain.swarm.rounds import Grant, Round
+
+MAX_LATE_EVENTS = 20  # of one round
+PARAMETERS = 10_000  # that one statement may have on every database
+
+
+class RoundsBook(Book):
+    """Versions, phases, rounds and leases."""
+
+    # Versions
+
+    @if_absent
+    def add_genesis(self, blobs: Mapping[int, str], now_s: float) -> None:
+        """Version 0 of the blocks. Again changes nothing; with other bytes it is a contradiction."""
+        with self._writing() as connection:
+            there = {x.block: x.sha256 for x in connection.execute(select(t.versions).where(t.versions.c.version == 0))}
+            for block, sha256 in blobs.items():
+                if block not in there:
+                    row = {"block": block, "version": 0, "sha256": sha256, "created_s": now_s}
+                    connection.execute(insert(t.versions).values(**row))
+                elif there[block] != sha256:
+                    raise LedgerConflict(
+                        f"block {block} began as {there[block][:12]}… in this ledger and {sha256[:12]}… was given: "
+                        f"use the ledger's, or another ledger"
+                    )
+
+    def version(self, block: int, version: int) -> Version | None:
+        matches = and_(t.versions.c.block == block, t.versions.c.version == version)
+        with self._reading() as connection:
+            row = connection.execute(select(t.versions).where(matches)).one_or_none()
+            return Version(**row._asdict()) if row else None
+
+    def versions(self, block: int, limit: int = PAGE) -> tuple[Version, ...]:
+        """The newest ones, the oldest of them first."""
+        query = select(t.versions).where(t.versions.c.block == block).order_by(t.versions.c.version.desc())
+        with self._reading() as connection:
+            return tuple(Version(**row._asdict()) for row in reversed(connection.execute(query.limit(limit)).all()))
+
+    def consistent_manifest(self) -> ModelVersions:
+        with self._reading() as connection:
+            return ModelVersions(newest_versions(connection), phases_of(connection), newest_evaluation(connection))
+
+    def live_blobs(self, keep_versions: int) -> set[str]:
+        """What may not be pruned: the newest versions of every block and the momentum of the last, the versions being
+        evaluated, updates that wait to be merged and the versions they were built on, the corpus."""
+        with self._reading() as connection:
+            newest, run = newest_versions(connection), run_of(connection)
+            kept = {(block, x.version - back) for block, x in newest.items() for back in range(keep_versions)}
+            lease = evaluation_lease_of(connection)
+            evaluation = newest_evaluation(connection)
+            for held in (lease, evaluation):
+                kept |= set(held.versions.items()) if held else set()
+            columns = (t.versions.c.block, t.versions.c.version, t.versions.c.sha256, t.versions.c.difference_sha256)
+            rows = connection.execute(select(*columns)).all()
+            waiting = connection.execute(select(t.updates.c.id, t.updates.c.base).where(WAITING)).all()
+            kept |= {built_on for row in waiting for built_on in row.base.items()}
+        blobs = {blob for *key, tensors, difference in rows if tuple(key) in kept for blob in (tensors, difference)}
+        blobs |= (
+            {x.momentum_sha256 for x in newest.values()}
+            | {row.id for row in waiting}
+            | set(run.corpus.values() if run else ())
+        )
+        return blobs - {None}
+
+    # Phases and rounds
+
+    @if_absent
+    def open_phase(self, first: Round) -> bool:
+        """The phase and its first round; False when it is open, or was, already."""
+        with self._writing() as connection:
+            if connection.execute(select(t.phases).where(t.phases.c.phase == first.phase)).one_or_none():
+                return False
+            row = {"phase": first.phase, "step": first.step_start, "finished": False}
+            connection.execute(insert(t.phases).values(**row))
+            insert_round(connection, first)
+            return True
+
+    def phases(self) -> tuple[PhaseRecord, ...]:
+        with self._reading() as connection:
+            return phases_of(connection)
+
+    def open_rounds(self) -> dict[int, Round]:
+        """Phase: its open round, with its leases and the late updates that wait for it."""
+        with self._reading() as connection:
+            rows = connection.execute(select(t.rounds).where(t.rounds.c.closed_s.is_(None))).all()
+            return {row.phase: rounds_of(connection, [row])[0].round for row in rows}
+
+    def rounds(self, phase: int, limit: int = PAGE) -> tuple[RoundRecord, ...]:
+        """The newest of the phase, the open one last. A closed round has the updates that were merged in it."""
+        query = select(t.rounds).where(t.rounds.c.phase == phase).order_by(t.rounds.c.number.desc()).limit(limit)
+        with self._reading() as connection:
+            return rounds_of(connection, list(reversed(connection.execute(query).all())))
+
+    def extend_round(self, round: Round, deadline_s: float, reason: str) -> bool:
+        """False when another coordinator has extended or closed it since."""
+        matches = and_(is_open(round.phase, round.number), t.rounds.c.deadline_s == round.deadline_s)
+        values = {"deadline_s": deadline_s, "extensions": t.rounds.c.extensions + 1, "reason": reason}
+        with self._writing() as connection:
+            if changed(connection.execute(update(t.rounds).where(matches).values(**values))) == 0:
+                return False
+            text, data = f"phase {round.phase}, round {round.number}: {reason}", _names(round.phase, round.number)
+            insert_event(connection, "extended", text, round.deadline_s, data)
+            return True
+
+    def merge(
+        self,
+        closed: Round,
+        new_versions: Sequence[NewVersion],
+        update_ids: Collection[str],
+        next_round: Round | None,
+        now_s: float,
+        reason: str,
+    ) -> bool:
+        """All of a merge or nothing: the round closes, the versions appear, the updates are marked, the next round
+        opens or, without one, the phase is finished. False when another coordinator has closed the round already, or
+        when the phase would end without an update that has come meanwhile: read what waits and decide again."""
+        phase, number = closed.phase, closed.number
+        with self._writing() as connection:
+            lock_phase(connection, phase)
+            if next_round is None and not _covers_all_waiting(connection, phase, set(update_ids)):
+                return False
+            close = update(t.rounds).where(is_open(phase, number)).values(closed_s=now_s, reason=reason)
+            if changed(connection.execute(close)) == 0:
+                return False
+            _insert_versions(connection, closed, new_versions, now_s)
+            _mark_merged(connection, closed, set(update_ids))
+            _expire_leases(connection, phase, number, now_s)
+            step = next_round.step_start if next_round else closed.step_start + closed.advance
+            position = {"step": step, "finished": next_round is None}
+            connection.execute(update(t.phases).where(t.phases.c.phase == phase).values(**position))
+            if next_round:
+                insert_round(connection, next_round)
+            data = {**_names(phase, number), "updates": len(update_ids)}
+            insert_event(connection, "merged", f"phase {phase}, round {number}: {reason}", now_s, data)
+            return True
+
+    # Leases
+
+    def grant(self, grant: Grant, decided_on: Round, now_s: float) -> LeaseRecord | None:
+        """The lease, new or renewed. None when the round is no longer as it was decided on, so that two coordinators
+        never give one shard twice: read it and decide again."""
+        with self._writing() as connection:
+            query = select(t.rounds).where(is_open(grant.phase, grant.number)).with_for_update()
+            row = connection.execute(query).one_or_none()
+            if row is None or rounds_of(connection, [row])[0].round != decided_on:
+                return None
+            lease = LeaseRecord(
+                id=f"{grant.phase}-{grant.number}-{grant.worker}",
+                phase=grant.phase,
+                round=grant.number,
+                shard=grant.shard,
+                worker=grant.worker,
+                step_start=grant.step_start,
+                steps=grant.steps,
+                granted_s=now_s,
+                due_s=grant.due_s,
+                deadline_s=grant.deadline_s,
+                state="open",
+            )
+            renew = update(t.leases).where(t.leases.c.id == lease.id).values(**asdict(lease))
+            if changed(connection.execute(renew)) == 0:
+                connection.execute(insert(t.leases).values(**asdict(lease)))
+            this_round = is_open(grant.phase, grant.number)
+            connection.execute(update(t.rounds).where(this_round).values(deadline_s=grant.deadline_s))
+            return lease
+
+    def lease(self, id: str) -> LeaseRecord | None:
+        with self._reading() as connection:
+            row = connection.execute(select(t.leases).where(t.leases.c.id == id)).one_or_none()
+            return LeaseRecord(**row._asdict()) if row else None
+
+    def release_lease(self, id: str) -> bool:
+        """The worker gives it back, and counts no longer; False when it was not open."""
+        matches = and_(t.leases.c.id == id, t.leases.c.state == "open")
+        with self._writing() as connection:
+            return changed(connection.execute(update(t.leases).where(matches).values(state="released"))) == 1
+
+
+def _insert_versions(connection: Connection, closed: Round, new_versions: Sequence[NewVersion], now_s: float) -> None:
+    for new in new_versions:
+        parent = closed.base.get(new.block)
+        if new.version - 1 != parent:
+            raise LedgerConflict(
+                f"version {new.version} of block {new.block} was made in round {closed.number} of phase "
+                f"{closed.phase}, which is based on {dict(closed.base)}: versions follow each other, decide again"
+            )
+        where_from = {"phase": closed.phase, "round": closed.number, "parent": parent, "created_s": now_s}
+        connection.execute(insert(t.versions).values(**asdict(new), **where_from))
+
+
+def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
+    marked = 0
+    for start in range(0, len(ids), PARAMETERS):
+        some = sorted(ids)[start : start + PARAMETERS]
+        mark = update(t.updates).where(WAITING, t.updates.c.phase == closed.phase, t.updates.c.id.in_(some))
+        merged_in = {"merged_phase": closed.phase, "merged_round": closed.number}
+        marked += changed(connection.execute(mark.values(**merged_in)))
+    if marked != len(ids):
+        raise LedgerConflict(
+            f"{len(ids) - marked} of {len(ids)} updates do not wait to be merged in phase {closed.phase}: "
+            f"read those that do and decide again"
+        )
+
+
+def _names(phase: int, round: int) -> dict[str, int]:
+    return {"phase": phase, "round": round}
+
+
+def _expire_leases(connection: Connection, phase: int, round: int, now_s: float) -> None:
+    """Those that a closing round did without; each is an event."""
+    missed = and_(t.leases.c.phase == phase, t.leases.c.round == round, t.leases.c.state == "open")
+    late = select(t.leases.c.worker, t.workers.c.name).join(t.workers, t.workers.c.id == t.leases.c.worker)
+    for worker, name in connection.execute(late.where(missed).order_by(t.leases.c.id).limit(MAX_LATE_EVENTS)).all():
+        data = {**_names(phase, round), "worker": worker}
+        insert_event(connection, "late", f"{name} in phase {phase}, round {round}: it closed without", now_s, data)
+    connection.execute(update(t.leases).where(missed).values(state="expired"))
+
+
+def _covers_all_waiting(connection: Connection, phase: int, ids: set[str]) -> bool:
+    """Whether no acknowledged update of the phase would be left behind."""
+    waiting = connection.execute(select(t.updates.c.id).where(WAITING, t.updates.c.phase == phase)).scalars()
+    return ids.issuperset(waiting)

@@ -1,0 +1,146 @@
+"""A coordinator that takes in an update and merges it, in a real process that really kills itself at its n-th write;
+for every n, until it survives. Started by test_merge_kills.py:
+
+    python kill_at_every_write.py TEXT FOLDER    makes FOLDER/0, FOLDER/1, …: the state each left; prints how each ended
+
+This process itself opens nothing: every life is a fork of it, which costs no imports."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import event
+
+from blocktrain import files
+from blocktrain.corpus import load_corpus
+from blocktrain.model.block import build_block
+from blocktrain.spec import RunSpec, preset
+from blocktrain.swarm.blobs import Blobs
+from blocktrain.swarm.coordinator import Coordinator
+from blocktrain.swarm.founding import found_run
+from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.signatures import sign
+from blocktrain.wire.deltas import CodecSettings, encode_update
+from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
+from blocktrain.wire.tensors import decode
+
+NOTICE, NOW_S = "notice.json", 1000.0
+WRITES = "blocktrain_for_writing"  # of ledger_database.py
+
+
+def spec_of(text: Path) -> RunSpec:
+    return preset("tiny").with_(
+        **{"corpus.source": str(text), "swarm.update": "fp32", "swarm.round_steps": 2, "swarm.outer": "nesterov"}
+    )
+
+
+def coordinator_of(text: Path, folder: Path) -> tuple[Coordinator, Ledger]:
+    spec, ledger, blobs = spec_of(text), Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
+    return Coordinator(spec, ledger, blobs, newborn=lambda block: newborn(spec, block), clock=lambda: NOW_S), ledger
+
+
+@cache
+def newborn(spec: RunSpec, block: int) -> dict[str, torch.Tensor]:
+    return build_block(spec, block).state_dict()
+
+
+def notice_in(folder: Path) -> UpdateNotice:
+    return UpdateNotice.model_validate_json((folder / NOTICE).read_text())
+
+
+def prepare(text: Path, folder: Path) -> None:
+    """A run with one lease, whose update is uploaded and not yet announced."""
+    coordinator, ledger = coordinator_of(text, folder)
+    key, spec = Ed25519PrivateKey.from_private_bytes(bytes(32)), spec_of(text)
+    found_run(spec, load_corpus(spec.corpus, spec.model.context), ledger, coordinator.blobs, NOW_S)
+    me: dict[str, Any] = {"worker": key.public_key().public_bytes_raw().hex()}
+    said = {"name": "w", "device": "cpu", "memory_bytes": 2**40, "steps_per_s": 1.0}
+    lease = coordinator.lease(sign(LeaseRequest(protocol=PROTOCOL_VERSION, nonce=1, **me, **said), key))
+    assert isinstance(lease, TrainLease)
+    before = {
+        f"{x.block}.{name}": tensor
+        for x in lease.trained
+        for name, tensor in decode(coordinator.blobs.get(x.tensors.sha256))[0].items()
+    }
+    data = encode_update(before, {name: tensor - 1e-3 for name, tensor in before.items()}, CodecSettings("fp32"))
+    payload = Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
+    coordinator.intake.receive(lease.lease, payload.sha256, 0, len(data), data)
+    shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
+    done = {"steps": lease.steps, "tokens": lease.steps * spec.step_bytes, "loss": 5.0}
+    notice = sign(UpdateNotice(lease=lease.lease, tensors=shapes, payload=payload, **me, **done), key)
+    (folder / NOTICE).write_text(notice.model_dump_json())
+    ledger.close()
+
+
+def die_at(write: int, ledger: Ledger) -> None:
+    """SIGKILL at that one of the moments before a file is synced, before and after it is renamed, before a transaction
+    is committed."""
+    moments = count()
+
+    def moment() -> None:
+        if next(moments) == write:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watched(real: Callable[..., Any], after: bool) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            moment()
+            result = real(*args)
+            if after:
+                moment()
+            return result
+
+        return call
+
+    files.os.fsync, files.os.replace = watched(os.fsync, after=False), watched(os.replace, after=True)
+    writes = "blocktrain_for_writing"
+    event.listen(
+        ledger.database.engine, "commit", lambda x: moment() if x.get_execution_options().get(writes) else None
+    )
+
+
+def live(text: Path, folder: Path, write: int) -> None:
+    coordinator, ledger = coordinator_of(text, folder)
+    die_at(write, ledger)
+    coordinator.update(notice_in(folder))
+    ledger.close()
+
+
+def in_a_fork(action: Callable[[], None]) -> int:
+    """How it ended: 0, or the negative number of the signal."""
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 1
+    try:
+        action()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def main(text: Path, folder: Path) -> None:
+    for block in spec_of(text).phases[0].blocks:
+        newborn(spec_of(text), block)
+    prepared, ended = folder / "prepared", list[int]()
+    prepared.mkdir(parents=True)
+    assert in_a_fork(lambda: prepare(text, prepared)) == 0
+    while not ended or ended[-1] < 0:
+        life = folder / str(len(ended))
+        shutil.copytree(prepared, life)
+        ended.append(in_a_fork(lambda life=life: live(text, life, write=len(ended))))  # type: ignore[misc]
+    print(json.dumps(ended))  # noqa: T201 (for the test that started it)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

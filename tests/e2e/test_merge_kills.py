@@ -1,0 +1,53 @@
+"""A coordinator that is killed for real, at every write of taking an update in and merging it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("kill_at_every_write.py")
+LEAST_WRITES = 30  # seven blobs, four moments each, and the transactions
+
+
+def script() -> ModuleType:
+    spec = spec_from_file_location("kill_at_every_write", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def outcome(module: ModuleType, text: Path, folder: Path) -> tuple[object, ...]:
+    """After a restart, in which the worker announces its update once more."""
+    coordinator, ledger = module.coordinator_of(text, folder)
+    with closing(ledger):
+        coordinator.tick()
+        receipt = coordinator.update(module.notice_in(folder))
+        versions = tuple((x.version, x.sha256, x.momentum_sha256) for block in (0, 1) for x in ledger.versions(block))
+        merged = tuple((x.update.id, x.update.merged_round) for x in ledger.contributions())
+        assert ledger.waiting_updates(0) == ()
+        return receipt.update, versions, merged, ledger.phases()
+
+
+@pytest.mark.timeout(300)  # some forty short lives, each with its fsyncs
+def test_a_kill_9_at_any_write_of_a_merge_changes_no_weight_and_loses_no_update(tmp_path, text):
+    said = subprocess.run(
+        [sys.executable, str(SCRIPT), str(text), str(tmp_path / "lives")], capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 0, said.stderr
+    *killed, survived = json.loads(said.stdout)
+    assert set(killed) == {-signal.SIGKILL}
+    assert survived == 0
+    assert len(killed) >= LEAST_WRITES
+    module = script()
+    outcomes = {outcome(module, text, tmp_path / "lives" / str(life)) for life in range(len(killed) + 1)}
+    assert len(outcomes) == 1
