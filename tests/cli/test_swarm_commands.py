@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from blocktrain.cli.main import app
 from blocktrain.cli.private import INVITE_FILE, cache_home, write_private
-from blocktrain.cli.serving import OpenRun, Tls, newborn_of, opened, tls_files, training_memory_bytes
+from blocktrain.cli.serving import OpenRun, Tls, opened, tls_files
 from blocktrain.cli.worker import Shift, WorkLines, own_key
 from blocktrain.errors import ConfigError
 from blocktrain.spec import preset
@@ -249,19 +249,6 @@ def test_a_certificate_of_our_own_is_made_once_and_pinned(tmp_path, text):
                 assert trusting.run_info().protocol == 1
             with pytest.raises(ConfigError, match="somebody else may be answering"):
                 CoordinatorClient(replace(invite, fingerprint="0" * 64))
-
-
-def test_more_blocks_and_more_text_a_step_take_more_memory():
-    spec = preset("tiny")
-    first, last = spec.phases[0], spec.phases[-1]
-    alone = replace(first, blocks=(0,))
-    assert training_memory_bytes(spec, alone) < training_memory_bytes(spec, first) < training_memory_bytes(spec, last)
-    assert training_memory_bytes(spec, first) < training_memory_bytes(spec.with_(**{"train.windows": 80}), first)
-
-
-def test_a_newborn_block_is_built_once():
-    newborn = newborn_of(preset("tiny"))
-    assert newborn(1) is newborn(1)
 
 
 # The worker's own

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from blocktrain.checkpoint import continue_block
-from blocktrain.model.block import DenoiseBlock, StackedBlock, block_shapes, build_block
+from blocktrain.model.block import DenoiseBlock, StackedBlock, block_shapes, build_block, newborn_of
 from blocktrain.model.transformer import rotary_table, rotate, span_mask
 from blocktrain.spec import Denoise, RunSpec, Stacked, preset
 
@@ -122,3 +122,8 @@ def test_every_preset_builds_blocks_of_its_shape(name):
     assert shapes["readout"] == (256, spec.model.width)
     last_layer = spec.model.layers_of(spec.model.blocks - 1) - 1
     assert shapes[f"layers.{last_layer}.up"] == (4 * spec.model.width, spec.model.width)
+
+
+def test_a_newborn_block_is_built_once():
+    newborn = newborn_of(TINY)
+    assert newborn(1) is newborn(1)

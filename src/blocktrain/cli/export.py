@@ -1,10 +1,10 @@
 """blocktrain export: the newest model of a running or finished run as a directory that eval and generate take.
-Next: checkpoint.py, what such a directory is."""
+Next: swarm/export.py, which fetches it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,11 +13,6 @@ from blocktrain.cli.options import InviteText
 from blocktrain.cli.private import cache_home
 from blocktrain.errors import CheckpointError
 from blocktrain.wire.invite import parse_invite
-
-if TYPE_CHECKING:
-    from blocktrain.spec import RunSpec
-    from blocktrain.swarm.client import CoordinatorClient
-    from blocktrain.wire.messages import ModelManifest
 
 
 def export(
@@ -34,11 +29,12 @@ def export(
 
     from blocktrain.spec import RunSpec
     from blocktrain.swarm.client import CoordinatorClient
+    from blocktrain.swarm.export import export_model
 
     with CoordinatorClient(address) as client:
         manifest = client.manifest()
         spec = RunSpec.model_validate(manifest.spec)
-        _fill(out, spec, manifest, client, (home or cache_home()) / "blobs")
+        export_model(client, manifest, out, (home or cache_home()) / "blobs")
     versions = ", ".join(f"{each.block} (version {each.version})" for each in manifest.blocks)
     born = {each.block for each in manifest.blocks}
     if unborn := [str(block) for block in range(spec.model.blocks) if block not in born]:
@@ -47,30 +43,3 @@ def export(
     print(f"{out} holds blocks {versions or 'none'}; {'trained to the end' if finished else 'training goes on'}")
     if not unborn:
         say(f"measure it: blocktrain eval {out}")
-
-
-def _fill(out: Path, spec: RunSpec, manifest: ModelManifest, client: CoordinatorClient, cache: Path) -> None:
-    """All is fetched before anything is replaced, so that a broken connection leaves an older export as it was. One
-    block is in memory at a time. The weights of the composition come last: they belong to exactly these blocks."""
-    from blocktrain.checkpoint import RunDirectory
-    from blocktrain.model.block import block_shapes
-    from blocktrain.wire.tensors import decode
-
-    run = RunDirectory.create(out, spec, manifest.corpus_sha256)
-    steps = _steps_of_blocks(spec, client)
-    for each in manifest.blocks:
-        client.download(each.tensors, cache)
-    for each in manifest.blocks:
-        data = client.download(each.tensors, cache)
-        tensors, _ = decode(data, expected=block_shapes(spec, each.block))
-        run.save_block(each.block, tensors, steps.get(each.block, 0))
-    for phase in manifest.finished:
-        run.finish_phase(phase, {}, spec.phases[phase].steps)
-    for path, weights in manifest.combine.items():
-        run.save_combine(path, weights)
-
-
-def _steps_of_blocks(spec: RunSpec, client: CoordinatorClient) -> dict[int, int]:
-    """Block: the step of the last phase that has trained it."""
-    reached = sorted((phase["phase"], phase["step"]) for phase in client.status()["phases"])
-    return {block: step for phase, step in reached if step for block in spec.phases[phase].blocks}

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from blocktrain.cli.compare import compare
 from blocktrain.cli.console import say
 from blocktrain.cli.coordinator import coordinator
+from blocktrain.cli.doctor import doctor
 from blocktrain.cli.eval import evaluate
 from blocktrain.cli.export import export
 from blocktrain.cli.generate import generate
@@ -105,6 +106,10 @@ app.command(
     rich_help_panel=TOGETHER,
     epilog="Example:  blocktrain worker 'bt://train.example.org:7000/#…'",
 )(worker)
+app.command(
+    rich_help_panel=TOGETHER,
+    epilog="Example:  blocktrain doctor 'bt://train.example.org:7000/#…'",
+)(doctor)
 app.command(
     rich_help_panel=TOGETHER,
     epilog="Example:  blocktrain status 'bt://train.example.org:7000/#…' --watch",

@@ -4,6 +4,8 @@ block(bytes, state) -> (state', logits). Two kinds, one for each family of objec
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -142,6 +144,16 @@ def build_block(spec: RunSpec, index: int) -> Block:
 def block_shapes(spec: RunSpec, index: int) -> dict[str, tuple[int, ...]]:
     """The names and shapes of a block's tensors: what a checkpoint of it must hold."""
     return {name: tuple(tensor.shape) for name, tensor in build_block(spec, index).state_dict().items()}
+
+
+def newborn_of(spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:
+    """The tensors of untrained blocks, each built once: a coordinator asks for their shapes with every update."""
+
+    @cache
+    def newborn(block: int) -> dict[str, Tensor]:
+        return build_block(spec, block).state_dict()
+
+    return newborn
 
 
 def _init_seed(seed: int, index: int) -> int:
