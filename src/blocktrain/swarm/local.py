@@ -37,6 +37,7 @@ from blocktrain.wire.invite import Invite
 
 LOOPBACK = "127.0.0.1"
 ENOUGH_BYTES = 2**52  # threads share the memory of this machine: no lease is withheld for it
+LONGEST_WAIT_S = 0.25  # until a worker asks again: on one machine that costs nothing
 NAP_S = 0.05  # between looks whether the workers are done; Ctrl-C reaches a notebook in it
 
 
@@ -117,7 +118,7 @@ class LocalSwarm:
 
     def _work(self, name: str) -> None:
         def sleep(seconds: float) -> None:
-            self._stopped.wait(seconds)
+            self._stopped.wait(min(seconds, LONGEST_WAIT_S))
 
         try:
             with CoordinatorClient(self._invite, sleep=sleep) as client:
