@@ -27,6 +27,7 @@ def export(
     if out.exists() and not out.is_dir():
         raise CheckpointError(f"{out} is a file: name a directory")
 
+    from blocktrain.cli.story import save_story
     from blocktrain.spec import RunSpec
     from blocktrain.swarm.client import CoordinatorClient
     from blocktrain.swarm.export import export_model
@@ -35,6 +36,7 @@ def export(
         manifest = client.manifest()
         spec = RunSpec.model_validate(manifest.spec)
         export_model(client, manifest, out, (home or cache_home()) / "blobs")
+        save_story(client, out)
     versions = ", ".join(f"{each.block} (version {each.version})" for each in manifest.blocks)
     born = {each.block for each in manifest.blocks}
     if unborn := [str(block) for block in range(spec.model.blocks) if block not in born]:

@@ -26,6 +26,7 @@ from blocktrain.cli.generate import generate
 from blocktrain.cli.ledger import ledger
 from blocktrain.cli.options import EXIT_INTERRUPTED
 from blocktrain.cli.reference import reference
+from blocktrain.cli.report import report
 from blocktrain.cli.status import status
 from blocktrain.cli.token import token
 from blocktrain.cli.train import train
@@ -98,6 +99,10 @@ app.command(
     rich_help_panel=USE,
     epilog='Example:  blocktrain generate run/ --prompt "The president" --max-bytes 200 --seed 1',
 )(generate)
+app.command(
+    rich_help_panel=USE,
+    epilog="Example:  blocktrain report run/ --out page.html",
+)(report)
 app.command(
     rich_help_panel=TOGETHER,
     epilog="Example:  blocktrain coordinator --preset small --dir swarm/ --host 0.0.0.0 --public train.example.org",
