@@ -172,6 +172,13 @@ def test_an_exported_model_can_be_measured_and_writes(run, finished, tmp_path):
     assert run("generate", tmp_path / "model", "--max-bytes", 5).exit_code == 0
 
 
+def test_a_swarm_s_model_goes_straight_to_transformers(run, finished, tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra: pip install 'blocktrain[hf]'")
+    result = run("export", finished.invite, "--hf", tmp_path / "hf", "--home", finished.home)
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+
+
 def test_an_early_export_says_which_blocks_are_not_born_yet(run, tmp_path, text):
     with opened(tmp_path / "state", tiny_spec(text), None, None) as early:
         early.ledger.add_token("worker", "worker", TOKEN, 0.0)

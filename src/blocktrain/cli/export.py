@@ -1,47 +1,98 @@
-"""blocktrain export: the newest model of a running or finished run as a directory that eval and generate take.
-Next: swarm/export.py, which fetches it."""
+"""blocktrain export: the newest model of a running or finished run as a directory that eval and generate take, or as a
+folder that transformers loads. Next: swarm/export.py, which fetches it; ../hf.py, which writes that folder."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blocktrain.cli.console import say
-from blocktrain.cli.options import InviteText
 from blocktrain.cli.private import cache_home
-from blocktrain.errors import CheckpointError
-from blocktrain.wire.invite import parse_invite
+from blocktrain.errors import CheckpointError, ConfigError
+from blocktrain.wire.invite import Invite, parse_invite
+
+if TYPE_CHECKING:
+    from blocktrain.checkpoint import RunDirectory
+    from blocktrain.wire.messages import ModelManifest
+
+SCHEMES = ("bt:", "bts:")
 
 
 def export(
-    invite: InviteText,
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model goes; an older export is renewed.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="An invite, bt://…#… in quotes, or with --hf the directory of a run.")
+    ],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Where the model goes; an older export is renewed.")
+    ] = None,
+    hf: Annotated[
+        Path | None, typer.Option("--hf", metavar="DIR", help="Write a folder that transformers loads.")
+    ] = None,
     home: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where downloads are kept; ~/.cache/blocktrain.")
     ] = None,
 ) -> None:
-    """Fetch the newest model of a run: one version of every block, and how they are combined."""
-    address = parse_invite(invite)
-    if out.exists() and not out.is_dir():
-        raise CheckpointError(f"{out} is a file: name a directory")
+    """Fetch the newest model of a run: one version of every block, and how they are combined. With --hf, or from a run
+    directory, as a folder that Hugging Face's transformers loads."""
+    for folder in (out, hf):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise CheckpointError(f"{folder} is a file: name a directory")
+    if out is None and hf is None:
+        raise ConfigError("where does the model go? name a directory, or --hf DIR for one that transformers loads")
+    if source.startswith(SCHEMES):
+        _from_swarm(parse_invite(source), out, hf, (home or cache_home()) / "blobs")
+    elif out is not None or hf is None:
+        raise ConfigError(f"{source} is no invite, so there is nothing to fetch: give bt://…#…, or only --hf DIR")
+    else:
+        _write_hf(Path(source), hf)
 
+
+def _from_swarm(invite: Invite, out: Path | None, hf: Path | None, cache: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="blocktrain-") as beside:
+        run, manifest = _fetch(invite, out or Path(beside) / "run", cache)
+        if out is not None:
+            _say_what_it_holds(out, run, manifest)
+        if hf is not None:
+            _write_hf(run.path, hf)
+
+
+def _fetch(invite: Invite, out: Path, cache: Path) -> tuple[RunDirectory, ModelManifest]:
     from blocktrain.cli.story import save_story
-    from blocktrain.spec import RunSpec
     from blocktrain.swarm.client import CoordinatorClient
     from blocktrain.swarm.export import export_model
 
-    with CoordinatorClient(address) as client:
+    with CoordinatorClient(invite) as client:
         manifest = client.manifest()
-        spec = RunSpec.model_validate(manifest.spec)
-        export_model(client, manifest, out, (home or cache_home()) / "blobs")
+        run = export_model(client, manifest, out, cache)
         save_story(client, out)
-    versions = ", ".join(f"{each.block} (version {each.version})" for each in manifest.blocks)
-    born = {each.block for each in manifest.blocks}
+    return run, manifest
+
+
+def _say_what_it_holds(out: Path, run: RunDirectory, manifest: ModelManifest) -> None:
+    spec, born = run.spec, {each.block for each in manifest.blocks}
     if unborn := [str(block) for block in range(spec.model.blocks) if block not in born]:
         say(f"not born yet: block {', '.join(unborn)} of {spec.model.blocks}; export again when their turn has come")
+    versions = ", ".join(f"{each.block} (version {each.version})" for each in manifest.blocks)
     finished = len(manifest.finished) == len(spec.phases)
     print(f"{out} holds blocks {versions or 'none'}; {'trained to the end' if finished else 'training goes on'}")
     if not unborn:
         say(f"measure it: blocktrain eval {out}")
+
+
+def _write_hf(folder: Path, out: Path) -> None:
+    from blocktrain.cli.scoring import open_trained
+
+    run = open_trained(folder)
+    try:
+        from transformers.utils import logging
+
+        from blocktrain.hf import write_folder
+    except ImportError as error:
+        raise ConfigError(f"--hf needs a package that is not here ({error}): pip install 'blocktrain[hf]'") from None
+    logging.disable_progress_bar()
+    write_folder(run, out)
+    print(f"{out} holds the model for transformers")
+    say(f'load it: import blocktrain.hf; AutoModelForCausalLM.from_pretrained("{out}")')

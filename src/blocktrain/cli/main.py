@@ -121,7 +121,7 @@ app.command(
 )(status)
 app.command(
     rich_help_panel=TOGETHER,
-    epilog="Example:  blocktrain export 'bt://train.example.org:7000/#…' model/",
+    epilog="Example:  blocktrain export 'bt://train.example.org:7000/#…' model/   or   blocktrain export run/ --hf hf/",
 )(export)
 app.command(
     rich_help_panel=TOGETHER,

@@ -26,7 +26,7 @@ Preset = Annotated[
 ]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where it is written; the same command continues there.")]
 CorpusSource = Annotated[
-    str | None, typer.Option("--corpus", metavar="PATH", help="A file or folder of text, or sotu.")
+    str | None, typer.Option("--corpus", metavar="PATH", help="A file or folder of text, sotu, or hf:NAME.")
 ]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Another seed.")]
 Changes = Annotated[
