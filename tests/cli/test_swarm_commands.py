@@ -31,7 +31,6 @@ SENTENCES = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " fo
 TOKEN = "a-token-for-the-workers"
 NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
 SETTINGS = ["--set", "train.steps=4", "--set", "swarm.round_steps=2"]
-COMMANDS = ["coordinator", "worker", "status", "export", "ledger", "token", "token add", "token list", "token revoke"]
 
 
 @dataclass(frozen=True)
@@ -83,13 +82,6 @@ def finished(swarm) -> Swarm:
     assert result.exit_code == 0, result.stderr
     assert "finished: every phase is trained" in result.stderr
     return swarm
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_s_help_has_an_example(run, command):
-    result = run(*command.split(), "--help")
-    assert result.exit_code == 0
-    assert f"Example:  blocktrain {command} " in result.stdout
 
 
 def test_a_swarm_is_a_panel_of_its_own(run):

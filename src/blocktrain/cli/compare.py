@@ -30,7 +30,9 @@ def compare(
     jobs: Jobs = 1,
     max_windows: MaxWindows = None,
 ) -> None:
-    """Train the blocks and the end-to-end reference, and report both side by side: table, curves, JSON."""
+    """Train blocks and reference, and report both side by side.
+
+    A table, curves (HTML and PNG) and a JSON document."""
     require_positive("--max-windows", max_windows)
     spec = read_spec(toml, preset, corpus, seed, changes)
 

@@ -69,8 +69,10 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of lines.")] = False,
 ) -> None:
-    """Say what is wrong and what to do about it, and what this machine could do for a run. Changes nothing. Ends with 0
-    when it can work (there may be warnings), with 1 when something fails."""
+    """Say what is wrong, what to do, and what this machine could do.
+
+    Changes nothing, here or at the coordinator. Ends with 0 when this machine can work (there may be warnings), with 1
+    when something fails."""
     address = parse_invite(invite) if invite else None
     spec = preset(preset_name)
     findings = Findings()

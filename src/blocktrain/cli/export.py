@@ -35,8 +35,10 @@ def export(
         Path | None, typer.Option(metavar="DIR", help="Where downloads are kept; ~/.cache/blocktrain.")
     ] = None,
 ) -> None:
-    """Fetch the newest model of a run: one version of every block, and how they are combined. With --hf, or from a run
-    directory, as a folder that Hugging Face's transformers loads."""
+    """Fetch the newest model of a run, or write it for transformers.
+
+    One version of every block, and how they are combined: a directory that eval, generate and report take. With --hf,
+    also from a run directory, a folder that Hugging Face's transformers loads."""
     for folder in (out, hf):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise CheckpointError(f"{folder} is a file: name a directory")

@@ -71,7 +71,9 @@ app = typer.Typer(
     name="blocktrain",
     cls=Commands,
     help="Train a language model in blocks: each block is trained alone, the blocks compose into one model.",
-    epilog="Start here:  blocktrain train --preset small --out run/   then   blocktrain eval run/",
+    epilog="Start here:  blocktrain train --preset small --out run/   then   blocktrain eval run/\n\n"
+    "Ends with 0 when all went well, with 2 when you can mend it (the sentence says how), with 1 on a failure of "
+    "BlockTrain's own or of a check of doctor, with 130 after Ctrl-C. docs/cli.md says more.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

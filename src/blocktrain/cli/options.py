@@ -34,6 +34,9 @@ Changes = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train.steps=100. Repeatable."),
 ]
 Jobs = Annotated[int, typer.Option(metavar="N", help="Train up to N independent blocks at once, a process each.")]
+TensorBoard = Annotated[
+    Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write logs for TensorBoard there too.")
+]
 WorkOf = Annotated[
     Work, typer.Option("--work", help="steps: as many as the longest phase. equal: as much work as all phases.")
 ]

@@ -23,7 +23,9 @@ def report(
     max_windows: MaxWindows = QUICK_WINDOWS,
     png: Annotated[bool, typer.Option("--png/--no-png", help="Draw every figure beside the page too.")] = True,
 ) -> None:
-    """Tell a run on one page that works offline: curves, blocks, workers, bytes, events."""
+    """Tell a run on one page: curves, blocks, workers, bytes.
+
+    The page works offline. Takes a coordinator's directory too, while it runs: the ledger is only read."""
     require_positive("--max-windows", max_windows)
     out = out or run / "report.html"
 
