@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,9 @@ def test_a_name_has_up_to_three_parts(source, parts):
 def test_what_names_no_data_set_is_refused(source):
     with pytest.raises(ConfigError, match="write hf:NAME"):
         data_set_name(source)
+
+
+def test_without_the_extra_the_remedy_is_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CorpusError, match=r"pip install 'blocktrain\[hf\]'"):
+        whole("some/data-set")

@@ -161,3 +161,11 @@ def test_what_cannot_be_exported_is_refused(exported, tmp_path, monkeypatch, arg
     assert result.exit_code == 2
     assert sentence in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("exported", ["stacked"], indirect=True)
+def test_without_the_extra_the_remedy_is_to_install_it(exported, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.utils", None)
+    result = CliRunner().invoke(app, ["export", str(exported[1].parent / "run"), "--hf", str(tmp_path / "hf")])
+    assert result.exit_code == 2
+    assert "pip install 'blocktrain[hf]'" in result.stderr

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from blocktrain.checkpoint import RunDirectory
-    from blocktrain.corpus import Corpus, load_corpus
+    from blocktrain.corpus import load_corpus
     from blocktrain.errors import BlockTrainError
     from blocktrain.model.stack import BlockModel
     from blocktrain.spec import RunSpec, load_spec, preset
-    from blocktrain.swarm.local import LocalSwarm, local_swarm
+    from blocktrain.swarm.local import local_swarm
     from blocktrain.text import generate, score_text
     from blocktrain.train.evaluate import evaluate
     from blocktrain.train.reference import reference_of
@@ -31,8 +31,6 @@ __all__ = [
     "BlockModel",
     "BlockTrainError",
     "BlockTrainer",
-    "Corpus",
-    "LocalSwarm",
     "RunDirectory",
     "RunSpec",
     "evaluate",
@@ -49,11 +47,11 @@ __all__ = [
 
 _ROOMS = {
     "checkpoint": ("RunDirectory",),
-    "corpus": ("Corpus", "load_corpus"),
+    "corpus": ("load_corpus",),
     "errors": ("BlockTrainError",),
     "model.stack": ("BlockModel",),
     "spec": ("RunSpec", "load_spec", "preset"),
-    "swarm.local": ("LocalSwarm", "local_swarm"),
+    "swarm.local": ("local_swarm",),
     "text": ("generate", "score_text"),
     "train.evaluate": ("evaluate",),
     "train.reference": ("reference_of",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import urllib.request
 
 import pytest
@@ -89,3 +90,10 @@ def test_workers_in_one_process_count_for_themselves():
     first, second = WorkCounters(), WorkCounters()
     first(STEP)
     assert second.registry.get_sample_value("blocktrain_worker_reports_total", {"kind": "step"}) is None
+
+
+def test_without_tensorboard_the_remedy_is_to_install_it(run, tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    result = run("train", *tiny, "--tensorboard", tmp_path / "logs")
+    assert result.exit_code == 2
+    assert "pip install 'blocktrain[tensorboard]'" in result.stderr

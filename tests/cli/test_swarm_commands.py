@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import stat
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import uvicorn
 from typer.testing import CliRunner
 
 from blocktrain.cli.main import app
@@ -21,7 +18,7 @@ from blocktrain.cli.serving import OpenRun, Tls, opened, tls_files
 from blocktrain.cli.worker import Shift, WorkLines, own_key
 from blocktrain.errors import ConfigError
 from blocktrain.spec import preset
-from blocktrain.swarm import client
+from blocktrain.swarm import client, local
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.service import build_service
 from blocktrain.swarm.worker import WorkReport
@@ -44,18 +41,8 @@ class Swarm:
 @contextmanager
 def served(run: OpenRun, tls: Tls | None = None) -> Iterator[Invite]:
     files = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key} if tls else {}
-    config = uvicorn.Config(build_service(run.coordinator, run.ledger), log_level="error", lifespan="off", **files)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield Invite(
-                "127.0.0.1", listener.getsockname()[1], TOKEN, tls is not None, tls.fingerprint if tls else None
-            )
-        finally:
-            server.should_exit = True
-            thread.join()
+    with local.served(build_service(run.coordinator, run.ledger), **files) as port:
+        yield Invite("127.0.0.1", port, TOKEN, tls is not None, tls.fingerprint if tls else None)
 
 
 def tiny_spec(text: Path):
