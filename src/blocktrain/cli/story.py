@@ -26,6 +26,7 @@ from blocktrain.swarm.ledger import Ledger
 
 Record: TypeAlias = dict[str, Any]
 STORY_FILE = "swarm.json"  # in an exported directory
+TOLD = ("number", "worker", "phase", "steps", "tokens", "num_bytes", "loss", "received_s")  # of an update
 MOST_POINTS = 200  # of a curve: each is the mean of so many neighbouring steps
 
 
@@ -57,7 +58,10 @@ def story_of_ledger(folder: Path, url: str | None = None) -> SwarmStory:
 
 def save_story(client: CoordinatorClient, folder: Path) -> None:
     """Who trained an exported model: it stays with the model when the swarm is gone."""
-    status, contributions = client.status(), list(all_pages(client.contributions))
+    status = client.status()
+    contributions = [
+        {"update": {name: each["update"][name] for name in TOLD}} for each in all_pages(client.contributions)
+    ]
     story = {"contributions": contributions, "workers": status["workers"], "evaluations": status["evaluations"]}
     write_whole(folder / STORY_FILE, json.dumps({**story, "events": []}).encode())
 
