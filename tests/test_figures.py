@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from plotly.offline import get_plotlyjs
 
-from blocktrain.figures import PALETTE, Line, line_figure, write_figure
+from blocktrain.figures import PALETTE, Line, Section, bar_figure, line_figure, write_figure, write_page
 
 FIGURE = line_figure(
     [Line("ours", [0, 1], [2, 1]), Line("theirs", [0, 1], [2, 2], "#000000"), Line("more", [0], [1])],
@@ -46,3 +47,16 @@ def test_a_browser_that_hangs_is_given_up(tmp_path, monkeypatch):
     reasons: list[str] = []
     assert write_figure(FIGURE, tmp_path / "figure", skipped=reasons.append) == [tmp_path / "figure.html"]
     assert "the browser took longer than 0 s" in reasons[0]
+
+
+def test_a_page_holds_plotly_once_and_takes_text_for_text(tmp_path):
+    bars = bar_figure(["a"], [1.0], title="T", x_title="x", y_title="y")
+    write_page(
+        tmp_path / "page.html", "<T>", [Section("1", figure=FIGURE), Section("2", "a < b", bars, ["c"], [["<i>"]])]
+    )
+    page = (tmp_path / "page.html").read_text()
+    assert 'src="http' not in page
+    assert page.count("Plotly.newPlot(") >= 2
+    assert len(page) < 1.5 * len(get_plotlyjs())
+    assert "<h1>&lt;T&gt;</h1>" in page
+    assert "<td>&lt;i&gt;</td>" in page

@@ -4,19 +4,24 @@
     corpus = load_corpus(spec.corpus, spec.model.context)
     run = RunDirectory.create(Path("run"), spec, corpus.sha256)
     train_run(run, corpus)
-    scores = evaluate(load_model(run), corpus.valid)
+    model = load_model(run)
+    scores = evaluate(model, corpus.valid)
+    print(generate(model, "The president"), score_text(model, "The president").nats_per_byte)
 
-Names are imported when first used, so that `blocktrain --help` need not wait for torch."""
+docs/api.md explains every name with an example that runs. Names are imported when first used, so that
+`blocktrain --help` need not wait for torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from blocktrain.checkpoint import RunDirectory
-    from blocktrain.corpus import Corpus, load_corpus
+    from blocktrain.corpus import load_corpus
     from blocktrain.errors import BlockTrainError
     from blocktrain.model.stack import BlockModel
     from blocktrain.spec import RunSpec, load_spec, preset
+    from blocktrain.swarm.local import local_swarm
+    from blocktrain.text import generate, score_text
     from blocktrain.train.evaluate import evaluate
     from blocktrain.train.reference import reference_of
     from blocktrain.train.run import load_model, train_run
@@ -26,24 +31,28 @@ __all__ = [
     "BlockModel",
     "BlockTrainError",
     "BlockTrainer",
-    "Corpus",
     "RunDirectory",
     "RunSpec",
     "evaluate",
+    "generate",
     "load_corpus",
     "load_model",
     "load_spec",
+    "local_swarm",
     "preset",
     "reference_of",
+    "score_text",
     "train_run",
 ]
 
 _ROOMS = {
     "checkpoint": ("RunDirectory",),
-    "corpus": ("Corpus", "load_corpus"),
+    "corpus": ("load_corpus",),
     "errors": ("BlockTrainError",),
     "model.stack": ("BlockModel",),
     "spec": ("RunSpec", "load_spec", "preset"),
+    "swarm.local": ("local_swarm",),
+    "text": ("generate", "score_text"),
     "train.evaluate": ("evaluate",),
     "train.reference": ("reference_of",),
     "train.run": ("load_model", "train_run"),

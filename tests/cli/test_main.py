@@ -29,13 +29,6 @@ def test_help_need_not_wait_for_torch():
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_s_help_has_an_example(run, command):
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    assert f"Example:  blocktrain {command} " in result.stdout
-
-
 @pytest.mark.parametrize("amount, words", [(0, "0 B"), (999, "999 B"), (46_080, "46.08 kB"), (1.5e12, "1.5 TB")])
 def test_quantities_have_a_prefix(amount, words):
     assert quantity(amount, "B") == words

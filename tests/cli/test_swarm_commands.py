@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import socket
 import stat
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import uvicorn
 from typer.testing import CliRunner
 
 from blocktrain.cli.certificates import Tls, tls_files
 from blocktrain.cli.main import app
 from blocktrain.cli.private import INVITE_FILE, cache_home, write_private
-from blocktrain.cli.serving import OpenRun, newborn_of, opened, training_memory_bytes
+from blocktrain.cli.serving import OpenRun, opened
 from blocktrain.cli.worker import Shift, WorkLines, own_key
 from blocktrain.errors import ConfigError
 from blocktrain.spec import preset
-from blocktrain.swarm import client
+from blocktrain.swarm import client, local
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.service import build_service
 from blocktrain.swarm.worker import WorkReport
@@ -32,8 +29,6 @@ SENTENCES = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " fo
 TOKEN = "a-token-for-the-workers"
 NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
 SETTINGS = ["--set", "train.steps=4", "--set", "swarm.round_steps=2"]
-COMMANDS = ["coordinator", "worker", "status", "export", "ledger", "pause", "resume"]
-COMMANDS += ["token", "token add", "token list", "token revoke"]
 
 
 @dataclass(frozen=True)
@@ -47,18 +42,8 @@ class Swarm:
 @contextmanager
 def served(run: OpenRun, tls: Tls | None = None) -> Iterator[Invite]:
     files = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key} if tls else {}
-    config = uvicorn.Config(build_service(run.coordinator, run.ledger), log_level="error", lifespan="off", **files)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield Invite(
-                "127.0.0.1", listener.getsockname()[1], TOKEN, tls is not None, tls.fingerprint if tls else None
-            )
-        finally:
-            server.should_exit = True
-            thread.join()
+    with local.served(build_service(run.coordinator, run.ledger), **files) as port:
+        yield Invite("127.0.0.1", port, TOKEN, tls is not None, tls.fingerprint if tls else None)
 
 
 def tiny_spec(text: Path):
@@ -85,13 +70,6 @@ def finished(swarm) -> Swarm:
     assert result.exit_code == 0, result.stderr
     assert "finished: every phase is trained" in result.stderr
     return swarm
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_s_help_has_an_example(run, command):
-    result = run(*command.split(), "--help")
-    assert result.exit_code == 0
-    assert f"Example:  blocktrain {command} " in result.stdout
 
 
 def test_a_swarm_is_a_panel_of_its_own(run):
@@ -184,6 +162,13 @@ def test_a_model_can_be_exported_in_half_the_bytes(run, finished, tmp_path):
     )
     assert half < 0.55 * whole
     assert run("generate", tmp_path / "float16", "--max-bytes", 5).exit_code == 0
+
+
+def test_a_swarm_s_model_goes_straight_to_transformers(run, finished, tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra: pip install 'blocktrain[hf]'")
+    result = run("export", finished.invite, "--hf", tmp_path / "hf", "--home", finished.home)
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "hf" / "model.safetensors").exists()
 
 
 def test_an_early_export_says_which_blocks_are_not_born_yet(run, tmp_path, text):
@@ -287,19 +272,6 @@ def test_a_certificate_of_our_own_is_made_once_and_pinned(tmp_path, text):
                 assert trusting.run_info().protocol == 1
             with pytest.raises(ConfigError, match="somebody else may be answering"):
                 CoordinatorClient(replace(invite, fingerprint="0" * 64))
-
-
-def test_more_blocks_and_more_text_a_step_take_more_memory():
-    spec = preset("tiny")
-    first, last = spec.phases[0], spec.phases[-1]
-    alone = replace(first, blocks=(0,))
-    assert training_memory_bytes(spec, alone) < training_memory_bytes(spec, first) < training_memory_bytes(spec, last)
-    assert training_memory_bytes(spec, first) < training_memory_bytes(spec.with_(**{"train.windows": 80}), first)
-
-
-def test_a_newborn_block_is_built_once():
-    newborn = newborn_of(preset("tiny"))
-    assert newborn(1) is newborn(1)
 
 
 # The worker's own

@@ -8,6 +8,7 @@ from blocktrain.model.block import (
     block_shapes,
     build_block,
     logical_parameters,
+    newborn_of,
     physical_parameters,
 )
 from blocktrain.model.stack import BlockModel, count_parameters
@@ -161,3 +162,8 @@ def test_every_preset_builds_blocks_of_its_shape(name):
     assert shapes["readout"] == (256, spec.model.width)
     last_layer = spec.model.layers_of(spec.model.blocks - 1) - 1
     assert shapes[f"layers.{last_layer}.up"] == (4 * spec.model.width, spec.model.width)
+
+
+def test_a_newborn_block_is_built_once():
+    newborn = newborn_of(TINY)
+    assert newborn(1) is newborn(1)

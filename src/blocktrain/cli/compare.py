@@ -1,4 +1,4 @@
-"""blocktrain compare: blocks and reference trained, measured and drawn side by side. Next: report.py."""
+"""blocktrain compare: blocks and reference trained, measured and drawn side by side. Next: comparison.py."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ def compare(
     jobs: Jobs = 1,
     max_windows: MaxWindows = None,
 ) -> None:
-    """Train the blocks and the end-to-end reference, and report both side by side: table, curves, JSON."""
+    """Train blocks and reference, and report both side by side.
+
+    A table, curves (HTML and PNG) and a JSON document."""
     require_positive("--max-windows", max_windows)
     spec = read_spec(toml, preset, corpus, seed, changes)
 
-    from blocktrain.cli.report import Side, show, write
+    from blocktrain.cli.comparison import Side, show, write
     from blocktrain.cli.training import describe, train_into, twin_of, with_edges
     from blocktrain.corpus import load_corpus
 

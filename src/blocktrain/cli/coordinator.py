@@ -45,8 +45,9 @@ def coordinator(
         bool, typer.Option("--tls-self-signed", help="Make a certificate; the invite names its fingerprint.")
     ] = False,
 ) -> None:
-    """Run the meeting point of a swarm and print the invite for workers. It can be killed at any time: the same
-    command continues. Ends with 0 on SIGTERM, with 130 on Ctrl-C."""
+    """Run the meeting point of a swarm; prints the invite.
+
+    It can be killed at any time: the same command continues. Ends with 0 on SIGTERM, with 130 on Ctrl-C."""
     _check_tls(tls_cert, tls_key, tls_self_signed)
     if public is None and host in EVERYWHERE:
         raise ConfigError(f'--host "{host}" is no address that workers could reach: name one with --public')

@@ -1,8 +1,9 @@
-"""blocktrain export: the newest model of a running or finished run as a directory that eval and generate take.
-Next: checkpoint.py, what such a directory is."""
+"""blocktrain export: the newest model of a running or finished run as a directory that eval and generate take, or as a
+folder that transformers loads. Next: swarm/export.py, which fetches it; ../hf.py, which writes that folder."""
 
 from __future__ import annotations
 
+import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktrain.cli.console import say
-from blocktrain.cli.options import InviteText
 from blocktrain.cli.private import cache_home
-from blocktrain.errors import CheckpointError
-from blocktrain.wire.invite import parse_invite
+from blocktrain.errors import CheckpointError, ConfigError
+from blocktrain.wire.invite import Invite, parse_invite
 
 if TYPE_CHECKING:
-    from blocktrain.spec import RunSpec
-    from blocktrain.swarm.client import CoordinatorClient
+    from blocktrain.checkpoint import RunDirectory
     from blocktrain.wire.messages import ModelManifest
+
+SCHEMES = ("bt:", "bts:")
 
 
 class Precision(StrEnum):
@@ -28,8 +29,15 @@ class Precision(StrEnum):
 
 
 def export(
-    invite: InviteText,
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model goes; an older export is renewed.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="An invite, bt://…#… in quotes, or with --hf the directory of a run.")
+    ],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Where the model goes; an older export is renewed.")
+    ] = None,
+    hf: Annotated[
+        Path | None, typer.Option("--hf", metavar="DIR", help="Write a folder that transformers loads.")
+    ] = None,
     home: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where downloads are kept; ~/.cache/blocktrain.")
     ] = None,
@@ -37,50 +45,68 @@ def export(
         Precision.FLOAT32
     ),
 ) -> None:
-    """Fetch the newest model of a run: one version of every block, and how they are combined."""
-    address = parse_invite(invite)
-    if out.exists() and not out.is_dir():
-        raise CheckpointError(f"{out} is a file: name a directory")
+    """Fetch the newest model of a run, or write it for transformers.
 
-    from blocktrain.spec import RunSpec
+    One version of every block, and how they are combined: a directory that eval, generate and report take. With --hf,
+    also from a run directory, a folder that Hugging Face's transformers loads."""
+    for folder in (out, hf):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise CheckpointError(f"{folder} is a file: name a directory")
+    if out is None and hf is None:
+        raise ConfigError("where does the model go? name a directory, or --hf DIR for one that transformers loads")
+    if source.startswith(SCHEMES):
+        _from_swarm(parse_invite(source), out, hf, (home or cache_home()) / "blobs", precision)
+    elif out is not None or hf is None:
+        raise ConfigError(f"{source} is no invite, so there is nothing to fetch: give bt://…#…, or only --hf DIR")
+    else:
+        _write_hf(Path(source), hf)
+
+
+def _from_swarm(invite: Invite, out: Path | None, hf: Path | None, cache: Path, precision: Precision) -> None:
+    with tempfile.TemporaryDirectory(prefix="blocktrain-") as beside:
+        run, manifest = _fetch(invite, out or Path(beside) / "run", cache, precision)
+        if out is not None:
+            _say_what_it_holds(out, run, manifest)
+        if hf is not None:
+            _write_hf(run.path, hf)
+
+
+def _fetch(invite: Invite, out: Path, cache: Path, precision: Precision) -> tuple[RunDirectory, ModelManifest]:
+    import torch
+
+    from blocktrain.cli.story import save_story
     from blocktrain.swarm.client import CoordinatorClient
+    from blocktrain.swarm.export import export_model
 
-    with CoordinatorClient(address) as client:
+    with CoordinatorClient(invite) as client:
         manifest = client.manifest()
-        spec = RunSpec.model_validate(manifest.spec)
-        _fill(out, spec, manifest, client, (home or cache_home()) / "blobs", precision)
-    versions = ", ".join(f"{each.block} (version {each.version})" for each in manifest.blocks)
-    born = {each.block for each in manifest.blocks}
+        run = export_model(client, manifest, out, cache, getattr(torch, precision))
+        save_story(client, out)
+    return run, manifest
+
+
+def _say_what_it_holds(out: Path, run: RunDirectory, manifest: ModelManifest) -> None:
+    spec, born = run.spec, {each.block for each in manifest.blocks}
     if unborn := [str(block) for block in range(spec.model.blocks) if block not in born]:
         say(f"not born yet: block {', '.join(unborn)} of {spec.model.blocks}; export again when their turn has come")
+    versions = ", ".join(f"{each.block} (version {each.version})" for each in manifest.blocks)
     finished = len(manifest.finished) == len(spec.phases)
     print(f"{out} holds blocks {versions or 'none'}; {'trained to the end' if finished else 'training goes on'}")
     if not unborn:
         say(f"measure it: blocktrain eval {out}")
 
 
-def _fill(
-    out: Path, spec: RunSpec, manifest: ModelManifest, client: CoordinatorClient, cache: Path, precision: Precision
-) -> None:
-    """All is fetched before anything is replaced, so that a broken connection leaves an older export as it was. One
-    block is in memory at a time. The weights of the composition come last: they belong to exactly these blocks."""
-    import torch
+def _write_hf(folder: Path, out: Path) -> None:
+    from blocktrain.cli.scoring import open_trained
 
-    from blocktrain.checkpoint import RunDirectory, stored_as
-    from blocktrain.model.block import block_shapes
-    from blocktrain.wire.tensors import decode
+    run = open_trained(folder)
+    try:
+        from transformers.utils import logging
 
-    run = RunDirectory.create(out, spec, manifest.corpus_sha256)
-    steps = {
-        block: step for phase, step in sorted(manifest.steps.items()) if step for block in spec.phases[phase].blocks
-    }  # of the last phase that has trained it
-    for each in manifest.blocks:
-        client.download(each.tensors, cache)
-    for each in manifest.blocks:
-        data = client.download(each.tensors, cache)
-        tensors, _ = decode(data, expected=block_shapes(spec, each.block))
-        run.save_block(each.block, stored_as(tensors, getattr(torch, precision)), steps.get(each.block, 0))
-    for phase in manifest.finished:
-        run.finish_phase(phase, {}, spec.phases[phase].steps)
-    for path, weights in manifest.combine.items():
-        run.save_combine(path, weights)
+        from blocktrain.hf import write_folder
+    except ImportError as error:
+        raise ConfigError(f"--hf needs a package that is not here ({error}): pip install 'blocktrain[hf]'") from None
+    logging.disable_progress_bar()
+    write_folder(run, out)
+    print(f"{out} holds the model for transformers")
+    say(f'load it: import blocktrain.hf; AutoModelForCausalLM.from_pretrained("{out}")')

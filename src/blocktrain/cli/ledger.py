@@ -46,17 +46,18 @@ def _from_coordinator(invite: str) -> list[dict[str, Any]]:
     from blocktrain.swarm.client import CoordinatorClient
 
     with CoordinatorClient(address) as client:
-        return list(_all(client.contributions))
+        return list(all_pages(client.contributions))
 
 
 def _from_disk(folder: Path, url: str | None) -> list[dict[str, Any]]:
     from blocktrain.cli.token import opened_ledger
 
     with opened_ledger(folder, url) as book:
-        return list(_all(lambda after: [asdict(each) for each in book.contributions(after)]))
+        return list(all_pages(lambda after: [asdict(each) for each in book.contributions(after)]))
 
 
-def _all(page: Page) -> Iterator[dict[str, Any]]:
+def all_pages(page: Page) -> Iterator[dict[str, Any]]:
+    """All contributions, a page after the other."""
     after = 0
     while records := page(after):
         yield from records

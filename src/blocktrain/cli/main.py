@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from blocktrain.cli.compare import compare
 from blocktrain.cli.console import say
 from blocktrain.cli.coordinator import coordinator
+from blocktrain.cli.doctor import doctor
 from blocktrain.cli.eval import evaluate
 from blocktrain.cli.export import export
 from blocktrain.cli.gateway import gateway
@@ -28,6 +29,7 @@ from blocktrain.cli.ledger import ledger
 from blocktrain.cli.options import EXIT_INTERRUPTED
 from blocktrain.cli.pause import pause, resume
 from blocktrain.cli.reference import reference
+from blocktrain.cli.report import report
 from blocktrain.cli.serve import serve
 from blocktrain.cli.stage import stage
 from blocktrain.cli.status import status
@@ -74,7 +76,9 @@ app = typer.Typer(
     name="blocktrain",
     cls=Commands,
     help="Train a language model in blocks: each block is trained alone, the blocks compose into one model.",
-    epilog="Start here:  blocktrain train --preset small --out run/   then   blocktrain eval run/",
+    epilog="Start here:  blocktrain train --preset small --out run/   then   blocktrain eval run/\n\n"
+    "Ends with 0 when all went well, with 2 when you can mend it (the sentence says how), with 1 on a failure of "
+    "BlockTrain's own or of a check of doctor, with 130 after Ctrl-C. docs/cli.md says more.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -103,6 +107,10 @@ app.command(
     epilog='Example:  blocktrain generate run/ --prompt "The president" --max-bytes 200 --seed 1',
 )(generate)
 app.command(
+    rich_help_panel=USE,
+    epilog="Example:  blocktrain report run/ --out page.html",
+)(report)
+app.command(
     rich_help_panel=TOGETHER,
     epilog="Example:  blocktrain coordinator --preset small --dir swarm/ --host 0.0.0.0 --public train.example.org",
 )(coordinator)
@@ -112,11 +120,15 @@ app.command(
 )(worker)
 app.command(
     rich_help_panel=TOGETHER,
+    epilog="Example:  blocktrain doctor 'bt://train.example.org:7000/#…'",
+)(doctor)
+app.command(
+    rich_help_panel=TOGETHER,
     epilog="Example:  blocktrain status 'bt://train.example.org:7000/#…' --watch",
 )(status)
 app.command(
     rich_help_panel=TOGETHER,
-    epilog="Example:  blocktrain export 'bt://train.example.org:7000/#…' model/",
+    epilog="Example:  blocktrain export 'bt://train.example.org:7000/#…' model/   or   blocktrain export run/ --hf hf/",
 )(export)
 app.command(
     rich_help_panel=TOGETHER,

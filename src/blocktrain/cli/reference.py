@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from blocktrain.cli.options import Changes, CorpusSource, Out, Preset, Seed, Toml, Work, WorkOf, read_spec
+from blocktrain.cli.options import Changes, CorpusSource, Out, Preset, Seed, TensorBoard, Toml, Work, WorkOf, read_spec
 
 
 def reference(
@@ -18,8 +18,11 @@ def reference(
     changes: Changes = None,
     work: WorkOf = Work.EQUAL,
     steps: Annotated[int | None, typer.Option(metavar="N", help="As many steps instead.")] = None,
+    tensorboard: TensorBoard = None,
 ) -> None:
-    """Train the same model end to end, for comparison: same shape, text, order and optimiser."""
+    """Train the same model end to end, for comparison.
+
+    Same shape, text, order and optimiser."""
     spec = read_spec(toml, preset, corpus, seed, changes)
 
     from blocktrain.cli.training import describe, show_parameters_side_by_side, train_into, twin_of
@@ -29,5 +32,5 @@ def reference(
     text = load_corpus(twin.corpus, twin.model.context)
     describe(twin)
     show_parameters_side_by_side(spec, twin)
-    train_into(out, twin, text)
+    train_into(out, twin, text, tensorboard=tensorboard)
     print(f"{out} holds the reference; measure it beside the blocks: blocktrain eval RUN {out}")

@@ -1,145 +1,41 @@
-"""The report of compare: what it says of each side, its table, its curves and its JSON document.
-Next: ../figures.py, which draws."""
+"""blocktrain report: a run told on one page that needs no network, with its figures as PNG beside it: curves, blocks,
+workers, bytes, events. Next: sections.py, what it says; ../figures.py, which draws."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated
 
-import torch
+import typer
 
-from blocktrain.checkpoint import RunDirectory, write_whole
-from blocktrain.cli.console import duration, quantity, say, show_table
-from blocktrain.cli.options import Work
-from blocktrain.cli.scoring import Measured, error_cell, measure, score_record
-from blocktrain.cli.training import parameters_of_blocks, phase_label, training_bytes
-from blocktrain.corpus import Corpus
-from blocktrain.figures import Line, line_figure, write_figure
-from blocktrain.train.flops import run_flops
-from blocktrain.train.trainer import pick_device
+from blocktrain.cli.console import say
+from blocktrain.cli.options import LedgerUrl, MaxWindows, require_positive
 
-HELD_OUT = ("valid", "test")
-MOST_POINTS = 200  # of a curve: each is the mean of so many neighbouring steps
+QUICK_WINDOWS = 64  # of held-out text: seconds, not minutes
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of the two runs, with what is said of it."""
+def report(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A directory of train, reference or export, or a coordinator's --dir.")
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; RUN/report.html by default.")] = None,
+    ledger: LedgerUrl = None,
+    max_windows: MaxWindows = QUICK_WINDOWS,
+    png: Annotated[bool, typer.Option("--png/--no-png", help="Draw every figure beside the page too.")] = True,
+) -> None:
+    """Tell a run on one page: curves, blocks, workers, bytes.
 
-    run: RunDirectory
-    parameters: list[int]  # of each block
-    losses: dict[int, list[float]]  # by phase, step after step
-    seconds: float  # of training, all phases added
-    held_out: dict[str, Measured]  # by split
+    The page works offline. Takes a coordinator's directory too, while it runs: the ledger is only read."""
+    require_positive("--max-windows", max_windows)
+    out = out or run / "report.html"
 
-    @classmethod
-    def of(cls, run: RunDirectory, text: Corpus, max_windows: int | None = None) -> Self:
-        held_out = {split: measure(run, text, split, max_windows=max_windows) for split in HELD_OUT}
-        losses, seconds = history(run.metrics())
-        return cls(run, parameters_of_blocks(run.spec), losses, seconds, held_out)
+    from blocktrain.cli.sections import told
+    from blocktrain.figures import write_page, write_png
 
-    def record(self) -> dict[str, Any]:
-        spec = self.run.spec
-        return {
-            "settings": spec.model_dump(mode="json"),
-            "spec_digest": spec.digest(),
-            "corpus_sha256": self.run.manifest().corpus_sha256,
-            "parameters": sum(self.parameters),
-            "parameters_of_blocks": self.parameters,
-            "training_bytes": training_bytes(spec),
-            "training_flops": run_flops(spec),
-            "training_seconds": self.seconds,
-            "scores": {split: [score_record(score) for score in m.scores] for split, m in self.held_out.items()},
-            "answer": {split: score_record(measured.answer) for split, measured in self.held_out.items()},
-        }
-
-
-def history(records: Sequence[dict[str, Any]]) -> tuple[dict[int, list[float]], float]:
-    """Losses by phase and seconds of training; after a resumption the last record of a step counts."""
-    latest = {(record["phase"], record["step"]): record for record in records if {"phase", "step"} <= record.keys()}
-    losses: dict[int, list[float]] = {}
-    for (phase, _), record in sorted(latest.items()):
-        losses.setdefault(phase, []).append(float(record["loss"]))
-    return losses, sum(float(record["seconds"]) for record in latest.values())
-
-
-def show(blocks: Side, reference: Side) -> None:
-    columns = ["", "parameters", "training text", "work", "time"]
-    columns += [name for split in HELD_OUT for name in (f"{split} nats/byte", "± s.e.")]
-    show_table(columns, [_row("blocks", blocks), _row("reference", reference)])
-    print(", ".join(f"gap on {split} {gap:+.4f} nats/byte" for split, gap in _gaps(blocks, reference).items()))
-
-
-def write(out: Path, blocks: Side, reference: Side, work: Work) -> list[Path]:
-    """The curves and the document; the paths written."""
-    document = {
-        "blocktrain": version("blocktrain"),
-        "work": work.value,
-        "machine": machine(),
-        "gap_nats_per_byte": _gaps(blocks, reference),
-        "blocks": blocks.record(),
-        "reference": reference.record(),
-    }
-    write_whole(out / "report.json", json.dumps(document, indent=2).encode())
-    figure = line_figure(
-        [*curves(blocks), *curves(reference, color="#000000")],
-        title=f"{blocks.run.spec.name}: training loss, in blocks and end to end",
-        x_title="training text seen (bytes)",
-        y_title="loss (nats per byte)",
-    )
-    return [out / "report.json", *write_figure(figure, out / "curves", skipped=say)]
-
-
-def curves(side: Side, color: str | None = None) -> list[Line]:
-    """A line a phase. A group begins where the one before it ended; the phases of a group run side by side."""
-    spec = side.run.spec
-    starts = accumulate((max(phase.steps for phase in group) for group in spec.groups), initial=0)
-    lines = []
-    for start, group in zip(starts, spec.groups, strict=False):
-        for phase in group:
-            steps, losses = means(side.losses.get(phase.index, []))
-            seen = [(start + step) * spec.step_bytes for step in steps]
-            lines.append(Line(phase_label(spec, phase), seen, losses, color))
-    return lines
-
-
-def means(losses: Sequence[float], most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
-    """At most so many points: the mean loss of neighbouring steps, at the middle of them."""
-    size = -(-len(losses) // most) or 1
-    chunks = [losses[start : start + size] for start in range(0, len(losses), size)]
-    middles = [size * index + (len(chunk) + 1) / 2 for index, chunk in enumerate(chunks)]
-    return middles, [sum(chunk) / len(chunk) for chunk in chunks]
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": pick_device().type,
-        "cpu_count": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-    }
-
-
-def _row(name: str, side: Side) -> list[str]:
-    spec = side.run.spec
-    cells = [name, f"{sum(side.parameters):,}", quantity(training_bytes(spec), "B"), quantity(run_flops(spec), "FLOP")]
-    cells.append(duration(side.seconds))
-    for measured in side.held_out.values():
-        cells += [f"{measured.answer.nats_per_byte:.4f}", error_cell(measured.answer)]
-    return cells
-
-
-def _gaps(blocks: Side, reference: Side) -> dict[str, float]:
-    return {
-        split: blocks.held_out[split].answer.nats_per_byte - reference.held_out[split].answer.nats_per_byte
-        for split in HELD_OUT
-    }
+    title, sections = told(run, ledger, max_windows)
+    write_page(out, title, sections)
+    written = [out]
+    for index, figure in enumerate(section.figure for section in sections if section.figure and png):
+        written += write_png(figure, out.with_name(f"{out.stem}-{index + 1}.png"), skipped=say)
+    for path in written:
+        print(path)

@@ -16,13 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import count
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from torch import Tensor
 
 from blocktrain.cli.certificates import Tls, pem_errors
 from blocktrain.cli.console import say
@@ -31,8 +29,8 @@ from blocktrain.cli.private import INVITE_FILE, LEDGER_FILE, read_private, write
 from blocktrain.cli.training import describe
 from blocktrain.corpus import Corpus, load_corpus
 from blocktrain.errors import BlockTrainError, ConfigError, StorageError
-from blocktrain.model.block import build_block
-from blocktrain.spec import NUM_SYMBOLS, Denoise, Phase, RunSpec
+from blocktrain.model.block import newborn_of
+from blocktrain.spec import Denoise, RunSpec
 from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.founding import found_run
@@ -40,15 +38,13 @@ from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import Role
 from blocktrain.swarm.rates import Rate
 from blocktrain.swarm.service import build_service
+from blocktrain.train.memory import training_memory_bytes
 from blocktrain.train.partition import resolve_partition
 from blocktrain.wire.invite import Invite, parse_invite
 
 BLOBS_FOLDER, ADMIN_FILE = "blobs", "invite-admin"
 TICK_S = 1.0
 GRACE_S = 5  # for requests under way when it is told to stop
-FLOAT_BYTES = 4
-STATE_BYTES = 16  # a trained parameter: weight, gradient and two moments
-LAYER_VALUES = 24  # kept for the backward pass: a token and layer, in multiples of the width
 
 
 @dataclass(frozen=True)
@@ -108,35 +104,6 @@ def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def newborn_of(spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:
-    """Every untrained block is built once: the coordinator asks for their shapes with each update."""
-
-    @cache
-    def newborn(block: int) -> dict[str, Tensor]:
-        return build_block(spec, block).state_dict()
-
-    return newborn
-
-
-def training_memory_bytes(spec: RunSpec, phase: Phase) -> int:
-    """An estimate of what a worker needs to train a phase, for leases that fit: 16 bytes a trained parameter (weight,
-    gradient, two moments of the optimiser), 4 bytes a parameter of the largest block that is only run and of every
-    block that the gradient passes through, and the activations of one step: LAYER_VALUES × width numbers a token and
-    layer that the gradient passes, and the logits of every read-out with their gradients."""
-    trained = sum(_parameters(spec, block) for block in phase.blocks)
-    run_only = max((_parameters(spec, block) for block in phase.below), default=0)
-    passed = sum(_parameters(spec, block) for block in phase.ahead)
-    through = (*phase.blocks, *phase.ahead)
-    layers = sum(spec.model.layers_of(block) for block in through)
-    values_a_token = layers * LAYER_VALUES * spec.model.width + 2 * len(through) * NUM_SYMBOLS
-    return STATE_BYTES * trained + FLOAT_BYTES * (run_only + passed + spec.step_bytes * values_a_token)
-
-
-@cache
-def _parameters(spec: RunSpec, block: int) -> int:
-    return sum(tensor.numel() for tensor in build_block(spec, block).state_dict().values())
 
 
 def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger) -> RunSpec:

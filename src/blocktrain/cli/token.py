@@ -3,11 +3,12 @@ Next: swarm/ledger.py."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,7 +41,9 @@ def add(
     role: Annotated[RoleName, typer.Option(help="What its holder may do.")] = RoleName.WORKER,
     ledger: LedgerUrl = None,
 ) -> None:
-    """Make a token and print the invite that holds it. It is not shown again."""
+    """Make a token and print the invite that holds it.
+
+    It is not shown again."""
     with opened_ledger(folder, ledger) as book:
         own = read_private(folder / INVITE_FILE)
         if own is None:
@@ -55,10 +58,18 @@ def add(
 
 
 @token.command("list", epilog="Example:  blocktrain token list --dir run/")
-def show(folder: StateFolder, ledger: LedgerUrl = None) -> None:
+def show(
+    folder: StateFolder,
+    ledger: LedgerUrl = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")] = False,
+) -> None:
     """Show who has a token, and who had one."""
     with opened_ledger(folder, ledger) as book:
-        rows = [[each.name, each.role, _when(each.created_s), _when(each.revoked_s)] for each in book.tokens()]
+        tokens = book.tokens()
+    if as_json:
+        print(json.dumps([asdict(each) for each in tokens], indent=2))
+        return
+    rows = [[each.name, each.role, _when(each.created_s), _when(each.revoked_s)] for each in tokens]
     show_table(["name", "role", "made", "revoked"], rows or [["none yet", "", "", ""]])
 
 

@@ -12,6 +12,7 @@ import typer
 from blocktrain.checkpoint import SPEC_FILE, RunDirectory
 from blocktrain.cli.console import quantity, say, show_table
 from blocktrain.cli.interrupt import StopOnInterrupt
+from blocktrain.cli.metrics import tensorboard_log, told_to
 from blocktrain.cli.options import EXIT_INTERRUPTED, Work, require_positive
 from blocktrain.cli.progress import training_progress
 from blocktrain.corpus import Corpus
@@ -26,7 +27,13 @@ from blocktrain.train.trainer import pick_device
 
 
 def train_into(
-    out: Path, spec: RunSpec, corpus: Corpus, *, only_block: int | None = None, jobs: int = 1
+    out: Path,
+    spec: RunSpec,
+    corpus: Corpus,
+    *,
+    only_block: int | None = None,
+    jobs: int = 1,
+    tensorboard: Path | None = None,
 ) -> RunDirectory:
     """Train what `out` does not hold yet. After a Ctrl-C everything is saved and the command ends."""
     wanted = wanted_phases(spec, only_block)
@@ -36,8 +43,8 @@ def train_into(
     if not todo:
         say(f"{out} is finished: nothing is left to train")
     labels = {phase.index: phase_label(spec, phase) for phase in todo}
-    with training_progress(labels) as report, StopOnInterrupt() as stop:
-        done = train_run(run, corpus, only_block=only_block, jobs=jobs, report=report, stop=stop)
+    with tensorboard_log(tensorboard) as log, training_progress(labels) as report, StopOnInterrupt() as stop:
+        done = train_run(run, corpus, only_block=only_block, jobs=jobs, report=told_to(report, log), stop=stop)
     if not done:
         say(f"stopped: everything is saved in {out}, run the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED)

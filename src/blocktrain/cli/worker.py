@@ -19,6 +19,7 @@ import typer
 
 from blocktrain.cli.console import quantity, say
 from blocktrain.cli.interrupt import StopOnInterrupt
+from blocktrain.cli.metrics import metrics_file, metrics_server, told_to
 from blocktrain.cli.options import EXIT_INTERRUPTED, InviteText, require_positive
 from blocktrain.cli.private import cache_home, read_private, write_private
 from blocktrain.cli.progress import LINE_EVERY_S
@@ -47,8 +48,16 @@ def worker(
         int | None, typer.Option(metavar="BYTES", help="Take only work that fits; what is free by default.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End after one piece of work.")] = False,
+    metrics: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append what it does there too, a JSON line each.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="Serve /metrics for Prometheus; 0: a free port.")
+    ] = None,
 ) -> None:
-    """Train for somebody's run. Ctrl-C finishes the step, hands in what is done and ends with 130."""
+    """Join a run by its invite and train for it.
+
+    Ctrl-C finishes the step, hands in what is done and ends with 130."""
     address = parse_invite(invite)
     require_positive("--memory", memory)
     if name is not None and not 1 <= len(name) <= LONGEST_NAME:
@@ -60,10 +69,16 @@ def worker(
 
     home, device = home or cache_home(), pick_device()
     memory_bytes = memory or free_memory_bytes(device)
-    with own_key(home) as (key, number), shown() as show, StopOnInterrupt() as stop:
+    with (
+        own_key(home) as (key, number),
+        metrics_file(metrics) as log,
+        metrics_server(metrics_port) as counted,
+        shown() as show,
+        StopOnInterrupt() as stop,
+    ):
         name = name or (platform.node() or "worker")[: LONGEST_NAME - 4] + (f"-{number}" if number > 1 else "")
         say(f"{name} on {device.type} with {quantity(memory_bytes, 'B')} for the run at {address.url}")
-        shift = Shift(show, stop, once, address.url)
+        shift = Shift(told_to(show, log, counted), stop, once, address.url)
         with CoordinatorClient(address, patience_s=math.inf, sleep=shift.unreachable) as client:
             Worker(
                 client,

@@ -4,8 +4,8 @@ block(bytes, state) -> (state', logits). Two kinds, one for each family of objec
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
 from typing import ClassVar
 
 import torch
@@ -203,6 +203,16 @@ def logical_parameters(spec: RunSpec) -> int:
     """The numbers it would store if every layer were real; the same where none is shared."""
     every_layer = tuple(spec.model.layers_of(block) for block in range(spec.model.blocks))
     return physical_parameters(spec.with_(**{"model.physical_layers": every_layer}))
+
+
+def newborn_of(spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:
+    """The tensors of untrained blocks, each built once: a coordinator asks for their shapes with every update."""
+
+    @cache
+    def newborn(block: int) -> dict[str, Tensor]:
+        return build_block(spec, block).state_dict()
+
+    return newborn
 
 
 def _init_seed(seed: int, index: int) -> int:

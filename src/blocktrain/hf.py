@@ -1,0 +1,197 @@
+"""BlockTrain's models as `transformers` knows models: a config, a causal language model around BlockModel, a tokenizer
+of bytes, and the folder that holds them. Importing this module registers the classes; it needs the extra hf.
+Next: model/stack.py, whose logits these are; docs/hf.md, how to use it.
+
+    import blocktrain.hf
+    model = AutoModelForCausalLM.from_pretrained("folder")
+    tokenizer = AutoTokenizer.from_pretrained("folder")
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_outputs import CausalLMOutput
+
+from blocktrain.checkpoint import RunDirectory, write_whole
+from blocktrain.errors import ConfigError, StorageError
+from blocktrain.model.block import Block, build_block
+from blocktrain.model.stack import BlockModel, window_start
+from blocktrain.spec import NUM_SYMBOLS, RunSpec
+from blocktrain.train.run import load_model
+
+CODE_FILE = "modeling_blocktrain.py"
+CODE = '''"""For trust_remote_code: the classes are those of the installed package blocktrain."""
+
+from blocktrain.hf import BlockTrainConfig, BlockTrainForCausalLM
+
+__all__ = ["BlockTrainConfig", "BlockTrainForCausalLM"]
+'''
+
+
+class BlockTrainConfig(PreTrainedConfig):
+    """The run's spec, and the weights of the composition."""
+
+    model_type = "blocktrain"
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any] | None = None,
+        combine: Mapping[str, Sequence[float]] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.spec = RunSpec.model_validate(spec or {}).model_dump(mode="json")
+        self.combine = {path: list(weights) for path, weights in (combine or {}).items()}
+        shape = self.run_spec.model
+        self.vocab_size, self.max_position_embeddings = NUM_SYMBOLS, shape.context
+        self.hidden_size, self.num_hidden_layers = shape.width, shape.total_layers
+        self.num_attention_heads = shape.heads
+        settings.setdefault("tie_word_embeddings", False)
+        super().__init__(**settings)
+
+    @property
+    def run_spec(self) -> RunSpec:
+        return RunSpec.model_validate(self.spec)
+
+
+class BlockTrainForCausalLM(PreTrainedModel, GenerationMixin):
+    """A token is a byte. There is no cache of keys and values: every step reads its window of the text anew, the same
+    window that BlockModel.generate reads."""
+
+    config_class = BlockTrainConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    _no_split_modules = ("StackedBlock", "DenoiseBlock")
+
+    def __init__(self, config: BlockTrainConfig) -> None:
+        super().__init__(config)
+        with torch.device("cpu"):  # blocks draw their first weights from a generator, which no meta device has
+            self.model = BlockModel(config.run_spec, config.combine)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: object,
+    ) -> CausalLMOutput:
+        if attention_mask is None or bool(attention_mask.all()):
+            logits = self._logits(input_ids)
+        else:
+            logits = self._logits_of_rows(input_ids, attention_mask.bool())
+        return CausalLMOutput(loss=None if labels is None else _loss(logits, labels), logits=logits)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: object
+    ) -> dict[str, Any]:
+        """The window that each row of the text so far is read in."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.clone()
+        for row in mask:
+            (places,) = row.nonzero(as_tuple=True)
+            row[places[: window_start(len(places), self.config.max_position_embeddings)]] = 0
+        first = int(mask.any(0).nonzero()[0])
+        return {"input_ids": input_ids[:, first:], "attention_mask": mask[:, first:]}
+
+    def _logits(self, input_ids: Tensor) -> Tensor:
+        context = self.config.max_position_embeddings
+        if input_ids.size(1) > context:
+            raise ConfigError(
+                f"{input_ids.size(1)} bytes were given and this model reads {context} at once: cut the text"
+            )
+        path = self.model.paths[0]
+        return self.model.combined(self.model.readings(input_ids, path), path)
+
+    def _logits_of_rows(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        """Padding is not read, wherever it is: it would move the positions of the bytes after it. Its logits are 0."""
+        logits = torch.zeros(*input_ids.shape, NUM_SYMBOLS, device=input_ids.device, dtype=self.dtype)
+        for row, (ids, read) in enumerate(zip(input_ids, mask, strict=True)):
+            if read.any():
+                logits[row, read] = self._logits(ids[read][None])[0]
+        return logits
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """transformers empties the tables that are computed and not stored; here they are computed again."""
+        if isinstance(module, Block):
+            with torch.device("cpu"):
+                newborn = build_block(self.config.run_spec, module.index)
+            stored = module.state_dict()
+            for name, table in newborn.named_buffers():
+                if name not in stored:
+                    module.get_buffer(name).copy_(table)
+
+
+def byte_tokenizer(context: int) -> PreTrainedTokenizerFast:
+    """A token a byte, its number the byte's. No special tokens: the models know none."""
+    alphabet = _byte_names()
+    tokenizer = Tokenizer(BPE(vocab={name: byte for byte, name in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=context, clean_up_tokenization_spaces=False
+    )
+
+
+def write_folder(run: RunDirectory, out: Path) -> None:
+    """What `from_pretrained` loads: weights, config, tokenizer, and the file by which trust_remote_code finds us. All
+    is written beside first, and the config, without which nothing loads, comes last."""
+    with tempfile.TemporaryDirectory(prefix="blocktrain-") as folder:
+        _save(run, Path(folder))
+        _make_folder(out)
+        for path in sorted(Path(folder).iterdir(), key=lambda path: path.name == "config.json"):
+            write_whole(out / path.name, path.read_bytes())
+
+
+def _save(run: RunDirectory, out: Path) -> None:
+    model = load_model(run)
+    config = BlockTrainConfig(run.spec.model_dump(mode="json"), model.combine)
+    module = Path(CODE_FILE).stem
+    config.auto_map = {
+        "AutoConfig": f"{module}.{BlockTrainConfig.__name__}",
+        "AutoModelForCausalLM": f"{module}.{BlockTrainForCausalLM.__name__}",
+    }
+    wrapped = BlockTrainForCausalLM(config)
+    wrapped.model.load_state_dict(model.state_dict())
+    wrapped.save_pretrained(out)
+    byte_tokenizer(run.spec.model.context).save_pretrained(out)
+    (out / CODE_FILE).write_text(CODE)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be made ({error.strerror}): choose another folder") from None
+
+
+def _loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    """Nats a byte; the labels are the input, of which each byte is foreseen from those before it. −100 is left out."""
+    return F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100)
+
+
+def _byte_names() -> list[str]:
+    """The characters by which byte-level tokenizers call the 256 bytes (Radford et al., 2019): itself where it can be
+    seen, else the next one from 256 on."""
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = [byte for byte in range(NUM_SYMBOLS) if byte not in seen]
+    return [chr(byte) if byte in seen else chr(NUM_SYMBOLS + hidden.index(byte)) for byte in range(NUM_SYMBOLS)]
+
+
+AutoConfig.register(BlockTrainConfig.model_type, BlockTrainConfig, exist_ok=True)
+AutoModelForCausalLM.register(BlockTrainConfig, BlockTrainForCausalLM, exist_ok=True)

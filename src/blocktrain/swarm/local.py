@@ -1,0 +1,177 @@
+"""A swarm in one process, for notebooks, examples and tests: a real coordinator behind HTTP on a free port of this
+machine, and real workers in threads. Nothing of it is left when it ends. Next: worker.py, coordinator.py."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fastapi import FastAPI
+
+from blocktrain.corpus import load_corpus
+from blocktrain.errors import ConfigError
+from blocktrain.model.block import newborn_of
+from blocktrain.model.stack import BlockModel
+from blocktrain.spec import RunSpec
+from blocktrain.swarm.blobs import Blobs
+from blocktrain.swarm.client import CoordinatorClient
+from blocktrain.swarm.coordinator import Coordinator
+from blocktrain.swarm.export import export_model
+from blocktrain.swarm.founding import found_run
+from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.service import build_service
+from blocktrain.swarm.worker import Worker, WorkReport
+from blocktrain.train.partition import resolve_partition
+from blocktrain.train.run import load_model
+from blocktrain.wire.invite import Invite
+
+LOOPBACK = "127.0.0.1"
+ENOUGH_BYTES = 2**52  # threads share the memory of this machine: no lease is withheld for it
+LONGEST_WAIT_S = 0.25  # until a worker asks again: on one machine that costs nothing
+NAP_S = 0.05  # between looks whether the workers are done; Ctrl-C reaches a notebook in it
+
+
+class LocalSwarm:
+    """Made by `local_swarm`; a `with` block ends it.
+
+    with local_swarm(preset("tiny"), workers=2) as swarm:
+        swarm.wait()
+        model = swarm.model()
+    """
+
+    def __init__(
+        self, spec: RunSpec, workers: int, folder: Path | None, report: Callable[[str, WorkReport], None]
+    ) -> None:
+        self._report, self._stopped, self._stack = report, threading.Event(), ExitStack()
+        self._threads: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+        with ExitStack() as opening:
+            self.folder = folder or Path(opening.enter_context(tempfile.TemporaryDirectory(prefix="blocktrain-")))
+            self.spec, self._invite = _open_run(spec, self.folder, opening)
+            self._stack = opening.pop_all()
+        for _ in range(workers):
+            self.add_worker()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def invite(self) -> str:
+        """For `blocktrain worker`, `status` and the like, from another terminal of this machine."""
+        return str(self._invite)
+
+    def add_worker(self, name: str | None = None) -> None:
+        name = name or f"worker-{len(self._threads) + 1}"
+        thread = threading.Thread(target=self._work, args=(name,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until the run is trained to its end: True; False when the time was over before. A worker's error is raised
+        here."""
+        if not self._threads:
+            raise ConfigError("this swarm has no workers, so it would never end: add_worker() first")
+        give_up_s = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
+        while any(thread.is_alive() for thread in self._threads) and not self._errors:
+            if time.monotonic() > give_up_s:
+                return False
+            self._stopped.wait(NAP_S)
+        if self._errors:
+            raise self._errors[0]
+        return True
+
+    def status(self) -> dict[str, Any]:
+        """What `blocktrain status --json` prints."""
+        with self._client() as client:
+            return client.status()
+
+    def model(self) -> BlockModel:
+        """The newest version of every block, composed."""
+        with self._client() as client:
+            run = export_model(client, client.manifest(), self.folder / "model", self.folder / "home" / "blobs")
+        return load_model(run)
+
+    def stop(self) -> None:
+        """Workers hand in the step they are at; then the coordinator closes. Stopping again does nothing."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+        self._stack.close()
+
+    def _client(self) -> CoordinatorClient:
+        return CoordinatorClient(self._invite)
+
+    def _work(self, name: str) -> None:
+        def sleep(seconds: float) -> None:
+            self._stopped.wait(min(seconds, LONGEST_WAIT_S))
+
+        try:
+            with CoordinatorClient(self._invite, sleep=sleep) as client:
+                Worker(
+                    client,
+                    self.folder / "home",
+                    key=Ed25519PrivateKey.generate(),
+                    name=name,
+                    memory_bytes=ENOUGH_BYTES,
+                    report=lambda report: self._report(name, report),
+                    stop=self._stopped.is_set,
+                    sleep=sleep,
+                ).run()
+        except Exception as error:
+            self._errors.append(error)
+
+
+def local_swarm(
+    spec: RunSpec,
+    *,
+    workers: int = 2,
+    folder: Path | None = None,
+    report: Callable[[str, WorkReport], None] = lambda name, report: None,
+) -> LocalSwarm:
+    """Found a run on this machine, serve it and train it with so many workers. Without a folder it leaves no files;
+    with one it can be continued there. `report` is told what each worker does, from the worker's thread."""
+    return LocalSwarm(spec, workers, folder, report)
+
+
+def _open_run(spec: RunSpec, folder: Path, opening: ExitStack) -> tuple[RunSpec, Invite]:
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    spec = resolve_partition(spec, corpus)
+    folder.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(folder / "ledger.db")
+    opening.callback(ledger.close)
+    blobs, token = Blobs(folder / "blobs"), secrets.token_urlsafe(24)
+    found_run(spec, corpus, ledger, blobs, time.time())
+    ledger.add_token(f"local-{token[:8]}", "admin", token, time.time())
+    coordinator = Coordinator(spec, ledger, blobs, newborn=newborn_of(spec))
+    port = opening.enter_context(served(build_service(coordinator, ledger)))
+    return spec, Invite(LOOPBACK, port, token)
+
+
+@contextmanager
+def served(service: FastAPI, **tls: Any) -> Iterator[int]:
+    """On a free port of this machine, by a thread; gives the port. `tls`: uvicorn's ssl_certfile and ssl_keyfile."""
+    config = uvicorn.Config(service, log_level="error", lifespan="off", **tls)
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="coordinator", daemon=True)
+        thread.start()
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join()

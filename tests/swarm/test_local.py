@@ -1,0 +1,60 @@
+"""A swarm in one process: it trains, hands out its model, and leaves nothing when it ends."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from blocktrain.errors import ConfigError, CorpusError
+from blocktrain.swarm.local import local_swarm
+from blocktrain.swarm.worker import Worker
+from blocktrain.wire.invite import parse_invite
+
+
+@pytest.fixture
+def spec(tiny_run):
+    return tiny_run.with_(**{"train.steps": 4, "swarm.round_steps": 2})
+
+
+def test_two_workers_train_a_run_to_its_end(spec):
+    seen = set()
+    with local_swarm(spec, workers=2, report=lambda name, report: seen.add((name, report.kind))) as swarm:
+        assert swarm.wait(60)
+        assert all(phase["finished"] for phase in swarm.status()["phases"])
+        assert len(swarm.model().blocks) == 4
+    assert {("worker-1", "finished"), ("worker-2", "finished")} <= seen
+
+
+def test_nothing_is_left_when_it_ends(spec):
+    before = threading.active_count()
+    with local_swarm(spec.with_(**{"train.steps": 10_000}), workers=1) as swarm:
+        folder, port = swarm.folder, parse_invite(swarm.invite).port
+        assert not swarm.wait(0.0)
+    assert threading.active_count() == before
+    assert not folder.exists()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port)).close()
+    swarm.stop()  # again does nothing
+
+
+def test_with_a_folder_it_goes_on_where_it_was(spec, tmp_path):
+    with local_swarm(spec, workers=1, folder=tmp_path / "swarm") as swarm:
+        assert swarm.wait(60)
+    with local_swarm(spec, workers=0, folder=tmp_path / "swarm") as again:
+        assert all(phase["finished"] for phase in again.status()["phases"])
+
+
+def test_a_worker_s_error_reaches_who_waits(spec, monkeypatch):
+    def broken(self):
+        raise CorpusError("the text is gone: restore it")
+
+    monkeypatch.setattr(Worker, "run", broken)
+    with local_swarm(spec, workers=1) as swarm, pytest.raises(CorpusError, match="restore it"):
+        swarm.wait(60)
+
+
+def test_waiting_for_nobody_is_refused(spec):
+    with local_swarm(spec, workers=0) as swarm, pytest.raises(ConfigError, match="add_worker"):
+        swarm.wait()
