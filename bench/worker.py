@@ -39,7 +39,7 @@ from blocktrain.train.flops import phase_flops
 from blocktrain.train.optim import Muon
 from blocktrain.train.reference import reference_of
 from blocktrain.train.trainer import BlockTrainer, compile_pays
-from common import RESULTS, machine, table, write_json
+from common import RESULTS, machine, proc_status, table, write_json
 
 SLACK = 0.10  # what a worker may take above its share of the reference's memory
 MIN_LOOP_RATIO = 0.90  # of a bare loop's throughput
@@ -190,21 +190,16 @@ def reset_peak_rss() -> int:
     if not clear.exists():
         return peak_rss()
     clear.write_text("5")
-    return _status("VmRSS")
+    return proc_status("VmRSS")
 
 
 def peak_rss() -> int:
     if Path("/proc/self/status").exists():
-        return _status("VmHWM")
+        return proc_status("VmHWM")
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 def call_before(owner: object, method: str, act: Callable[[], None]) -> None:
