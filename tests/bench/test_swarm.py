@@ -124,5 +124,5 @@ def test_a_refused_request_ends_a_load(bench):
             server.close()
             await server.wait_closed()
 
-    with pytest.raises(RuntimeError, match="GET /healthz: HTTP/1.1 404 Not Found no!"):
+    with pytest.raises(RuntimeError, match=r"GET /healthz: HTTP/1\.1 404 Not Found no!"):
         asyncio.run(ask())
