@@ -40,6 +40,7 @@ class ShareCase:
     update: str
     round_steps: int
     workers: int
+    rounds: int  # after the first
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Size:
     small: RunSpec  # for the load: many small updates
     large_width: int  # for the memory: blocks that stand out of what a process takes anyway
     shares: tuple[ShareCase, ...]
-    rounds: int
     merged_updates: int
     merged_rounds: int
     copied_bytes: int
@@ -66,11 +66,10 @@ def full_size(spec: RunSpec, small: RunSpec) -> Size:
         small=small,
         large_width=2 * spec.model.width,
         shares=(
-            ShareCase("the preset", spec.swarm.update, spec.swarm.round_steps, workers=1),
-            ShareCase("short rounds, sparse", "sparse", 10, workers=1),
-            ShareCase("two workers", spec.swarm.update, 25, workers=2),
+            ShareCase("the preset", spec.swarm.update, spec.swarm.round_steps, workers=1, rounds=2),
+            ShareCase("short rounds, sparse", "sparse", 10, workers=1, rounds=2),
+            ShareCase("two workers", spec.swarm.update, 25, workers=2, rounds=1),
         ),
-        rounds=2,
         merged_updates=8,
         merged_rounds=2,
         copied_bytes=2**28,
@@ -86,8 +85,7 @@ def quick_size(spec: RunSpec, small: RunSpec) -> Size:
         spec=spec,
         small=small,
         large_width=spec.model.width,
-        shares=(ShareCase("the preset", spec.swarm.update, 3, workers=1),),
-        rounds=1,
+        shares=(ShareCase("the preset", spec.swarm.update, 3, workers=1, rounds=1),),
         merged_updates=2,
         merged_rounds=1,
         copied_bytes=2**22,
@@ -145,7 +143,7 @@ def _share(size: Size, folder: Path) -> list[dict[str, Any]]:
             case.name,
             size.spec.with_(**{"swarm.update": case.update, "swarm.round_steps": case.round_steps}),
             case.workers,
-            size.rounds,
+            case.rounds,
         )
         for case in size.shares
     )

@@ -6,6 +6,7 @@ may keep. Updates come one after the other, or all at once, where every request 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from swarm_merging import FLOAT_BYTES
 from swarm_processes import Member, Tensors, num_parameters, phase_tensors, random_update, running_coordinator
 
 MAX_GROWTH = 1.25  # of the peak, from the fewest replicas to the most: what allocators keep differs from run to run
-PATIENCE_S = 600.0
+PATIENCE_S, POLL_S = 300.0, 0.5
 
 
 def memory_part(spec: RunSpec, replica_counts: Sequence[int], folder: Path) -> dict[str, Any]:
@@ -70,8 +71,18 @@ def hand_in(invite: Invite, members: Sequence[Member], payloads: Sequence[bytes]
         leases = [client.lease(member.request()) for member in members]
     with ThreadPoolExecutor(len(members) if at_once else 1) as pool:
         list(pool.map(lambda work: _send(invite, *work), zip(members, leases, payloads, strict=True)))
-    with CoordinatorClient(invite) as client:
-        return len([entry for entry in client.contributions() if entry["update"]["merged_round"] == 0])
+    with CoordinatorClient(invite, patience_s=PATIENCE_S) as client:
+        return _merged(client, len(members))
+
+
+def _merged(client: CoordinatorClient, expected: int) -> int:
+    """How many updates the first round merged: a long merge may still go on when its last update has its receipt."""
+    for _ in range(int(PATIENCE_S / POLL_S)):
+        merged = len([entry for entry in client.contributions() if entry["update"]["merged_round"] == 0])
+        if merged == expected:
+            break
+        time.sleep(POLL_S)
+    return merged
 
 
 def _send(invite: Invite, member: Member, lease: TrainLease, payload: bytes) -> None:

@@ -22,6 +22,8 @@ WORKS = {
     "updates": "update (3 requests)",
 }
 Document = Mapping[str, Any]
+_MERGED = f"<span style='color:{PALETTE[1]}'>as it is</span>"
+_OPENED_ONCE = f"<span style='color:{PALETTE[0]}'>each update opened once</span>"
 
 
 def goals(document: Document) -> list[dict[str, Any]]:
@@ -159,11 +161,13 @@ def figure(document: Document) -> go.Figure:
     """A panel a question."""
     panels: dict[str, tuple[str, Callable[[go.Figure, Any, dict[str, int]], None]]] = {
         "share": ("A worker's time that is not computing", _draw_share),
-        "merging": ("Merging updates, as a share of copying memory", _draw_merging),
+        "merging": (f"Speed of merging over copying memory: {_MERGED}, {_OPENED_ONCE}", _draw_merging),
         "bytes": ("Bytes a parameter and round", _draw_bytes),
         "memory": ("Coordinator's peak memory above idle, × block", _draw_memory),
-        "load": ("Requests a second (and server CPU time each)", _draw_load),
+        "load": ("Requests a second, and server CPU time each", _draw_load),
+        "spent": ("Where the time of the coordinator's merge goes", _draw_spent),
     }
+    drawable = {**document, "spent": document["merging"]} if "merging" in document else document
     drawn = make_subplots(
         rows=2,
         cols=3,
@@ -172,8 +176,8 @@ def figure(document: Document) -> go.Figure:
         vertical_spacing=0.2,
     )
     for place, (name, (_, draw)) in enumerate(panels.items()):
-        if name in document:
-            draw(drawn, document[name], {"row": place // 3 + 1, "col": place % 3 + 1})
+        if name in drawable:
+            draw(drawn, drawable[name], {"row": place // 3 + 1, "col": place % 3 + 1})
     drawn.update_layout(
         template="plotly_white",
         width=1600,
@@ -183,6 +187,7 @@ def figure(document: Document) -> go.Figure:
         showlegend=False,
         margin={"t": 60, "b": 60},
     )
+    drawn.update_annotations(font_size=15)
     return drawn
 
 
@@ -195,23 +200,35 @@ def _draw_share(drawn: go.Figure, rows: Sequence[Document], place: dict[str, int
         text = [f"{kind} {value:.1%}" if value > 0.004 else "" for value in values]
         color = PALETTE[number % len(PALETTE)]
         drawn.add_bar(x=names, y=values, text=text, marker_color=color, textangle=0, **place)
-    drawn.add_hline(y=1 - MIN_SHARE, line_dash="dash", annotation_text="goal: at most", **place)
+    drawn.add_hline(y=1 - MIN_SHARE, line_dash="dash", annotation_text="the goal's limit", **place)
     drawn.update_yaxes(tickformat=".0%", **place)
 
 
 def _draw_merging(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
-    for color, key, label in ((1, "merge", "the coordinator's merge"), (0, "mean", "each update opened once")):
+    for color, key in ((1, "merge"), (0, "mean")):
         values = [row[f"{key}_of_bandwidth"] for row in part["rows"]]
         drawn.add_bar(
             x=[row["codec"] for row in part["rows"]],
             y=values,
-            text=[f"{value:.2%}<br>{label}" for value in values],
+            text=[f"{value:.2%}" for value in values],
             offsetgroup=key,
             marker_color=PALETTE[color],
             textposition="outside",
+            textangle=0,
+            constraintext="none",
             **place,
         )
-    drawn.update_yaxes(type="log", tickformat=".1%", range=[-3, 0], **place)
+    drawn.update_yaxes(type="log", tickvals=[1e-4, 1e-3, 1e-2, 1e-1], tickformat="~%", range=[-4.2, -0.5], **place)
+
+
+def _draw_spent(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
+    codecs = [row["codec"] for row in part["rows"]]
+    for number, kind in enumerate(part["rows"][0]["spent"]):
+        values = [row["spent"][kind] for row in part["rows"]]
+        text = [kind if value > 0.06 else "" for value in values]
+        color = PALETTE[number % len(PALETTE)]
+        drawn.add_bar(x=codecs, y=values, text=text, marker_color=color, textangle=0, **place)
+    drawn.update_yaxes(tickformat=".0%", **place)
 
 
 def _draw_bytes(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
@@ -248,7 +265,7 @@ def _draw_memory(drawn: go.Figure, part: Document, place: dict[str, int]) -> Non
 def _draw_load(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
     rows = part["rows"]
     drawn.add_bar(
-        x=[WORKS[row["work"]].replace(" (", "<br>(") for row in rows],
+        x=[WORKS[row["work"]].replace(" ", "<br>", 1) for row in rows],
         y=[row["requests_per_s"] for row in rows],
         text=[f"{row['requests_per_s']:.0f}<br>{row['server_cpu_ms_a_request']:.1f} ms" for row in rows],
         marker_color=PALETTE[4],
@@ -256,4 +273,5 @@ def _draw_load(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
         **place,
     )
     top = 1.2 * max(row["requests_per_s"] for row in rows)
+    drawn.update_xaxes(tickangle=0, **place)
     drawn.update_yaxes(title=f"requests/s, {part['clients']} clients", range=[0, top], **place)

@@ -86,6 +86,8 @@ class Coordinator:
         self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
         # Threads of one server take turns: nobody merges what another is merging. Between servers the ledger decides.
         self._turn = threading.RLock()
+        # One update is decoded at a time: many that come at once take no more memory than one after the other.
+        self._decoding = threading.Lock()
 
     # What workers and people ask
 
@@ -181,9 +183,11 @@ class Coordinator:
                 code="reported",
             )
         facts = self._mergeable(notice, lease)
-        data = self._payload(notice)
-        norm = self._norm(data, facts)
-        self._blobs.put(data)
+        with self._decoding:
+            data = self._payload(notice)
+            norm = self._norm(data, facts)
+            self._blobs.put(data)
+            del data
         with self._turn:
             self.tick()
             # What was merged while the bytes were being read may have made it too old.
