@@ -56,6 +56,7 @@ class Size:
     copied_bytes: int
     trained_steps: int
     replicas: tuple[int, ...]
+    arrivals: tuple[bool, ...]  # whether updates come all at once
     clients: int
     seconds: float
 
@@ -67,7 +68,7 @@ def full_size(spec: RunSpec, small: RunSpec) -> Size:
         large_width=2 * spec.model.width,
         shares=(
             ShareCase("the preset", spec.swarm.update, spec.swarm.round_steps, workers=1, rounds=2),
-            ShareCase("short rounds, sparse", "sparse", 10, workers=1, rounds=2),
+            ShareCase("short rounds, sparse", "sparse", 10, workers=1, rounds=1),
             ShareCase("two workers", spec.swarm.update, 25, workers=2, rounds=1),
         ),
         merged_updates=8,
@@ -75,6 +76,7 @@ def full_size(spec: RunSpec, small: RunSpec) -> Size:
         copied_bytes=2**28,
         trained_steps=10,
         replicas=(2, 8, 32),
+        arrivals=(False, True),
         clients=200,
         seconds=5.0,
     )
@@ -91,6 +93,7 @@ def quick_size(spec: RunSpec, small: RunSpec) -> Size:
         copied_bytes=2**22,
         trained_steps=1,
         replicas=(2,),
+        arrivals=(True,),
         clients=4,
         seconds=0.2,
     )
@@ -161,7 +164,7 @@ def _bytes(size: Size, folder: Path) -> dict[str, Any]:
 
 
 def _memory(size: Size, folder: Path) -> dict[str, Any]:
-    return memory_part(size.spec.with_(**{"model.width": size.large_width}), size.replicas, folder)
+    return memory_part(size.spec.with_(**{"model.width": size.large_width}), size.replicas, size.arrivals, folder)
 
 
 def _load(size: Size, folder: Path) -> dict[str, Any]:

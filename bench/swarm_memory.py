@@ -23,12 +23,12 @@ MAX_GROWTH = 1.25  # of the peak, from the fewest replicas to the most: what all
 PATIENCE_S, POLL_S = 300.0, 0.5
 
 
-def memory_part(spec: RunSpec, replica_counts: Sequence[int], folder: Path) -> dict[str, Any]:
+def memory_part(spec: RunSpec, replica_counts: Sequence[int], arrivals: Sequence[bool], folder: Path) -> dict[str, Any]:
     before = phase_tensors(spec)
     block_bytes = FLOAT_BYTES * num_parameters(before)
     rows = [
         memory_row(spec, before, replicas, at_once, folder / f"memory-{replicas}-{at_once}")
-        for at_once in (False, True)
+        for at_once in arrivals
         for replicas in replica_counts
     ]
     for row in rows:
@@ -38,8 +38,7 @@ def memory_part(spec: RunSpec, replica_counts: Sequence[int], folder: Path) -> d
         "update": spec.swarm.update,
         "block_bytes": block_bytes,
         "rows": rows,
-        "growth": growth(rows, at_once=False),
-        "growth_at_once": growth(rows, at_once=True),
+        "growth": [{"at_once": at_once, "factor": growth(rows, at_once)} for at_once in arrivals],
     }
 
 

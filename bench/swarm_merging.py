@@ -1,7 +1,9 @@
 """How fast are updates merged? The coordinator's own merge of a round, from the updates' bytes on disk to the published
 version, for every codec, against copying memory in the same run; and how many bytes a trained update takes.
 
-A rate counts the float32 values that an update stands for, whatever it takes on the wire: updates × parameters × 4."""
+A rate counts the float32 values that an update stands for, whatever it takes on the wire: updates × parameters × 4.
+Seconds are CPU time, of merging and of copying alike: what other processes take of a core falls on neither. What a
+disk takes to sync is not in them."""
 
 from __future__ import annotations
 
@@ -42,9 +44,9 @@ def copy_bandwidth(num_bytes: int) -> float:
 
 
 def timed(act: Callable[[], Any]) -> float:
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     act()
-    return time.perf_counter() - started_s
+    return time.process_time() - started_s
 
 
 # --- merging ---------------------------------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ def merge_seconds(
     spec: RunSpec, corpus: Corpus, before: Tensors, num_updates: int, rounds: int, folder: Path
 ) -> tuple[float, dict[str, float]]:
     """Of the fastest round, the seconds in the coordinator's merge; of all rounds, the shares of its parts."""
-    watch, seconds = Stopwatch(), list[float]()
+    watch, seconds = Stopwatch(time.process_time), list[float]()
     with coordinator_here(spec, corpus, folder) as host:
         host._merge = only_while(host._merge, watch, merge_calls())  # type: ignore[method-assign]
         for round in range(rounds):

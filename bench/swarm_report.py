@@ -32,8 +32,8 @@ def goals(document: Document) -> list[dict[str, Any]]:
     for row in document.get("share", []):
         found.append(_goal(f"computing, {row['name']}", row["share"], ">=", MIN_SHARE))
     if memory := document.get("memory"):
-        found.append(_goal("memory growth, updates one by one", memory["growth"], "<=", MAX_GROWTH))
-        found.append(_goal("memory growth, updates all at once", memory["growth_at_once"], "<=", MAX_GROWTH))
+        for row in memory["growth"]:
+            found.append(_goal(f"memory growth, {_arrival(row['at_once'])}", row["factor"], "<=", MAX_GROWTH))
     return found
 
 
@@ -248,6 +248,8 @@ def _draw_bytes(drawn: go.Figure, part: Document, place: dict[str, int]) -> None
 def _draw_memory(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
     for color, at_once in enumerate((False, True)):
         rows = [row for row in part["rows"] if row["at_once"] == at_once]
+        if not rows:
+            continue
         last = ["" for _ in rows[1:]] + [_arrival(at_once)]
         drawn.add_scatter(
             x=[row["replicas"] for row in rows],

@@ -10,7 +10,7 @@ import pytest
 from blocktrain.spec import preset
 
 BENCH = Path(__file__).parents[2] / "bench"
-pytestmark = pytest.mark.timeout(300)  # it starts processes that import torch
+pytestmark = pytest.mark.timeout(600)  # it starts processes that import torch, on a machine that may be busy
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_merges_are_compared_with_copying_memory(document):
 
 
 def test_every_update_of_a_measured_round_was_merged(document):
-    assert [(row["replicas"], row["merged"]) for row in document["memory"]["rows"]] == [(2, 2), (2, 2)]
+    assert [(row["replicas"], row["merged"]) for row in document["memory"]["rows"]] == [(2, 2)]
 
 
 def test_clients_are_answered_beside_a_bare_route(document):
