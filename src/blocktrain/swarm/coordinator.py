@@ -86,7 +86,7 @@ class Coordinator:
         self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
         # Threads of one server take turns: nobody merges what another is merging. Between servers the ledger decides.
         self._turn = threading.RLock()
-        # One update is decoded at a time: many that come at once take no more memory than one after the other.
+        # One update is decoded at a time: what that takes does not add up over those that come at once.
         self._decoding = threading.Lock()
 
     # What workers and people ask
