@@ -84,7 +84,7 @@ def _share_table(rows: Sequence[Document]) -> str:
 def _merging_table(part: Document) -> str:
     head = [
         f"merging {part['updates']} updates",
-        "s",
+        "CPU s",
         "MB/s",
         "of copying",
         "all in memory",
