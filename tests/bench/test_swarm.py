@@ -111,6 +111,8 @@ def test_a_refused_request_ends_a_load(bench):
     async def refuse(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\nno!\n")
+        writer.close()
+        await writer.wait_closed()
 
     async def ask():
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
