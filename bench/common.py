@@ -26,6 +26,12 @@ def machine() -> dict[str, Any]:
     }
 
 
+def proc_status(key: str, pid: int | str = "self") -> int:
+    """Bytes of a process by Linux's account, such as VmRSS, the resident ones now, or VmHWM, their peak."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A result file written earlier, or nothing."""
     return dict(json.loads(path.read_text())) if path.exists() else {}

@@ -38,7 +38,7 @@ from blocktrain.serve.pipeline import Pipeline, PipelineSettings, PipelineStats
 from blocktrain.serve.traversal import Forward, Hop, Traversal
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
 from blocktrain.train.flops import FORWARD, layers_flops
-from common import RESULTS, machine, table, write_json
+from common import RESULTS, machine, proc_status, table, write_json
 
 WIDTH, HEADS, BLOCKS, LAYERS = 4224, 33, 3, 354  # 75.80 billion parameters, in three blocks of 118 layers
 NEVER_S = 1e6
@@ -98,7 +98,7 @@ class StageProcess:
     block: int
 
     def peak_rss(self) -> int:
-        return _proc_status(self.process.pid, "VmHWM")
+        return proc_status("VmHWM", self.process.pid)
 
     def cpu_s(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -130,11 +130,6 @@ def _address(process: subprocess.Popen[str]) -> str:
     if not (words := process.stdout.readline().split()):
         raise RuntimeError(f"a stage ended with code {process.wait()} before it listened")
     return words[0]
-
-
-def _proc_status(pid: int, key: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------

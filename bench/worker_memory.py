@@ -22,6 +22,7 @@ from blocktrain.spec import Denoise, EndToEnd, Phase, RunSpec, Stacked
 from blocktrain.train.reference import reference_of
 from blocktrain.train.run import PublishedBlocks
 from blocktrain.train.trainer import BlockTrainer
+from common import proc_status
 
 SLACK = 0.10  # what a worker may take above its share of the reference's memory
 Snapshots = dict[int, dict[str, Tensor]]
@@ -177,21 +178,16 @@ def reset_peak_rss() -> int:
     if not clear.exists():
         return peak_rss()
     clear.write_text("5")
-    return _status("VmRSS")
+    return proc_status("VmRSS")
 
 
 def peak_rss() -> int:
     if Path("/proc/self/status").exists():
-        return _status("VmHWM")
+        return proc_status("VmHWM")
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 def call_before(owner: object, method: str, act: Callable[[], None]) -> None:

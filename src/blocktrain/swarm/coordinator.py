@@ -53,6 +53,8 @@ class Coordinator:
         self.watching = Watching(spec, ledger, clock)
         # Threads of one server take turns: nobody merges what another is merging. Between servers the ledger decides.
         self._turn = threading.RLock()
+        # One update is decoded at a time: what that takes does not add up over those that come at once.
+        self._decoding = threading.Lock()
 
     # What workers and people ask
 

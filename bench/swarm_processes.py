@@ -1,0 +1,179 @@
+"""What the questions of swarm.py share: a real coordinator process and its readings, members that send updates without
+training, a stopwatch for calls. Linux only where it reads /proc. Next: swarm.py, which asks the questions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
+
+from blocktrain.model.block import build_block
+from blocktrain.spec import RunSpec
+from blocktrain.wire.deltas import CodecSettings, encode_update
+from blocktrain.wire.invite import Invite, parse_invite
+from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
+from common import proc_status
+
+Tensors = dict[str, Tensor]
+STEP_SIZE = 1e-3  # by which the weights of an update that nobody trained differ
+FREE_MEMORY_BYTES = 2**40  # what members say they have: every lease fits
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class CoordinatorProcess:
+    pid: int
+    invite: Invite
+
+    def cpu_s(self) -> float:
+        return cpu_s(self.pid)
+
+    def reset_peak(self) -> int:
+        """The resident bytes now, from which `peak_bytes` counts anew."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        return proc_status("VmRSS", self.pid)
+
+    def peak_bytes(self) -> int:
+        return proc_status("VmHWM", self.pid)
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+
+
+@contextmanager
+def running_coordinator(spec: RunSpec, folder: Path) -> Iterator[CoordinatorProcess]:
+    """`blocktrain coordinator` on loopback with its state in the folder, ended when the block is left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    toml, said = folder / "spec.toml", folder / "said.txt"
+    toml.write_text(tomli_w.dumps(spec.model_dump(mode="json", exclude_none=True)))
+    command = [sys.executable, "-m", "blocktrain", "coordinator", str(toml), "--dir", str(folder / "state")]
+    with said.open("w") as stderr, started(command, stderr=stderr) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if "'" not in line:
+            raise RuntimeError(f"the coordinator did not start: {said.read_text()[-2000:]}")
+        yield CoordinatorProcess(process.pid, parse_invite(line.split("'")[1]))
+
+
+@contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process of one thread a pool, that does not outlive the block."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker's side of the protocol: it asks and signs, and does not train."""
+
+    spec: RunSpec
+    name: str = "member"
+    key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+
+    @cached_property
+    def id(self) -> str:
+        return self.key.public_key().public_bytes_raw().hex()
+
+    def request(self) -> LeaseRequest:
+        return LeaseRequest(
+            protocol=PROTOCOL_VERSION,
+            worker=self.id,
+            name=self.name,
+            device="cpu",
+            memory_bytes=FREE_MEMORY_BYTES,
+            steps_per_s=0.0,
+        )
+
+    def notice(self, lease: TrainLease, payload: Blob) -> UpdateNotice:
+        unsigned = UpdateNotice(
+            lease=lease.lease,
+            worker=self.id,
+            payload=payload,
+            steps=lease.steps,
+            tokens=lease.steps * self.spec.step_bytes,
+            loss=5.0,
+        )
+        return unsigned.model_copy(update={"signature": self.key.sign(unsigned.signed_bytes()).hex()})
+
+
+def phase_tensors(spec: RunSpec, phase: int = 0) -> Tensors:
+    """The newborn tensors of what a phase trains, under the names of an update."""
+    return {
+        f"{block}.{name}": tensor
+        for block in spec.phases[phase].blocks
+        for name, tensor in build_block(spec, block).state_dict().items()
+    }
+
+
+def num_parameters(tensors: Tensors) -> int:
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+def random_update(before: Tensors, codec: str, seed: int) -> bytes:
+    """A small step in a random direction, as its bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    after = {
+        name: tensor - STEP_SIZE * torch.randn(tensor.shape, generator=generator) for name, tensor in before.items()
+    }
+    return encode_update(before, after, CodecSettings(codec))
+
+
+class Stopwatch:
+    """Seconds spent in the calls it watches, each without the watched calls inside it. For one thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._clock, self._inside_s = clock, [0.0]
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+    def timed(self, function: Callable[..., Any], label: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            started_s = self._clock()
+            self._inside_s.append(0.0)
+            try:
+                return function(*arguments, **options)
+            finally:
+                took_s = self._clock() - started_s
+                self.seconds[label] += took_s - self._inside_s.pop()
+                self._inside_s[-1] += took_s
+
+        return call
+
+
+@contextmanager
+def watched(watch: Stopwatch, *calls: tuple[Any, str, str]) -> Iterator[None]:
+    """(owner, name, label): while the block lasts, the watch times these calls."""
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in calls]
+    try:
+        for owner, name, label in calls:
+            setattr(owner, name, watch.timed(getattr(owner, name), label))
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)

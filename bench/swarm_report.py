@@ -1,0 +1,279 @@
+"""What swarm.py found, as goals that are met or not, as one screen of text and as a picture. Computes no measurement; a
+part that was not measured is left out. Next: swarm.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from blocktrain.figures import PALETTE
+from common import table
+from swarm_memory import MAX_GROWTH
+from swarm_share import COMPUTING, MIN_SHARE
+
+MB, GB = 1e6, 1e9
+WORKS = {
+    "bare": "bare FastAPI route",
+    "health": "GET /healthz",
+    "leases": "lease",
+    "updates": "update (3 requests)",
+}
+Document = Mapping[str, Any]
+_MERGED = f"<span style='color:{PALETTE[1]}'>as it is</span>"
+_OPENED_ONCE = f"<span style='color:{PALETTE[0]}'>each update opened once</span>"
+
+
+def goals(document: Document) -> list[dict[str, Any]]:
+    """Each goal with the figure that it is held against. What has no goal is only stated."""
+    found: list[dict[str, Any]] = []
+    for row in document.get("share", []):
+        found.append(_goal(f"computing, {row['name']}", row["share"], ">=", MIN_SHARE))
+    if memory := document.get("memory"):
+        for row in memory["growth"]:
+            found.append(_goal(f"memory growth, {_arrival(row['at_once'])}", row["factor"], "<=", MAX_GROWTH))
+    return found
+
+
+def _goal(what: str, value: float, relation: str, limit: float) -> dict[str, Any]:
+    met = value >= limit if relation == ">=" else value <= limit
+    return {"what": what, "value": value, "goal": f"{relation} {limit:g}", "met": met}
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def summary(document: Document) -> str:
+    """One screen."""
+    tables: dict[str, Callable[[Any], str]] = {
+        "share": _share_table,
+        "merging": _merging_table,
+        "bytes": _bytes_table,
+        "memory": _memory_table,
+        "load": _load_table,
+    }
+    parts = [draw(document[name]) for name, draw in tables.items() if name in document]
+    verdicts = [
+        f"{goal['what']}: {goal['value']:.3f}, goal {goal['goal']}, {'met' if goal['met'] else 'MISSED'}"
+        for goal in goals(document)
+    ]
+    return "\n\n".join([*parts, "\n".join(verdicts)])
+
+
+def _share_table(rows: Sequence[Document]) -> str:
+    head = ["a worker's time", "codec", "steps a round", "computing", "in CPU time", "up B/param", "down B/param"]
+    return table(
+        head,
+        [
+            [
+                row["name"],
+                row["update"],
+                str(row["round_steps"]),
+                f"{row['share']:.1%}",
+                f"{row['cpu_share']:.1%}",
+                f"{row['sent_bytes_per_parameter']:.3f}",
+                f"{row['received_bytes_per_parameter']:.3f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _merging_table(part: Document) -> str:
+    head = [
+        f"merging {part['updates']} updates",
+        "CPU s",
+        "MB/s",
+        "of copying",
+        "all in memory",
+        "of copying",
+        "most of it",
+    ]
+    return table(
+        head,
+        [
+            [
+                row["codec"],
+                f"{row['merge_s']:.2f}",
+                f"{row['merge_bytes_per_s'] / MB:.0f}",
+                f"{row['merge_of_bandwidth']:.2%}",
+                f"{row['mean_bytes_per_s'] / MB:.0f} MB/s",
+                f"{row['mean_of_bandwidth']:.1%}",
+                max(row["spent"], key=row["spent"].__getitem__),
+            ]
+            for row in part["rows"]
+        ],
+    )
+
+
+def _bytes_table(part: Document) -> str:
+    rows = [("up", row) for row in part["up"]] + [("down", row) for row in part["down"]]
+    return table(
+        ["bytes a parameter", "codec", "bytes", "left out"],
+        [[way, row["codec"], f"{row['bytes_per_parameter']:.3f}", f"{row['lost']:.1%}"] for way, row in rows],
+    )
+
+
+def _memory_table(part: Document) -> str:
+    head = [f"coordinator, block {part['block_bytes'] / MB:.1f} MB", "replicas", "peak MB", "× block"]
+    return table(
+        head,
+        [
+            [
+                _arrival(row["at_once"]),
+                str(row["replicas"]),
+                f"{row['peak_bytes'] / MB:.0f}",
+                f"{row['peak_of_block']:.1f}",
+            ]
+            for row in part["rows"]
+        ],
+    )
+
+
+def _arrival(at_once: bool) -> str:
+    return "updates all at once" if at_once else "updates one by one"
+
+
+def _load_table(part: Document) -> str:
+    head = [f"{part['clients']} clients", "a second", "p50 ms", "p99 ms", "of bare", "server CPU ms"]
+    return table(
+        head,
+        [
+            [
+                WORKS[row["work"]],
+                f"{row['per_s']:.1f}",
+                f"{row['p50_ms']:.0f}",
+                f"{row['p99_ms']:.0f}",
+                f"{row['of_bare']:.1%}",
+                f"{row['server_cpu_ms']:.1f}",
+            ]
+            for row in part["rows"]
+        ],
+    )
+
+
+# --- picture ---------------------------------------------------------------------------------------------------------
+
+
+def figure(document: Document) -> go.Figure:
+    """A panel a question."""
+    panels: dict[str, tuple[str, Callable[[go.Figure, Any, dict[str, int]], None]]] = {
+        "share": ("A worker's time that is not computing", _draw_share),
+        "merging": (f"Speed of merging over copying memory: {_MERGED}, {_OPENED_ONCE}", _draw_merging),
+        "bytes": ("Bytes a parameter and round", _draw_bytes),
+        "memory": ("Coordinator's peak memory above idle, × block", _draw_memory),
+        "load": ("Requests a second, and server CPU time each", _draw_load),
+        "spent": ("Where the time of the coordinator's merge goes", _draw_spent),
+    }
+    drawable = {**document, "spent": document["merging"]} if "merging" in document else document
+    drawn = make_subplots(
+        rows=2,
+        cols=3,
+        subplot_titles=[title for title, _ in panels.values()],
+        horizontal_spacing=0.08,
+        vertical_spacing=0.2,
+    )
+    for place, (name, (_, draw)) in enumerate(panels.items()):
+        if name in drawable:
+            draw(drawn, drawable[name], {"row": place // 3 + 1, "col": place % 3 + 1})
+    drawn.update_layout(
+        template="plotly_white",
+        width=1600,
+        height=950,
+        font_size=14,
+        barmode="stack",
+        showlegend=False,
+        margin={"t": 60, "b": 60},
+    )
+    drawn.update_annotations(font_size=15)
+    return drawn
+
+
+def _draw_share(drawn: go.Figure, rows: Sequence[Document], place: dict[str, int]) -> None:
+    """The largest parts of what is left by computing, named in the bars; the line is what the goal allows."""
+    names = [f"{row['name']}<br>{row['update']}, {row['round_steps']} steps" for row in rows]
+    kinds = sorted({kind for row in rows for kind in row["spent"]} - {COMPUTING})
+    for number, kind in enumerate(kinds):
+        values = [row["spent"].get(kind, 0.0) for row in rows]
+        text = [f"{kind} {value:.1%}" if value > 0.004 else "" for value in values]
+        color = PALETTE[number % len(PALETTE)]
+        drawn.add_bar(x=names, y=values, text=text, marker_color=color, textangle=0, **place)
+    drawn.add_hline(y=1 - MIN_SHARE, line_dash="dash", annotation_text="the goal's limit", **place)
+    drawn.update_yaxes(tickformat=".0%", **place)
+
+
+def _draw_merging(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
+    for color, key in ((1, "merge"), (0, "mean")):
+        values = [row[f"{key}_of_bandwidth"] for row in part["rows"]]
+        drawn.add_bar(
+            x=[row["codec"] for row in part["rows"]],
+            y=values,
+            text=[f"{value:.2%}" for value in values],
+            offsetgroup=key,
+            marker_color=PALETTE[color],
+            textposition="outside",
+            textangle=0,
+            constraintext="none",
+            **place,
+        )
+    drawn.update_yaxes(type="log", tickvals=[1e-4, 1e-3, 1e-2, 1e-1], tickformat="~%", range=[-4.2, -0.5], **place)
+
+
+def _draw_spent(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
+    codecs = [row["codec"] for row in part["rows"]]
+    for number, kind in enumerate(part["rows"][0]["spent"]):
+        values = [row["spent"][kind] for row in part["rows"]]
+        text = [kind if value > 0.06 else "" for value in values]
+        color = PALETTE[number % len(PALETTE)]
+        drawn.add_bar(x=codecs, y=values, text=text, marker_color=color, textangle=0, **place)
+    drawn.update_yaxes(tickformat=".0%", **place)
+
+
+def _draw_bytes(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
+    for color, way in enumerate(("up", "down")):
+        values = [row["bytes_per_parameter"] for row in part[way]]
+        drawn.add_bar(
+            x=[f"{way}<br>{row['codec']}" for row in part[way]],
+            y=values,
+            text=[f"{value:.2f}" for value in values],
+            marker_color=PALETTE[color],
+            textposition="outside",
+            **place,
+        )
+    drawn.update_yaxes(title="bytes", range=[0, 4.5], **place)
+
+
+def _draw_memory(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
+    for color, at_once in enumerate((False, True)):
+        rows = [row for row in part["rows"] if row["at_once"] == at_once]
+        if not rows:
+            continue
+        last = ["" for _ in rows[1:]] + [_arrival(at_once)]
+        drawn.add_scatter(
+            x=[row["replicas"] for row in rows],
+            y=[row["peak_of_block"] for row in rows],
+            text=last,
+            mode="lines+markers+text",
+            textposition="top left",
+            line_color=PALETTE[color],
+            **place,
+        )
+    drawn.update_xaxes(title="replicas in the round", type="log", tickvals=[2, 4, 8, 16, 32], **place)
+    drawn.update_yaxes(title="× block", rangemode="tozero", **place)
+
+
+def _draw_load(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
+    rows = part["rows"]
+    drawn.add_bar(
+        x=[WORKS[row["work"]].replace(" ", "<br>", 1) for row in rows],
+        y=[row["requests_per_s"] for row in rows],
+        text=[f"{row['requests_per_s']:.0f}<br>{row['server_cpu_ms_a_request']:.1f} ms" for row in rows],
+        marker_color=PALETTE[4],
+        textposition="outside",
+        **place,
+    )
+    top = 1.2 * max(row["requests_per_s"] for row in rows)
+    drawn.update_xaxes(tickangle=0, **place)
+    drawn.update_yaxes(title=f"requests/s, {part['clients']} clients", range=[0, top], **place)
