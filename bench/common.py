@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from blocktrain.checkpoint import write_whole
+from blocktrain.spec import RunSpec
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -24,6 +25,13 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
+
+
+def portable(spec: RunSpec) -> dict[str, Any]:
+    """The settings as the result file keeps them: the corpus by its name, not by its place on this machine."""
+    settings = spec.model_dump(mode="json")
+    settings["corpus"]["source"] = Path(spec.corpus.source).name
+    return settings
 
 
 def read_json(path: Path) -> dict[str, Any]:

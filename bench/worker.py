@@ -39,7 +39,7 @@ from blocktrain.train.flops import phase_flops
 from blocktrain.train.optim import Muon
 from blocktrain.train.reference import reference_of
 from blocktrain.train.trainer import BlockTrainer, compile_pays
-from common import RESULTS, machine, table, write_json
+from common import RESULTS, machine, portable, table, write_json
 
 SLACK = 0.10  # what a worker may take above its share of the reference's memory
 MIN_LOOP_RATIO = 0.90  # of a bare loop's throughput
@@ -481,7 +481,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with num_threads(options.threads or (1 if options.quick else torch.get_num_threads())):
         document = {
             "machine": machine(),
-            "spec": _without_path(spec),
+            "spec": portable(spec),
             "corpus_sha256": corpus.sha256,
             "goals": {"memory_slack": SLACK, "loop_ratio": MIN_LOOP_RATIO},
             "speed": speed_part(spec, corpus, compiled, turns, matmul_size),
@@ -517,13 +517,6 @@ def num_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _without_path(spec: RunSpec) -> dict[str, Any]:
-    """The spec with the corpus by its name alone: where it lies on this machine is nobody's business."""
-    settings = spec.model_dump(mode="json")
-    settings["corpus"]["source"] = Path(spec.corpus.source).name
-    return settings
 
 
 def summary(document: Mapping[str, Any]) -> str:

@@ -38,7 +38,8 @@ from blocktrain.swarm.rounds import (
     open_round,
     staleness_weight,
 )
-from blocktrain.wire.deltas import CodecSettings, EncodedUpdate, encode_difference, max_update_bytes, read_update
+from blocktrain.wire.codecs import CodecSettings, update_settings
+from blocktrain.wire.deltas import EncodedUpdate, encode_difference, max_update_bytes, read_update
 from blocktrain.wire.messages import (
     PROTOCOL_VERSION,
     Blob,
@@ -82,7 +83,6 @@ class Coordinator:
     ) -> None:
         self._spec, self._ledger, self._blobs = spec, ledger, blobs
         self._newborn, self._memory_bytes, self._clock = newborn, memory_bytes, clock
-        self._codec = CodecSettings(spec.swarm.update)
         self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
         # Threads of one server take turns: nobody merges what another is merging. Between servers the ledger decides.
         self._turn = threading.RLock()
@@ -129,11 +129,11 @@ class Coordinator:
         """Whether a part that ends there may be sent, asked before its bytes are read. More than an update of the
         phase takes is refused."""
         lease = self._require_lease(lease_id)
-        limit = max_update_bytes(self._codec, self._flat_shapes(lease.phase))
+        limit = max_update_bytes(self._codec(lease.phase), self._flat_shapes(lease.phase))
         if max(size, end) > limit:
             raise RequestRefused(
                 f"an upload of {max(size, end)} bytes was announced, an update of this phase takes "
-                f"at most {limit}: send the update in codec {self._codec.codec}",
+                f"at most {limit}: send the update in codec {self._spec.swarm.update}",
                 code="oversized",
             )
         if end > size:
@@ -327,8 +327,13 @@ class Coordinator:
 
         return Part(read, update.weight, update.norm)
 
+    def _codec(self, phase: int) -> CodecSettings:
+        """The widest that updates of this phase may have: that of its last round."""
+        steps = self._spec.phases[phase].steps
+        return update_settings(self._spec.swarm, steps, steps)
+
     def _opened(self, data: bytes, phase: int) -> EncodedUpdate:
-        return read_update(data, self._flat_shapes(phase), expected=self._codec)
+        return read_update(data, self._flat_shapes(phase), expected=self._codec(phase))
 
     def _mergeable(self, notice: UpdateNotice, lease: LeaseRecord) -> NewUpdate:
         """The facts of an update that may be merged, all but its norm; RequestRefused where it may not."""
@@ -356,7 +361,7 @@ class Coordinator:
             base=dict(base),
             tokens=notice.tokens,
             steps=notice.steps,
-            codec=self._codec.codec,
+            codec=self._spec.swarm.update,
             num_bytes=notice.payload.num_bytes,
             norm=0.0,
             lag=records[newest].base[block] - base[block],
