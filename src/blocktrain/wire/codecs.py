@@ -47,7 +47,7 @@ class CodecSettings:
 
     codec: str
     chunk: int = CHUNK
-    kept: int = 184
+    kept: int = 64
     value_bits: int = 1
 
     def __post_init__(self) -> None:
