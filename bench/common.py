@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from blocktrain.checkpoint import write_whole
+from blocktrain.spec import RunSpec
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,6 +31,13 @@ def proc_status(key: str, pid: int | str = "self") -> int:
     """Bytes of a process by Linux's account, such as VmRSS, the resident ones now, or VmHWM, their peak."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+def portable(spec: RunSpec) -> dict[str, Any]:
+    """The settings as the result file keeps them: the corpus by its name, not by its place on this machine."""
+    settings = spec.model_dump(mode="json")
+    settings["corpus"]["source"] = Path(spec.corpus.source).name
+    return settings
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from blocktrain.train.partition import resolve_partition
 from blocktrain.train.reference import of_equal_work, reference_of, single_block_of
 from blocktrain.train.run import load_model, train_run
 from blocktrain.train.trainer import BlockTrainer
-from common import RESULTS, machine, markdown, read_json, table, write_json
+from common import RESULTS, machine, markdown, portable, read_json, table, write_json
 
 AVERAGE_EVERY_STEPS = 20
 SIMULTANEOUS = Stacked(schedule="simultaneous", scaffold=0)
@@ -153,13 +153,6 @@ def _todo(base: RunSpec, steps: int, options: argparse.Namespace, done: dict[str
             if stored is None or RunSpec.model_validate(stored["spec"]) != RunSpec.model_validate(portable(spec)):
                 todo.append((row, spec))
     return todo
-
-
-def portable(spec: RunSpec) -> dict[str, Any]:
-    """The settings as the result file keeps them: the corpus by its name, not by its place on this machine."""
-    settings = spec.model_dump(mode="json")
-    settings["corpus"]["source"] = Path(spec.corpus.source).name
-    return settings
 
 
 def run_row(name: str, spec_data: dict[str, Any], work: Path, max_windows: int | None, threads: int) -> dict[str, Any]:

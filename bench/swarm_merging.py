@@ -25,7 +25,8 @@ from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.founding import found_run
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.train.trainer import BlockTrainer
-from blocktrain.wire.deltas import CodecSettings, apply_update, encode_difference, encode_update, read_update
+from blocktrain.wire.codecs import CodecSettings
+from blocktrain.wire.deltas import apply_update, encode_difference, encode_update, read_update
 from blocktrain.wire.messages import Blob, TrainLease
 from blocktrain.wire.tensors import encode
 from swarm_processes import Member, Stopwatch, Tensors, num_parameters, phase_tensors, random_update, watched

@@ -24,7 +24,8 @@ from torch import Tensor
 from blocktrain.model.block import block_shapes, build_block
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.deltas import CodecSettings, encode_update
+from blocktrain.wire.codecs import CodecSettings
+from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
 from common import proc_status

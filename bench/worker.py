@@ -22,9 +22,9 @@ from plotly.subplots import make_subplots
 
 from blocktrain.corpus import load_corpus
 from blocktrain.figures import PALETTE, write_figure
-from blocktrain.spec import RunSpec, preset
+from blocktrain.spec import preset
 from blocktrain.train.trainer import compile_pays
-from common import RESULTS, machine, table, write_json
+from common import RESULTS, machine, portable, table, write_json
 from worker_memory import SLACK, all_cases, measure_here, memory_part, quick_cases
 from worker_speed import speed_part
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with num_threads(options.threads or (1 if options.quick else torch.get_num_threads())):
         document = {
             "machine": machine(),
-            "spec": _without_path(spec),
+            "spec": portable(spec),
             "corpus_sha256": corpus.sha256,
             "goals": {"memory_slack": SLACK, "loop_ratio": MIN_LOOP_RATIO},
             "speed": speed_part(spec, corpus, compiled, turns, matmul_size),
@@ -84,13 +84,6 @@ def num_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _without_path(spec: RunSpec) -> dict[str, Any]:
-    """The spec with the corpus by its name alone: where it lies on this machine is nobody's business."""
-    settings = spec.model_dump(mode="json")
-    settings["corpus"]["source"] = Path(spec.corpus.source).name
-    return settings
 
 
 def summary(document: Mapping[str, Any]) -> str:

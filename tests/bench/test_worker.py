@@ -94,7 +94,7 @@ def test_the_shares_of_a_step_are_all_of_it(document):
 
 def test_no_path_of_the_machine_gets_into_the_result(worker):
     spec = preset("tiny").with_(**{"corpus.source": "/home/somebody/texts"})
-    assert worker._without_path(spec)["corpus"]["source"] == "texts"
+    assert worker.portable(spec)["corpus"]["source"] == "texts"
 
 
 def test_turns_alternate_in_order_and_compare_within_a_turn(speed):

@@ -32,7 +32,8 @@ from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.founding import found_run
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.deltas import CodecSettings, encode_update
+from blocktrain.wire.codecs import CodecSettings
+from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
 from blocktrain.wire.tensors import decode
 

@@ -30,7 +30,8 @@ from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.rates import Rate
 from blocktrain.swarm.service import build_service
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.deltas import CodecSettings, encode_update
+from blocktrain.wire.codecs import CodecSettings
+from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.messages import PROTOCOL_VERSION, UNSIGNED, Blob, LeaseRequest, TrainLease, UpdateNotice
 from blocktrain.wire.tensors import decode
 

@@ -20,7 +20,8 @@ from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.signatures import sign
 from blocktrain.swarm.worker import Worker
-from blocktrain.wire.deltas import CodecSettings, encode_update
+from blocktrain.wire.codecs import CodecSettings
+from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import EvaluationNotice, LeaseRequest, Problem, TrainLease, UpdateNotice, UpdateReceipt
 from blocktrain.wire.tensors import decode, encode

@@ -16,6 +16,7 @@ from blocktrain.swarm.averaging import norm_of
 from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import Version
+from blocktrain.wire.codecs import CodecSettings, update_settings
 from blocktrain.wire.messages import Blob, BlockVersion
 from blocktrain.wire.tensors import decode
 
@@ -41,6 +42,11 @@ class Blocks:
                 for name, tensor in self.newborn(block).items()
             }
         return self._shapes[phase]
+
+    def codec(self, phase: int) -> CodecSettings:
+        """The widest that updates of this phase may have: that of its last round."""
+        steps = self._spec.phases[phase].steps
+        return update_settings(self._spec.swarm, steps, steps)
 
     def tensors(self, sha256: str) -> Tensors:
         return decode(self._blobs.get(sha256))[0]

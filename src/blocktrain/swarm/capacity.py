@@ -17,7 +17,8 @@ from blocktrain.swarm.leases import FILL_SHARE
 from blocktrain.train.flops import phase_flops
 from blocktrain.train.memory import training_memory_bytes
 from blocktrain.train.trainer import BlockTrainer
-from blocktrain.wire.deltas import CodecSettings, max_update_bytes
+from blocktrain.wire.codecs import CodecSettings, update_settings
+from blocktrain.wire.deltas import max_update_bytes
 
 DAY_S = 86_400.0
 MEASURED_STEPS = 3  # after one that warms up
@@ -89,8 +90,8 @@ def _planned(
 def round_bytes(spec: RunSpec, phase: Phase) -> tuple[int, int]:
     """(down, up) of one round of a phase, at most: the next version of its blocks, and the update to this one."""
     shapes = {f"{k}.{name}": shape for k in phase.blocks for name, shape in block_shapes(spec, k).items()}
-    down, up = (max_update_bytes(CodecSettings(codec), shapes) for codec in (spec.swarm.download, spec.swarm.update))
-    return down, up
+    up = update_settings(spec.swarm, phase.steps, phase.steps)
+    return max_update_bytes(CodecSettings(spec.swarm.download), shapes), max_update_bytes(up, shapes)
 
 
 def measure_speeds(spec: RunSpec, memory_bytes: int, text: bytes, device: torch.device) -> dict[int, float]:

@@ -8,7 +8,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -102,8 +102,9 @@ class CoordinatorClient:
     def download(self, blob: Blob, cache: Path) -> bytes:
         """The bytes of a blob, from the cache where they are whole there; a broken download goes on where it broke."""
         kept = cache / blob.sha256
-        if kept.exists() and hashlib.sha256(data := kept.read_bytes()).hexdigest() == blob.sha256:
-            return data
+        with suppress(FileNotFoundError):  # never fetched, or just pruned by another worker of the same home
+            if hashlib.sha256(data := kept.read_bytes()).hexdigest() == blob.sha256:
+                return data
         data = self._patiently(lambda: self._fetch_whole(blob))
         cache.mkdir(parents=True, exist_ok=True)
         write_whole(kept, data)

@@ -18,7 +18,7 @@ from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import LeaseRecord, NewUpdate, Update
 from blocktrain.swarm.rounds import Refusal, staleness_weight
 from blocktrain.swarm.signatures import require_signature
-from blocktrain.wire.deltas import CodecSettings, max_update_bytes, read_update
+from blocktrain.wire.deltas import max_update_bytes, read_update
 from blocktrain.wire.messages import EvaluationNotice, UpdateNotice, UpdateReceipt
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -31,7 +31,6 @@ class Intake:
 
     def __init__(self, spec: RunSpec, ledger: Ledger, blobs: Blobs, blocks: Blocks, clock: Callable[[], float]) -> None:
         self._spec, self._ledger, self._blobs, self._blocks, self._clock = spec, ledger, blobs, blocks, clock
-        self._codec = CodecSettings(spec.swarm.update)
 
     # Bytes
 
@@ -39,11 +38,11 @@ class Intake:
         """Whether a part that ends there may be sent, asked before its bytes are read. More than an update of the
         phase takes is refused."""
         lease = self._require_lease(lease_id)
-        limit = max_update_bytes(self._codec, self._blocks.shapes(lease.phase))
+        limit = max_update_bytes(self._blocks.codec(lease.phase), self._blocks.shapes(lease.phase))
         if max(size, end) > limit:
             raise RequestRefused(
                 f"an upload of {max(size, end)} bytes was announced, an update of this phase takes "
-                f"at most {limit}: send the update in codec {self._codec.codec}",
+                f"at most {limit}: send the update in codec {self._spec.swarm.update}",
                 code="oversized",
             )
         if end > size:
@@ -130,7 +129,7 @@ class Intake:
             base=dict(base),
             tokens=notice.tokens,
             steps=notice.steps,
-            codec=self._codec.codec,
+            codec=self._spec.swarm.update,
             num_bytes=notice.payload.num_bytes,
             norm=0.0,
             lag=records[newest].base[block] - base[block],
@@ -164,7 +163,7 @@ class Intake:
         """Decode the update once: its norm a root of a step, or the reason why it cannot be merged."""
         blocks = self._spec.phases[facts.phase].blocks
         try:
-            encoded = read_update(data, self._blocks.shapes(facts.phase), expected=self._codec)
+            encoded = read_update(data, self._blocks.shapes(facts.phase), expected=self._blocks.codec(facts.phase))
             built_on = self._blocks.built_on(facts.base, blocks) if encoded.needs_base else None
             whole = math.sqrt(encoded.squared_norm(built_on))
         except TensorError as error:

@@ -16,14 +16,14 @@ from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.blocks import Blocks, Tensors
 from blocktrain.swarm.ledger_records import NewVersion, Update
 from blocktrain.swarm.rounds import Round
-from blocktrain.wire.deltas import CodecSettings, encode_difference, read_update
+from blocktrain.wire.codecs import CodecSettings
+from blocktrain.wire.deltas import encode_difference, read_update
 from blocktrain.wire.tensors import encode
 
 
 class Merger:
     def __init__(self, spec: SwarmSpec, blocks: Blocks, blobs: Blobs) -> None:
         self._spec, self._blocks, self._blobs = spec, blocks, blobs
-        self._codec = CodecSettings(spec.update)
 
     def versions(self, round: Round, updates: Sequence[Update]) -> Iterator[NewVersion]:
         sizes = {name: math.prod(shape) for name, shape in self._blocks.shapes(round.phase).items()}
@@ -56,7 +56,8 @@ class Merger:
 
     def _part(self, update: Update) -> Part:
         def opened() -> Deltas:
-            encoded = read_update(self._blobs.get(update.id), self._blocks.shapes(update.phase), expected=self._codec)
+            shapes, codec = self._blocks.shapes(update.phase), self._blocks.codec(update.phase)
+            encoded = read_update(self._blobs.get(update.id), shapes, expected=codec)
             base = self._blocks.built_on(update.base, tuple(update.base)) if encoded.needs_base else {}
             return lambda name: encoded.delta(name, base.get(name)).flatten()
 

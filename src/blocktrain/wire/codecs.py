@@ -1,0 +1,301 @@
+"""Codecs: one vector of float32 <-> a few parts of few bytes, checked. Pure: knows no tensors' names and no updates.
+Next: deltas.py, which makes updates with it; packing.py, the bits; docs/protocol.md, "Codecs", the same byte by byte.
+
+    fp32     the values themselves
+    fp16     float16, times a power of two for every 256 values
+    int8     whole steps of a 127th of the largest of every 256 values; int6 and int4 with 31 and 7 steps
+    sparse   the `kept` largest of every `chunk` values (as SparseLoCo, arXiv 2603.08163): each a sign and, where there
+             is more than one, one of a few levels fitted to the chunk; their places as Elias-Fano
+
+Sizes follow from the length and the settings alone, so bytes of another size are refused before they are decoded.
+A decoded value is a short number times a bfloat16, exactly a float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blocktrain.errors import ConfigError, TensorError
+from blocktrain.spec import SwarmSpec
+from blocktrain.wire.packing import EliasFano, ceil, pack, unpack
+
+CODECS = ("fp32", "fp16", "int8", "int6", "int4", "sparse")
+BLOCK = 256  # values that share a scale
+CHUNK = 4096  # values that `sparse` chooses among
+MAX_CHUNK = 2**16
+LAST_FACTOR = 4
+SPENT_SHARE = 0.98  # of the bytes that an update may have; the rest is for its header
+MAX_MAGNITUDE = 2.0**126  # what is larger than this is no weight, and sums of it could overflow
+
+_TINY_SCALE = 2.0**-120  # below this float32 loses digits; also keeps the scale of nothing but zeros above zero
+_LLOYD_ROUNDS = 6
+
+Part: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class CodecSettings:
+    """How a vector is coded; chunk, kept and value_bits belong to `sparse`."""
+
+    codec: str
+    chunk: int = CHUNK
+    kept: int = 64
+    value_bits: int = 1
+
+    def __post_init__(self) -> None:
+        if self.codec not in CODECS:
+            raise ConfigError(f'codec = "{self.codec}" is unknown: use one of {", ".join(CODECS)}')
+        _require_between("chunk", self.chunk, 1, MAX_CHUNK)
+        _require_between("kept", self.kept, 1, self.chunk)
+        _require_between("value_bits", self.value_bits, 1, 4)
+
+    @property
+    def lossless(self) -> bool:
+        return self.codec == "fp32"
+
+    @property
+    def levels(self) -> int:
+        return 1 << self.value_bits - 1
+
+    @property
+    def places(self) -> EliasFano:
+        return EliasFano(self.kept, self.chunk)
+
+    def covers(self, other: CodecSettings) -> bool:
+        """Whether a run of these settings takes updates of those: equal, or sparser."""
+        return replace(other, kept=self.kept).describe() == self.describe() and other.kept <= self.kept
+
+    def describe(self) -> dict[str, str]:
+        """What a reader must know, as metadata."""
+        sparse = {"chunk": str(self.chunk), "kept": str(self.kept), "value_bits": str(self.value_bits)}
+        return {"codec": self.codec, **(sparse if self.codec == "sparse" else {})}
+
+
+def update_settings(swarm: SwarmSpec, phase_steps: int, steps_done: int) -> CodecSettings:
+    """How an update is coded that brings a phase of so many steps to `steps_done`.
+
+    `sparse` spends what `update_ratio` leaves it evenly over the rounds, but for the last tenth of them, or the last
+    one: these get LAST_FACTOR times as much, since what is not sent in the end is lost."""
+    if swarm.update != "sparse":
+        return CodecSettings(swarm.update)
+    num_rounds = ceil(phase_steps, swarm.round_steps)
+    num_last = ceil(num_rounds, 10)
+    mean = (num_rounds + (LAST_FACTOR - 1) * num_last) / num_rounds
+    is_last = ceil(steps_done, swarm.round_steps) > num_rounds - num_last
+    share = (LAST_FACTOR if is_last else 1) / mean
+    return CodecSettings("sparse", kept=_most_kept(share * SPENT_SHARE * 32 * CHUNK / swarm.update_ratio))
+
+
+def _most_kept(chunk_bits: float) -> int:
+    """The most values, a multiple of eight, that so many bits of a chunk hold; at least eight, at most half of it."""
+    fits = [
+        kept for kept in range(8, CHUNK // 2 + 1, 8) if _chunk_bits(CodecSettings("sparse", CHUNK, kept)) <= chunk_bits
+    ]
+    return max(fits, default=8)
+
+
+def _chunk_bits(settings: CodecSettings) -> int:
+    parts = parts_of(settings, settings.chunk)
+    return sum(8 * dtype.itemsize * math.prod(shape) for dtype, shape in parts.values())
+
+
+def _require_between(key: str, value: int, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise ConfigError(f"{key} = {value!r} must be a whole number from {low} to {high}")
+
+
+def within(tensor: Tensor, limit: float) -> bool:
+    """Whether all values are numbers of at most this magnitude."""
+    return not tensor.numel() or bool(torch.stack(tensor.aminmax()).abs().max() <= limit)  # NaN compares false
+
+
+def parts_of(settings: CodecSettings, size: int) -> dict[str, Part]:
+    """The parts of an update of so many values: name -> dtype and shape."""
+    if settings.codec == "fp32":
+        return {"values": (torch.float32, (size,))}
+    if settings.codec == "sparse":
+        rows, places = ceil(size, settings.chunk), settings.places
+        return {
+            "codes": (torch.uint8, (rows, ceil(settings.kept, 8) * settings.value_bits)),
+            "high": (torch.uint8, (rows, places.high_bytes)),
+            "levels": (torch.bfloat16, (rows, settings.levels)),
+            "low": (torch.uint8, (rows, places.low_bytes)),
+        }
+    rows, bits = ceil(size, BLOCK), _bits(settings.codec)
+    codes = (torch.float16, (rows, BLOCK)) if bits is None else (torch.uint8, (rows, BLOCK * bits // 8))
+    return {"codes": codes, "scale": (torch.bfloat16, (rows, 1))}
+
+
+def _bits(codec: str) -> int | None:
+    return int(codec.removeprefix("int")) if codec.startswith("int") else None
+
+
+def _top(bits: int) -> int:
+    """The largest code, as a number of steps; the smallest is its negative."""
+    return (1 << bits - 1) - 1
+
+
+def encode_vector(vector: Tensor, settings: CodecSettings) -> dict[str, Tensor]:
+    match settings.codec:
+        case "fp32":
+            return {"values": vector}
+        case "fp16":
+            return _as_half(_rows(vector, BLOCK))
+        case "sparse":
+            return _as_sparse(vector, settings)
+    bits = _bits(settings.codec)
+    assert bits is not None
+    return _as_steps(_rows(vector, BLOCK), bits)
+
+
+class Values(Protocol):
+    def slice(self, begin: int, end: int) -> Tensor:
+        """These values of the vector in float32, each exactly what was sent."""
+
+
+def decode_vector(parts: Mapping[str, Tensor], settings: CodecSettings, size: int) -> Values:
+    """Parts of the right types and sizes, their contents checked."""
+    if settings.codec == "fp32":
+        _require_within(parts["values"], MAX_MAGNITUDE, "values")
+        return _Plain(parts["values"])
+    if settings.codec == "sparse":
+        _require_within(parts["levels"], MAX_MAGNITUDE, "levels")
+        return _read_sparse(parts, settings, size)
+    bits = _bits(settings.codec)
+    if bits is None:
+        _require_within(parts["codes"], torch.finfo(torch.float16).max, "codes")
+    _require_within(parts["scale"], MAX_MAGNITUDE / (2**15 if bits is None else _top(bits)), "scale")
+    return _Blocks(parts["codes"], parts["scale"], bits)
+
+
+@dataclass(frozen=True)
+class _Plain:
+    values: Tensor
+
+    def slice(self, begin: int, end: int) -> Tensor:
+        return self.values[begin:end]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    codes: Tensor
+    scale: Tensor
+    bits: int | None  # of an integer code
+
+    def slice(self, begin: int, end: int) -> Tensor:
+        first, last = begin // BLOCK, ceil(end, BLOCK)
+        values = self._steps(self.codes[first:last]) * self.scale[first:last].float()
+        return values.flatten()[begin - first * BLOCK : end - first * BLOCK]
+
+    def _steps(self, codes: Tensor) -> Tensor:
+        if self.bits is None:
+            return codes.float()
+        return torch.from_numpy(unpack(codes.numpy(), self.bits, BLOCK)).float() - _top(self.bits)
+
+
+@dataclass(frozen=True)
+class _Sparse:
+    places: Tensor  # in the vector, rising
+    values: Tensor
+
+    def slice(self, begin: int, end: int) -> Tensor:
+        first, last = torch.searchsorted(self.places, torch.tensor([begin, end])).tolist()
+        return torch.zeros(end - begin).index_copy_(0, self.places[first:last] - begin, self.values[first:last])
+
+
+def _rows(vector: Tensor, length: int) -> Tensor:
+    """The vector as rows; zeros fill the last one."""
+    return torch.nn.functional.pad(vector, (0, -len(vector) % length)).view(ceil(len(vector), length), length)
+
+
+def _as_half(rows: Tensor) -> dict[str, Tensor]:
+    """float16 of at most 2^15 times a power of two: neither too large for the type nor, below the peak, too small."""
+    exponent = _peak(rows).view(torch.int32) & 0x7F800000  # the mantissa gone: the power of two at or below
+    scale = (exponent.view(torch.float32) * 2.0**-14).clamp(min=_TINY_SCALE)
+    return {"codes": (rows / scale).half(), "scale": scale.bfloat16()}
+
+
+def _as_steps(rows: Tensor, bits: int) -> dict[str, Tensor]:
+    """Whole steps of peak / (2^(bits-1) - 1). The scale is rounded up, so no code is out of range and no value is
+    off by more than half a step."""
+    top = _top(bits)
+    scale = ((_peak(rows) / top).view(torch.int32) + 0xFFFF & ~0xFFFF).view(torch.float32).clamp(min=_TINY_SCALE)
+    codes = (rows / scale).round_().add_(top).to(torch.uint8)
+    return {"codes": torch.from_numpy(pack(codes.numpy(), bits)), "scale": scale.bfloat16()}
+
+
+def _peak(rows: Tensor) -> Tensor:
+    return rows.abs().amax(dim=1, keepdim=True)
+
+
+def _as_sparse(vector: Tensor, settings: CodecSettings) -> dict[str, Tensor]:
+    rows = _rows(vector, settings.chunk)
+    places = rows.abs().topk(settings.kept, dim=1, sorted=False).indices.sort(dim=1).values
+    kept = rows.gather(1, places)
+    meant = places + settings.chunk * torch.arange(len(rows)).unsqueeze(1) < len(vector)  # the rest only fills up
+    levels = _fit_levels(kept.abs(), meant.float(), settings.levels).bfloat16()
+    nearest = _nearest(kept.abs(), levels.float())
+    codes = (nearest + settings.levels * (kept < 0)).to(torch.uint8)
+    low, high = settings.places.pack(places.numpy())
+    return {
+        "codes": torch.from_numpy(pack(codes.numpy(), settings.value_bits)),
+        "high": torch.from_numpy(high),
+        "levels": levels,
+        "low": torch.from_numpy(low),
+    }
+
+
+def _read_sparse(parts: Mapping[str, Tensor], settings: CodecSettings, size: int) -> _Sparse:
+    try:
+        in_chunk = settings.places.unpack(parts["low"].numpy(), parts["high"].numpy())
+    except ValueError as error:
+        raise damaged(str(error)) from None
+    places: NDArray[np.int64] = (in_chunk + settings.chunk * np.arange(len(in_chunk))[:, None]).ravel()
+    codes = torch.from_numpy(unpack(parts["codes"].numpy(), settings.value_bits, settings.kept)).long()
+    magnitude = parts["levels"].float().gather(1, codes % settings.levels)
+    values = torch.where(codes < settings.levels, magnitude, -magnitude).flatten()
+    within = int(np.searchsorted(places, size))  # the rest lies in the zeros that filled the last chunk
+    return _Sparse(torch.from_numpy(places[:within]), values[:within])
+
+
+def _fit_levels(magnitude: Tensor, weight: Tensor, count: int) -> Tensor:
+    """The levels of each row that lie nearest to its values in the mean square: Lloyd (1982), from the quantiles."""
+    quantiles = [(2 * i + 1) * magnitude.shape[1] // (2 * count) for i in range(count)]
+    levels = magnitude.sort(dim=1).values[:, quantiles]
+    for _ in range(_LLOYD_ROUNDS):
+        nearest = _nearest(magnitude, levels)
+        totals = torch.zeros_like(levels).scatter_add_(1, nearest, magnitude)
+        members = torch.zeros_like(levels).scatter_add_(1, nearest, weight)
+        levels = torch.where(members > 0, totals / members.clamp(min=1), levels)
+    return levels
+
+
+def _nearest(magnitude: Tensor, levels: Tensor) -> Tensor:
+    return (magnitude.unsqueeze(2) - levels.unsqueeze(1)).abs().argmin(dim=2)
+
+
+def check_parts(parts: Mapping[str, Tensor], expected: Mapping[str, Part]) -> None:
+    if parts.keys() != expected.keys():
+        raise damaged(f"it has {len(parts)} parts, not exactly {', '.join(expected)}")
+    for name, (dtype, shape) in expected.items():
+        if (parts[name].dtype, tuple(parts[name].shape)) != (dtype, shape):
+            raise damaged(
+                f'part "{name}" is {parts[name].dtype} {tuple(parts[name].shape)} and {dtype} {shape} is expected'
+            )
+
+
+def _require_within(part: Tensor, limit: float, name: str) -> None:
+    if not within(part.float(), limit):
+        raise damaged(f'part "{name}" holds NaN, Inf or more than {limit:.0e}', code="finite")
+
+
+def damaged(detail: str, code: str = "tensors") -> TensorError:
+    return TensorError(f"not a whole update ({detail}): make it again with blocktrain, from the same block", code)

@@ -1,0 +1,84 @@
+"""Numbers of few bits and rising places <-> bytes. Pure numpy, rows side by side; knows nothing of updates.
+Next: codecs.py, which packs updates with it; docs/protocol.md, "Codecs", the same byte by byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes: TypeAlias = NDArray[np.uint8]
+
+
+def pack(codes: Bytes, bits: int) -> Bytes:
+    """Codes of up to eight bits each: every eight of a row, the last filled with zeros, become `bits` whole bytes."""
+    rows, groups = len(codes), ceil(codes.shape[1], 8)
+    eights = np.pad(codes, ((0, 0), (0, groups * 8 - codes.shape[1]))).reshape(rows, groups, 8)
+    words = np.zeros((rows, groups, 1), "<u8")
+    for i in range(8):
+        words[..., 0] |= eights[..., i].astype(np.uint64) << np.uint64(i * bits)
+    return words.view(np.uint8)[..., :bits].reshape(rows, groups * bits)
+
+
+def unpack(packed: Bytes, bits: int, count: int) -> Bytes:
+    """The first `count` codes of each row."""
+    rows, groups = len(packed), ceil(count, 8)
+    padded = np.zeros((rows, groups, 8), np.uint8)
+    padded[..., :bits] = packed.reshape(rows, groups, bits)
+    words = padded.view("<u8")[..., 0]
+    codes = np.empty((rows, groups, 8), np.uint8)
+    for i in range(8):
+        codes[..., i] = words >> np.uint64(i * bits) & np.uint64(2**bits - 1)
+    return codes.reshape(rows, groups * 8)[:, :count]
+
+
+def ceil(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+@dataclass(frozen=True)
+class EliasFano:
+    """Rising places of each row (Elias 1974, Fano 1971): `count` different ones below `size`. Their low bits go as they
+    are; the high bits into a bitmap, where the i-th place sets bit (place >> low_bits) + i."""
+
+    count: int
+    size: int
+
+    @property
+    def low_bits(self) -> int:
+        return min(8, (self.size // self.count).bit_length() - 1)
+
+    @property
+    def high_bits(self) -> int:
+        """The length of the bitmap: one bit a place, and one a step of the places' upper bits."""
+        return self.count + ((self.size - 1) >> self.low_bits)
+
+    @property
+    def low_bytes(self) -> int:
+        return ceil(self.count, 8) * self.low_bits
+
+    @property
+    def high_bytes(self) -> int:
+        return ceil(self.high_bits, 8)
+
+    def pack(self, places: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
+        low = (places & (2**self.low_bits - 1)).astype(np.uint8)
+        bitmap = np.zeros((len(places), self.high_bits), np.uint8)
+        np.put_along_axis(bitmap, (places >> self.low_bits) + np.arange(self.count), 1, axis=1)
+        return pack(low, self.low_bits), np.packbits(bitmap, axis=1, bitorder="little")
+
+    def unpack(self, low: Bytes, high: Bytes) -> NDArray[np.int64]:
+        """ValueError where a row does not hold exactly `count` rising places below `size`."""
+        bitmap = np.unpackbits(high, axis=1, bitorder="little")
+        counts = bitmap.sum(axis=1, dtype=np.int64)
+        if (wrong := counts != self.count).any():
+            raise ValueError(f"a chunk holds {counts[wrong][0]} places and {self.count} are expected")
+        upper = np.nonzero(bitmap)[1].reshape(len(low), self.count) - np.arange(self.count)
+        places: NDArray[np.int64] = (upper << self.low_bits) | unpack(low, self.low_bits, self.count)
+        if (places >= self.size).any():
+            raise ValueError(f"a place is {places.max()} in a chunk of {self.size} values")
+        if (np.diff(places, axis=1) <= 0).any():
+            raise ValueError("the places of a chunk repeat or do not rise")
+        return places
