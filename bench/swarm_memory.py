@@ -67,7 +67,7 @@ def memory_row(spec: RunSpec, before: Tensors, replicas: int, at_once: bool, fol
 def hand_in(invite: Invite, members: Sequence[Member], payloads: Sequence[bytes], at_once: bool) -> int:
     """One round; the number of updates that it merged."""
     with CoordinatorClient(invite, patience_s=PATIENCE_S) as client:
-        leases = [client.lease(member.request()) for member in members]
+        leases = [client.lease(member.request) for member in members]
     with ThreadPoolExecutor(len(members) if at_once else 1) as pool:
         list(pool.map(lambda work: _send(invite, *work), zip(members, leases, payloads, strict=True)))
     with CoordinatorClient(invite, patience_s=PATIENCE_S) as client:

@@ -19,7 +19,7 @@ import torch
 from blocktrain.corpus import Corpus
 from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec
-from blocktrain.swarm import averaging, coordinator
+from blocktrain.swarm import averaging, blocks, merging
 from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.founding import found_run
@@ -92,13 +92,12 @@ def merging_row(spec: RunSpec, corpus: Corpus, num_updates: int, rounds: int, fo
 def mean_of(payloads: Sequence[bytes], before: Tensors, spec: RunSpec) -> Tensors:
     """The least that a merge could be: every update is opened once and every tensor merged, all in memory."""
     shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
-    updates = [read_update(payload, shapes) for payload in payloads]
-    return {
-        name: averaging.mean(
-            (update.delta(name, theta if update.needs_base else None).flatten(), 1.0) for update in updates
-        )
-        for name, theta in before.items()
-    }
+    running = averaging.RunningMean()
+    for payload in payloads:
+        update = read_update(payload, shapes)
+        base = before if update.needs_base else dict.fromkeys(before)
+        running.add(((name, update.delta(name, base[name]).flatten()) for name in before), 1.0)
+    return {name: running.pop(name) for name in before}
 
 
 def merge_seconds(
@@ -132,12 +131,12 @@ def merge_calls() -> list[tuple[Any, str, str]]:
     return [
         (Blobs, "get", "read and hash blobs"),
         (Blobs, "put", "write blobs"),
-        (coordinator, "read_update", "open updates"),
-        (coordinator, "merge", "decode and average"),
-        (coordinator, "outer_step", "outer step"),
-        (coordinator, "encode_difference", "encode the version"),
-        (coordinator, "encode", "encode the version"),
-        (coordinator, "decode", "decode the base"),
+        (merging, "read_update", "open updates"),
+        (averaging.RunningMean, "add", "decode and average"),
+        (merging, "outer_step", "outer step"),
+        (merging, "encode_difference", "encode the version"),
+        (merging, "encode", "encode the version"),
+        (blocks, "decode", "decode the base"),
     ]
 
 
@@ -159,7 +158,7 @@ def send_round(host: Coordinator, spec: RunSpec, before: Tensors, num_updates: i
         assert isinstance(lease, TrainLease), lease
         data = random_update(before, spec.swarm.update, seed + number)
         blob = Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
-        host.receive(lease.lease, blob.sha256, 0, len(data), data)
+        host.intake.receive(lease.lease, blob.sha256, 0, len(data), data)
         host.update(member.notice(lease, blob))
 
 

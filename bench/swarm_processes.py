@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from blocktrain.model.block import build_block
+from blocktrain.model.block import block_shapes, build_block
 from blocktrain.spec import RunSpec
+from blocktrain.swarm.signatures import sign
 from blocktrain.wire.codecs import CodecSettings
 from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.invite import Invite, parse_invite
@@ -93,31 +95,35 @@ class Member:
     spec: RunSpec
     name: str = "member"
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+    _nonces: Iterator[int] = field(default_factory=count)
 
     @cached_property
     def id(self) -> str:
         return self.key.public_key().public_bytes_raw().hex()
 
     def request(self) -> LeaseRequest:
-        return LeaseRequest(
+        unsigned = LeaseRequest(
             protocol=PROTOCOL_VERSION,
+            nonce=next(self._nonces),
             worker=self.id,
             name=self.name,
             device="cpu",
             memory_bytes=FREE_MEMORY_BYTES,
             steps_per_s=0.0,
         )
+        return sign(unsigned, self.key)
 
     def notice(self, lease: TrainLease, payload: Blob) -> UpdateNotice:
         unsigned = UpdateNotice(
             lease=lease.lease,
             worker=self.id,
+            tensors=update_shapes(self.spec, lease.phase),
             payload=payload,
             steps=lease.steps,
             tokens=lease.steps * self.spec.step_bytes,
             loss=5.0,
         )
-        return unsigned.model_copy(update={"signature": self.key.sign(unsigned.signed_bytes()).hex()})
+        return sign(unsigned, self.key)
 
 
 def phase_tensors(spec: RunSpec, phase: int = 0) -> Tensors:
@@ -126,6 +132,15 @@ def phase_tensors(spec: RunSpec, phase: int = 0) -> Tensors:
         f"{block}.{name}": tensor
         for block in spec.phases[phase].blocks
         for name, tensor in build_block(spec, block).state_dict().items()
+    }
+
+
+@cache
+def update_shapes(spec: RunSpec, phase: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{block}.{name}": shape
+        for block in spec.phases[phase].blocks
+        for name, shape in block_shapes(spec, block).items()
     }
 
 
