@@ -11,11 +11,9 @@ PYTEST_ARGS ?= -n auto --dist loadfile  # a process a core, a file always on one
 .PHONY: demo test check format clean
 .DELETE_ON_ERROR:
 
-# Train the blocks of a small model on this machine, measure it, let it write.
+# A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
 demo: $(READY)
-	$(BIN)/blocktrain train --preset small --out demo-run
-	$(BIN)/blocktrain eval demo-run
-	$(BIN)/blocktrain generate demo-run --prompt "The president" --max-bytes 200
+	$(BIN)/blocktrain demo
 
 # What CI runs.
 test: check

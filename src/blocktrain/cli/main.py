@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from blocktrain.cli.compare import compare
 from blocktrain.cli.console import say
 from blocktrain.cli.coordinator import coordinator
+from blocktrain.cli.demo import demo
 from blocktrain.cli.doctor import doctor
 from blocktrain.cli.eval import evaluate
 from blocktrain.cli.export import export
@@ -97,6 +98,10 @@ app.command(
     rich_help_panel=TRAIN,
     epilog="Example:  blocktrain compare --preset small --out report/",
 )(compare)
+app.command(
+    rich_help_panel=TRAIN,
+    epilog="Example:  blocktrain demo --workers 2",
+)(demo)
 app.command(
     "eval",
     rich_help_panel=USE,

@@ -94,7 +94,7 @@ def training_progress(labels: Mapping[int, str]) -> Iterator[OnStep]:
     if not sys.stderr.isatty():
         yield Lines(labels)
         return
-    with _bars() as progress:
+    with bars() as progress:
         yield Bars(labels, progress)
 
 
@@ -104,12 +104,12 @@ def evaluation_progress(label: str) -> Iterator[OnWindows]:
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    with _bars(transient=True) as progress:
+    with bars(transient=True) as progress:
         task = progress.add_task(label, total=None, facts="")
         yield lambda done, total: progress.update(task, advance=done, total=total, facts=f"{total} windows")
 
 
-def _bars(transient: bool = False) -> Progress:
+def bars(transient: bool = False) -> Progress:
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

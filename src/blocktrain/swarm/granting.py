@@ -99,9 +99,10 @@ class Granting:
         )
 
     def _evaluation(self, request: LeaseRequest, now_s: float) -> EvaluateLease | None:
-        """Every so many rounds, and when all is trained, the next worker that asks scores the composed model."""
+        """Every so many rounds, and when all is trained, the next worker that asks scores the composed model: the
+        blocks that are born, which answer alone until the next one continues them."""
         newest = self._ledger.consistent_manifest()
-        if len(newest.blocks) < self._spec.model.blocks:
+        if not newest.blocks:
             return None
         lease = self._ledger.evaluation_lease()
         if lease is not None and not lease.reported and now_s < lease.deadline_s:

@@ -195,9 +195,10 @@ class Worker:
 
     def _evaluate(self, lease: EvaluateLease) -> None:
         model = BlockModel.from_tensors(self._spec, self._tensors(lease.blocks)).to(self._device)
-        combine = fit_combination(model, self._corpus.valid)
+        unborn = set(range(self._spec.model.blocks)) - {each.block for each in lease.blocks}
+        combine = {} if unborn else fit_combination(model, self._corpus.valid)
         model.combine = dict(combine)
-        scores = evaluate(model, self._corpus.valid, max_windows=lease.max_windows)
+        scores = evaluate(model, self._corpus.valid, max_windows=lease.max_windows, missing=unborn)
         unsigned = EvaluationNotice(
             lease=lease.lease,
             worker=self._public_key,

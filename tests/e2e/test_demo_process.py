@@ -1,0 +1,55 @@
+"""The whole of BlockTrain in one command, as real processes: trained by a swarm, served by stages, stopped cleanly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+BUDGET = ["--preset", "tiny", "--workers", "2", "--set", "train.steps=6", "--leave"]
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "blocktrain", "demo", *BUDGET, "--dir", str(tmp_path / "demo")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+
+def living(folder: Path) -> list[str]:
+    """The processes that have this folder in their command line."""
+    commands = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            commands.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return [command for command in commands if str(folder) in command and f" {os.getpid()} " not in command]
+
+
+def test_the_demo_trains_serves_and_writes_twice(demo, tmp_path):
+    out, said = demo.communicate(timeout=280)
+    assert demo.returncode == 0, said
+    assert out.count("The president") == 2
+    assert said.count("traversals of the 3 stages") == 2
+    assert "held out 5.545 nats/byte" in said
+    assert (tmp_path / "demo" / "model" / "manifest.json").exists()
+    assert living(tmp_path / "demo") == []
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="counts processes in /proc")
+def test_an_interrupted_demo_leaves_no_process_behind(demo, tmp_path):
+    assert "the coordinator runs" in demo.stderr.readline()
+    demo.send_signal(signal.SIGINT)
+    _, said = demo.communicate(timeout=120)
+    assert demo.returncode == 130
+    assert "the same command goes on" in said
+    assert living(tmp_path / "demo") == []
