@@ -59,8 +59,10 @@ def gateway(
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="The longest that a request may take.")] = 300.0,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="A JSON object a request instead of a line.")] = False,
 ) -> None:
-    """Answer HTTP for a model whose blocks are served by stages: OpenAI's completions API at /v1, a page to try it at
-    /, /healthz and /metrics. Ends with 0 on SIGTERM, with 130 on Ctrl-C."""
+    """Answer HTTP for a model whose blocks are served by stages.
+
+    OpenAI's completions API at /v1, a page to try it at /, /healthz and /metrics. Ends with 0 on SIGTERM, with 130 on
+    Ctrl-C."""
     limits = {"--max-bytes": max_bytes, "--max-choices": max_choices, "--max-texts": max_texts, "--rate": rate}
     for option, value in limits.items():
         require_positive(option, value)

@@ -15,7 +15,9 @@ from blocktrain.errors import ConfigError
 def keys(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Where the key goes; nothing there is overwritten.")],
 ) -> None:
-    """Make the one key that all hosts of a chain share. Whoever holds the file is in the chain."""
+    """Make the one key that all hosts of a chain share.
+
+    Whoever holds the file is in the chain."""
     if path.exists():
         raise ConfigError(f"{path} is there already and others may hold it: name another file, or delete it")
 

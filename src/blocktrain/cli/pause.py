@@ -7,7 +7,9 @@ from blocktrain.wire.invite import parse_invite
 
 
 def pause(invite: InviteText) -> None:
-    """Give no more work until blocktrain resume. Needs an admin's invite; a restarted coordinator stays paused."""
+    """Give no more work until blocktrain resume.
+
+    Needs an admin's invite; a restarted coordinator stays paused."""
     _set(invite, paused=True)
     print("paused: workers hand in what they have and wait; blocktrain resume lets them go on")
 

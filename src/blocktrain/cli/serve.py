@@ -67,8 +67,10 @@ def serve(
     poll: LookEvery = 10.0,
     home: Home = None,
 ) -> None:
-    """Serve a model on this machine: stage processes, and a gateway with OpenAI's completions API in front of them. A
-    stage that dies is started again. Ends with 0 on SIGTERM, with 130 on Ctrl-C."""
+    """Serve a model on this machine: its stages and a gateway.
+
+    Stage processes, and OpenAI's completions API in front of them. A stage that dies is started again. Ends with 0 on
+    SIGTERM, with 130 on Ctrl-C."""
     require_positive("--threads", threads)
     if poll <= 0:
         raise ConfigError(f"--poll {poll:g} is too small: give seconds above 0")

@@ -59,8 +59,9 @@ def stage(
     home: Home = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True, help="End when stdin closes.")] = False,
 ) -> None:
-    """Hold some blocks of a model and compute what a gateway sends through them. Ends with 0 on SIGTERM, with 130 on
-    Ctrl-C."""
+    """Hold some blocks of a model and compute for a gateway.
+
+    Ends with 0 on SIGTERM, with 130 on Ctrl-C."""
     for option, value in (("--threads", threads), ("--cache", cache), ("--max-waiting", max_waiting)):
         require_positive(option, value)
     if poll <= 0:
