@@ -45,7 +45,7 @@ from blocktrain.wire.invite import Invite, parse_invite
 
 BLOBS_FOLDER, ADMIN_FILE = "blobs", "invite-admin"
 TICK_S = 1.0
-M_ARENA_MAX, ARENAS = -8, 2  # glibc's name of the setting, and its value
+GLIBC_SETTINGS = {-8: 2, -3: 2**20}  # M_ARENA_MAX: heaps; M_MMAP_THRESHOLD: bytes that are given back when freed
 GRACE_S = 5  # for requests under way when it is told to stop
 
 
@@ -84,7 +84,7 @@ def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str |
 
 def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
     """Until SIGTERM, which ends it with 0, or Ctrl-C, which ends it with 130."""
-    _share_arenas()
+    _keep_little_memory()
     before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
     try:
         port = _port(run.folder, address)
@@ -109,11 +109,12 @@ def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def _share_arenas() -> None:
+def _keep_little_memory() -> None:
     """glibc gives threads heaps of their own, and each keeps what was freed in it: with one a thread, the memory of a
     service would grow with the number of updates that come at once."""
     with suppress(AttributeError, OSError, TypeError):  # where there is another C library
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
+        for setting, value in GLIBC_SETTINGS.items():
+            ctypes.CDLL(None).mallopt(setting, value)
 
 
 def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger) -> RunSpec:

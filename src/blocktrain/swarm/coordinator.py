@@ -80,7 +80,8 @@ class Coordinator:
 
     def _record(self, facts: Callable[[], NewUpdate]) -> Recorded:
         """Closes what is due before an update comes in, and what is due because of it."""
-        self._followed()
+        if self.wake is None:
+            self._followed()
         kept = self._ledger.together(lambda: self._ledger.record_update(facts()))
         if kept is not None:
             self._followed()

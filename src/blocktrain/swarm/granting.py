@@ -100,12 +100,8 @@ class Granting:
     def _message(
         self, lease: LeaseRecord, base: Mapping[int, int], now_s: float, newest: Mapping[int, Version]
     ) -> TrainLease:
-        phase, reference = self._spec.phases[lease.phase], self._blocks.reference
-
-        def version(block: int, number: int) -> Version:
-            found = newest.get(block)
-            return found if found is not None and found.version == number else self._blocks.version(block, number)
-
+        phase = self._spec.phases[lease.phase]
+        reference, version = self._blocks.reference, self._blocks.version
         return TrainLease(
             lease=lease.id,
             phase=lease.phase,
