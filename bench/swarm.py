@@ -112,7 +112,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         document.setdefault("load_average", {})[name] = os.getloadavg()[0]
         write_json(path, {**document, "goals": goals(document)})
     document = read_json(path)
-    print(summary(document))
+    page = summary(document)
+    print(page)
+    (options.out / "swarm.md").write_text(page)
     for written in write_figure(figure(document), options.out / "swarm", skipped=print):
         print(f"wrote {written}")
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from blocktrain.model.block import block_shapes, build_block
 from blocktrain.spec import RunSpec
+from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.signatures import sign
 from blocktrain.wire.codecs import CodecSettings
 from blocktrain.wire.deltas import encode_update
@@ -31,6 +32,7 @@ from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, Train
 from common import proc_status
 
 Tensors = dict[str, Tensor]
+POLL_S = 0.1
 STEP_SIZE = 1e-3  # by which the weights of an update that nobody trained differ
 FREE_MEMORY_BYTES = 2**40  # what members say they have: every lease fits
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -71,7 +73,16 @@ def running_coordinator(spec: RunSpec, folder: Path) -> Iterator[CoordinatorProc
         line = process.stdout.readline()
         if "'" not in line:
             raise RuntimeError(f"the coordinator did not start: {said.read_text()[-2000:]}")
-        yield CoordinatorProcess(process.pid, parse_invite(line.split("'")[1]))
+        invite = parse_invite(line.split("'")[1])
+        _await_work(invite)
+        yield CoordinatorProcess(process.pid, invite)
+
+
+def _await_work(invite: Invite) -> None:
+    """Until the first phase is open: who asks before is told to wait."""
+    with CoordinatorClient(invite) as client:
+        while not client.status()["phases"]:
+            time.sleep(POLL_S)
 
 
 @contextmanager

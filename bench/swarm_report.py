@@ -1,4 +1,4 @@
-"""What swarm.py found, as goals that are met or not, as one screen of text and as a picture. Computes no measurement; a
+"""What swarm.py found, as goals that are met or not, as a page of tables and as a picture. Computes no measurement; a
 part that was not measured is left out. Next: swarm.py."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from blocktrain.figures import PALETTE
-from common import table
+from common import markdown
 from swarm_memory import MAX_GROWTH
 from swarm_share import COMPUTING, MIN_SHARE
 
@@ -46,7 +46,7 @@ def _goal(what: str, value: float, relation: str, limit: float) -> dict[str, Any
 
 
 def summary(document: Document) -> str:
-    """One screen."""
+    """The page: what was run where, the goals, and a table a question."""
     tables: dict[str, Callable[[Any], str]] = {
         "share": _share_table,
         "merging": _merging_table,
@@ -55,24 +55,37 @@ def summary(document: Document) -> str:
         "load": _load_table,
     }
     parts = [draw(document[name]) for name, draw in tables.items() if name in document]
-    verdicts = [
-        f"{goal['what']}: {goal['value']:.3f}, goal {goal['goal']}, {'met' if goal['met'] else 'MISSED'}"
-        for goal in goals(document)
-    ]
-    return "\n\n".join([*parts, "\n".join(verdicts)])
+    return "\n".join([_origin(document), _goals_table(goals(document)), *parts])
+
+
+def _origin(document: Document) -> str:
+    machine, busy = document["machine"], document["load_average"]
+    loads = ", ".join(f"{name} {value:.1f}" for name, value in busy.items())
+    return (
+        f"Written by bench/swarm.py: preset {document['spec']['name']}, corpus {document['spec']['corpus']['source']}, "
+        f"{machine['cores']} cores, torch {machine['torch']}. Load averages after each part: {loads}.\n"
+    )
+
+
+def _goals_table(found: Sequence[Document]) -> str:
+    rows = [[goal["what"], f"{goal['value']:.3f}", goal["goal"], "met" if goal["met"] else "missed"] for goal in found]
+    return markdown(["goal", "measured", "wanted", ""], rows)
 
 
 def _share_table(rows: Sequence[Document]) -> str:
-    head = ["a worker's time", "codec", "steps a round", "computing", "in CPU time", "up B/param", "down B/param"]
-    return table(
-        head,
+    kinds = ("hand in and merge", "wait", "lease")
+    head = ["a worker's time", "workers", "codec up / down", "steps a round", "computing", "in CPU time", *kinds]
+    return markdown(
+        [*head, "bytes up a parameter", "bytes down a parameter"],
         [
             [
                 row["name"],
-                row["update"],
+                str(row["workers"]),
+                f"{row['update']} / {row['download']}",
                 str(row["round_steps"]),
                 f"{row['share']:.1%}",
                 f"{row['cpu_share']:.1%}",
+                *(f"{row['spent'].get(kind, 0.0):.1%}" for kind in kinds),
                 f"{row['sent_bytes_per_parameter']:.3f}",
                 f"{row['received_bytes_per_parameter']:.3f}",
             ]
@@ -82,26 +95,25 @@ def _share_table(rows: Sequence[Document]) -> str:
 
 
 def _merging_table(part: Document) -> str:
-    head = [
-        f"merging {part['updates']} updates",
-        "CPU s",
-        "MB/s",
-        "of copying",
-        "all in memory",
-        "of copying",
-        "most of it",
-    ]
-    return table(
-        head,
+    return markdown(
+        [
+            f"merging {part['updates']} updates of {part['parameters'] / MB:.2f} M parameters",
+            "CPU s",
+            "MB/s",
+            f"of copying ({part['bandwidth_bytes_per_s'] / GB:.1f} GB/s)",
+            "in memory alone, MB/s",
+            "of copying",
+            "most of it",
+        ],
         [
             [
                 row["codec"],
                 f"{row['merge_s']:.2f}",
                 f"{row['merge_bytes_per_s'] / MB:.0f}",
                 f"{row['merge_of_bandwidth']:.2%}",
-                f"{row['mean_bytes_per_s'] / MB:.0f} MB/s",
+                f"{row['mean_bytes_per_s'] / MB:.0f}",
                 f"{row['mean_of_bandwidth']:.1%}",
-                max(row["spent"], key=row["spent"].__getitem__),
+                max(row["spent"].items(), key=lambda item: item[1])[0],
             ]
             for row in part["rows"]
         ],
@@ -110,16 +122,15 @@ def _merging_table(part: Document) -> str:
 
 def _bytes_table(part: Document) -> str:
     rows = [("up", row) for row in part["up"]] + [("down", row) for row in part["down"]]
-    return table(
-        ["bytes a parameter", "codec", "bytes", "left out"],
+    return markdown(
+        [f"an update of {part['steps']} steps", "codec", "bytes a parameter", "left out"],
         [[way, row["codec"], f"{row['bytes_per_parameter']:.3f}", f"{row['lost']:.1%}"] for way, row in rows],
     )
 
 
 def _memory_table(part: Document) -> str:
-    head = [f"coordinator, block {part['block_bytes'] / MB:.1f} MB", "replicas", "peak MB", "× block"]
-    return table(
-        head,
+    return markdown(
+        [f"coordinator, block of {part['block_bytes'] / MB:.1f} MB", "replicas", "peak above idle, MB", "× block"],
         [
             [
                 _arrival(row["at_once"]),
@@ -137,9 +148,9 @@ def _arrival(at_once: bool) -> str:
 
 
 def _load_table(part: Document) -> str:
-    head = [f"{part['clients']} clients", "a second", "p50 ms", "p99 ms", "of bare", "server CPU ms"]
-    return table(
-        head,
+    head = [f"{part['clients']} clients", "a second", "p50 ms", "p99 ms", "requests over bare", "server CPU ms"]
+    return markdown(
+        [*head, "CPU a request over bare"],
         [
             [
                 WORKS[row["work"]],
@@ -148,6 +159,7 @@ def _load_table(part: Document) -> str:
                 f"{row['p99_ms']:.0f}",
                 f"{row['of_bare']:.1%}",
                 f"{row['server_cpu_ms']:.1f}",
+                f"{row['cpu_of_bare']:.1f} ×",
             ]
             for row in part["rows"]
         ],

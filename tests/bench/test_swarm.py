@@ -88,6 +88,17 @@ def test_goals_say_whether_they_are_met(bench, document):
     assert document["goals"] == bench("swarm_report").goals(document)
 
 
+def test_the_page_is_made_of_the_result_file(bench, document, written):
+    page = (written / "swarm.md").read_text()
+    assert page == bench("swarm_report").summary(document)
+    assert f"| {document['goals'][0]['what']} | {document['goals'][0]['value']:.3f} |" in page
+
+
+def test_the_page_that_is_kept_is_that_of_the_result_that_is_kept(bench):
+    kept = json.loads((BENCH / "results" / "swarm.json").read_text())
+    assert (BENCH / "results" / "swarm.md").read_text() == bench("swarm_report").summary(kept)
+
+
 def test_a_stopwatch_counts_a_second_once(bench):
     now_s = iter(range(10))
     watch = bench("swarm_processes").Stopwatch(lambda: next(now_s))

@@ -223,6 +223,39 @@ def test_a_grant_decided_on_an_older_state_is_not_given(started):
     assert [x.worker for x in started.open_rounds()[0].leases] == [ADA]
 
 
+def test_what_another_coordinator_writes_is_seen_in_a_round_that_was_read_before(started, where):
+    lease(started, ADA)
+    with closing(Ledger(where)) as other:
+        lease(other, BOB)
+        report(other, BOB)
+        assert started.open_rounds() == other.open_rounds()
+    assert [x.worker for x in started.open_rounds()[0].reported] == [BOB]
+
+
+def test_a_round_that_is_known_is_the_one_in_the_database(started, where):
+    """What a ledger works out from its own writes is what another reads."""
+    for now_s, who in enumerate((ADA, BOB, ADA)):
+        lease(started, who, now_s=101.0 + now_s)
+    report(started, ADA)
+    with closing(Ledger(where)) as other:
+        assert started.open_rounds() == other.open_rounds()
+
+
+def test_writings_together_are_kept_together(started):
+    before = started.open_rounds()
+
+    def fail() -> None:
+        lease(started, ADA)
+        assert [x.worker for x in started.open_rounds()[0].leases] == [ADA]
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        started.together(fail)
+    assert started.open_rounds() == before
+    started.together(lambda: lease(started, ADA))
+    assert [x.worker for x in started.open_rounds()[0].leases] == [ADA]
+
+
 def test_two_coordinators_never_give_one_shard_twice(started, where):
     seen, barrier = started.open_rounds()[0], Barrier(2)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Phase, RunSpec, Stacked, SwarmSpec, TrainSpec
-from blocktrain.swarm.leases import NoWork, OpenPhase, WorkerFacts, choose_work
+from blocktrain.swarm.leases import RETRY_SHARE, SHORTEST_WAIT_S, NoWork, OpenPhase, WorkerFacts, choose_work
 from blocktrain.swarm.rounds import (
     Grant,
     LateUpdate,
@@ -252,7 +252,31 @@ def test_a_round_extended_for_want_of_updates_is_joined_to_its_new_deadline():
 
 def test_a_worker_whose_update_is_in_waits_for_the_round():
     answer = ask(worker("w0"), a_round(reported=1, silent=2), now_s=35)
-    assert answer == NoWork("its update of round 5 is in, 2 still at work", 5.0)
+    assert isinstance(answer, NoWork)
+    assert answer.reason == "its update of round 5 is in, 2 still at work"
+
+
+@pytest.mark.parametrize(
+    "now_s, retry_s",
+    [
+        (1, SHORTEST_WAIT_S),  # never in a hurry
+        (
+            30,
+            RETRY_SHARE * 30,
+        ),  # they are due at 40: no more than a share of the round is lost if they are early
+        (39.8, 0.2),  # when they are due
+        (50, RETRY_SHARE * 50),  # they are late
+    ],
+)
+def test_who_waits_for_others_asks_again_when_they_should_be_in(now_s, retry_s):
+    answer = ask(worker("w0"), a_round(reported=1, silent=2), now_s=now_s)
+    assert isinstance(answer, NoWork)
+    assert answer.retry_s == pytest.approx(retry_s)
+
+
+def test_a_round_that_is_being_merged_is_joined_by_nobody():
+    answer = ask(worker(), a_round(reported=2), now_s=20)
+    assert answer == NoWork("round 5 is being merged", RETRY_SHARE * 20)
 
 
 def test_asking_again_renews_the_same_lease():

@@ -165,3 +165,24 @@ def test_a_wrong_token_is_refused_with_the_remedy(tmp_path, tiny, token):
         stranger = Invite(invite.host, invite.port, token)
         with CoordinatorClient(stranger) as client, pytest.raises(RequestRefused, match="ask whoever runs the swarm"):
             client.run_info()
+
+
+def test_a_receipt_does_not_wait_for_the_merge_where_somebody_else_does_it(house, member):
+    woken: list[bool] = []
+    house.coordinator.tick()
+    house.coordinator.wake = lambda: woken.append(True)
+    member.work()
+    assert woken
+    assert {version for _, version in house.weights()} == {0}
+    waiting = house.ask("POST", "/v1/leases", json=member.request()).json()
+    assert waiting["reason"] == "round 0 is being merged"
+    house.coordinator.tick()
+    assert {version for _, version in house.weights()} == {0, 1}
+    member.work()
+
+
+def test_who_comes_before_a_phase_is_open_waits_for_it(house, member):
+    house.coordinator.wake = lambda: None
+    assert house.ask("POST", "/v1/leases", json=member.request()).json()["reason"] == "the next phase is being opened"
+    house.coordinator.tick()
+    member.lease()

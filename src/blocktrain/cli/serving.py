@@ -9,6 +9,7 @@ Next: swarm/service.py, the routes; swarm/coordinator.py, the decisions.
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 import signal
 import threading
@@ -44,6 +45,7 @@ from blocktrain.wire.invite import Invite, parse_invite
 
 BLOBS_FOLDER, ADMIN_FILE = "blobs", "invite-admin"
 TICK_S = 1.0
+GLIBC_SETTINGS = {-8: 2, -3: 2**20}  # M_ARENA_MAX: heaps; M_MMAP_THRESHOLD: bytes that are given back when freed
 GRACE_S = 5  # for requests under way when it is told to stop
 
 
@@ -82,6 +84,7 @@ def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str |
 
 def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
     """Until SIGTERM, which ends it with 0, or Ctrl-C, which ends it with 130."""
+    _keep_little_memory()
     before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
     try:
         port = _port(run.folder, address)
@@ -104,6 +107,14 @@ def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _keep_little_memory() -> None:
+    """glibc gives threads heaps of their own, and each keeps what was freed in it: with one a thread, the memory of a
+    service would grow with the number of updates that come at once."""
+    with suppress(AttributeError, OSError, TypeError):  # where there is another C library
+        for setting, value in GLIBC_SETTINGS.items():
+            ctypes.CDLL(None).mallopt(setting, value)
 
 
 def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger) -> RunSpec:
@@ -167,21 +178,25 @@ def _free_name(ledger: Ledger, role: str) -> str:
 
 @contextmanager
 def _ticking(run: OpenRun) -> Iterator[None]:
-    """Deadlines are met without requests, and what happened is said."""
-    stopped = threading.Event()
-    thread = threading.Thread(target=_tick_until, args=(run, stopped), name="ticks", daemon=True)
+    """Rounds are merged beside the requests, which do not wait for it; deadlines are met without any; what happened is
+    said."""
+    stopped, due = threading.Event(), threading.Event()
+    thread = threading.Thread(target=_tick_until, args=(run, stopped, due), name="ticks", daemon=True)
+    run.coordinator.wake = due.set
     thread.start()
     try:
         yield
     finally:
         stopped.set()
+        due.set()
         thread.join(GRACE_S)
 
 
-def _tick_until(run: OpenRun, stopped: threading.Event) -> None:
+def _tick_until(run: OpenRun, stopped: threading.Event, due: threading.Event) -> None:
     """An error is one line, once while it lasts, and never the end."""
     said, newest = "", None
     while not stopped.is_set():
+        due.clear()
         try:
             run.coordinator.tick()
             newest = _say_news(run.ledger, newest)
@@ -191,7 +206,7 @@ def _tick_until(run: OpenRun, stopped: threading.Event) -> None:
             if sentence != said:
                 say(f"error: {' '.join(sentence.split())}")
             said = sentence
-        stopped.wait(TICK_S)
+        due.wait(TICK_S)
 
 
 def _say_news(ledger: Ledger, newest: int | None) -> int:

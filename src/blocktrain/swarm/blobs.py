@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -92,13 +93,19 @@ class Blobs:
 
     def size(self, sha256: str) -> int:
         with self._reading(sha256):
-            return int(self._store.head(_key(sha256))["size"])
+            return self._size(_key(sha256))
 
     def exists(self, sha256: str) -> bool:
         with self._storage(), suppress(FileNotFoundError):
-            self._store.head(_key(sha256))
+            self._size(_key(sha256))
             return True
         return False
+
+    def _size(self, key: str) -> int:
+        """A folder is asked itself: it answers in a hundredth of the time."""
+        if self._folder is not None:
+            return (self._folder / key).stat().st_size
+        return int(self._store.head(key)["size"])
 
     def delete(self, sha256: str) -> None:
         """Deleting what is not there is no error: it may be the second try."""
@@ -119,7 +126,7 @@ class Blobs:
         with self._storage():
             return obstore.sign(self._store, "GET", _key(sha256), timedelta(seconds=expires_s))
 
-    def append(self, upload_id: str, offset: int, data: bytes) -> int:
+    def append(self, upload_id: str, offset: int, data: bytes | Iterator[bytes]) -> int:
         """Keeps the next part of an upload and gives the number of bytes that are safe. An upload has one sender."""
         expected = self.received(upload_id)
         if offset != expected:
@@ -128,9 +135,17 @@ class Blobs:
                 f"continue at offset {expected}",
                 expected_offset=expected,
             )
-        if data:
-            self._write(f"{_upload(upload_id)}/{offset:0{MAX_OFFSET_DIGITS}d}", [data])
-        return offset + len(data)
+        chunks, end = iter([data]) if isinstance(data, bytes) else data, offset
+
+        def counted() -> Iterator[bytes]:
+            nonlocal end
+            for chunk in chain([first], chunks):
+                end += len(chunk)
+                yield chunk
+
+        if first := next(chunks, b""):
+            self._write(f"{_upload(upload_id)}/{offset:0{MAX_OFFSET_DIGITS}d}", counted())
+        return end
 
     def received(self, upload_id: str) -> int:
         """Bytes from the start without a gap; 0 for an upload that nobody began."""

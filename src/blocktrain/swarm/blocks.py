@@ -22,7 +22,7 @@ from blocktrain.wire.tensors import decode
 
 Tensors = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
-KNOWN_NORMS = 1024  # of versions, each a number
+KNOWN_NORMS = KNOWN_VERSIONS = 1024  # a few numbers each
 
 
 class Blocks:
@@ -31,6 +31,7 @@ class Blocks:
     def __init__(self, spec: RunSpec, ledger: Ledger, blobs: Blobs, newborn: Callable[[int], Tensors]) -> None:
         self._spec, self._ledger, self._blobs, self.newborn = spec, ledger, blobs, newborn
         self._shapes: dict[int, Shapes] = {}
+        self.version = lru_cache(KNOWN_VERSIONS)(self._version)
         self._norm = lru_cache(KNOWN_NORMS)(lambda sha256: norm_of(self.tensors(sha256).values()))
 
     def shapes(self, phase: int) -> Shapes:
@@ -51,7 +52,7 @@ class Blocks:
     def tensors(self, sha256: str) -> Tensors:
         return decode(self._blobs.get(sha256))[0]
 
-    def version(self, block: int, version: int) -> Version:
+    def _version(self, block: int, version: int) -> Version:
         found = self._ledger.version(block, version)
         assert found is not None, f"version {version} of block {block} is in the ledger's own records"
         return found

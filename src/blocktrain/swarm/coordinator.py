@@ -15,9 +15,9 @@ from blocktrain.swarm.blocks import Blocks, Tensors, own_blobs
 from blocktrain.swarm.granting import Granting
 from blocktrain.swarm.intake import Intake, Recorded
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import NewUpdate
+from blocktrain.swarm.ledger_records import NewUpdate, Standing
 from blocktrain.swarm.merging import Merger
-from blocktrain.swarm.rounds import Round, decide, learned_deadline_s, next_round, open_phases, open_round
+from blocktrain.swarm.rounds import WINDOW, Round, decide, learned_deadline_s, next_round, open_phases, open_round
 from blocktrain.swarm.watching import Watching
 from blocktrain.wire.messages import (
     LeaseReply,
@@ -53,8 +53,8 @@ class Coordinator:
         self.watching = Watching(spec, ledger, clock)
         # Threads of one server take turns: nobody merges what another is merging. Between servers the ledger decides.
         self._turn = threading.RLock()
-        # One update is decoded at a time: what that takes does not add up over those that come at once.
-        self._decoding = threading.Lock()
+        # Called when something is due, so that somebody ticks soon. Without it whoever asks does it, and waits for it.
+        self.wake: Callable[[], None] | None = None
 
     # What workers and people ask
 
@@ -71,23 +71,21 @@ class Coordinator:
         )
 
     def lease(self, request: LeaseRequest) -> LeaseReply:
-        now_s = self._clock()
-        self._granting.admit(request, now_s)
-        with self._turn, own_blobs():
-            self.tick()
-            return self._granting.work(request, now_s)
+        self._granting.require_fit(request)
+        with own_blobs():
+            return self._granting.work(request, self._clock(), self._followed())
 
     def update(self, notice: UpdateNotice) -> UpdateReceipt:
         return self.intake.update(notice, self._record)
 
     def _record(self, facts: Callable[[], NewUpdate]) -> Recorded:
         """Closes what is due before an update comes in, and what is due because of it."""
-        with self._turn:
-            self.tick()
-            kept = self._ledger.record_update(facts())
-            if kept is not None:
-                self.tick()
-            return kept
+        if self.wake is None:
+            self._followed()
+        kept = self._ledger.together(lambda: self._ledger.record_update(facts()))
+        if kept is not None:
+            self._followed()
+        return kept
 
     def manifest(self) -> ModelManifest:
         info, newest = self.info(), self._ledger.consistent_manifest()
@@ -109,20 +107,40 @@ class Coordinator:
 
     # What follows from the facts
 
+    def _followed(self) -> Standing:
+        """How things stand when what is due is done, or on its way."""
+        standing = self._ledger.standing()
+        if not self._is_due(standing):
+            return standing
+        if self.wake is not None:
+            self.wake()
+            return standing
+        self.tick()
+        return self._ledger.standing()
+
+    def _is_due(self, standing: Standing) -> bool:
+        now_s = self._clock()
+        decisions = (decide(round, now_s, self._spec.swarm).action for round in standing.rounds.values())
+        return any(action != "wait" for action in decisions) or bool(self._unopened(standing))
+
+    def _unopened(self, standing: Standing) -> list[Phase]:
+        """The phases whose turn it is and that nobody has opened."""
+        phases = {phase.phase: phase.finished for phase in standing.phases}
+        due = open_phases(self._spec, {index for index, finished in phases.items() if finished})
+        return [phase for phase in due if phase.index not in phases]
+
     def tick(self) -> None:
         """Open the phases whose turn it is, extend or merge the rounds that are due. Any number may do it at once."""
         with self._turn, own_blobs():
             now_s = self._clock()
-            for round in self._ledger.open_rounds().values():
+            for round in self._ledger.standing().rounds.values():
                 decision = decide(round, now_s, self._spec.swarm)
                 if decision.action == "extend":
                     self._ledger.extend_round(round, decision.deadline_s, decision.reason)
                 elif decision.action == "close":
                     self._merge(round, decision.reason, now_s)
-            phases = {phase.phase: phase.finished for phase in self._ledger.phases()}
-            for phase in open_phases(self._spec, {index for index, finished in phases.items() if finished}):
-                if phase.index not in phases:
-                    self._open(phase, now_s)
+            for phase in self._unopened(self._ledger.standing()):
+                self._open(phase, now_s)
 
     def _open(self, phase: Phase, now_s: float) -> None:
         """The first round of a phase. Blocks that nobody has trained are born now."""
@@ -146,7 +164,7 @@ class Coordinator:
         # One that came after the decision did not move the schedule: it goes into the next round, if there is one.
         updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
         versions = list(self._merger.versions(round, updates))
-        past = [record.round.took_s for record in self._ledger.rounds(round.phase)]
+        past = [record.round.took_s for record in self._ledger.rounds(round.phase, limit=WINDOW)]
         limit_s, _ = learned_deadline_s([took_s for took_s in (*past, round.took_s) if took_s], self._spec.swarm)
         following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
         if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):

@@ -10,7 +10,8 @@ from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.blocks import Blocks
 from blocktrain.swarm.leases import NoWork, OpenPhase, WorkerFacts, choose_work
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import LeaseRecord
+from blocktrain.swarm.ledger_records import LeaseRecord, Standing, Version
+from blocktrain.swarm.rounds import Round
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import (
     PROTOCOL_VERSION,
@@ -22,7 +23,7 @@ from blocktrain.wire.messages import (
     Wait,
 )
 
-LONGEST_WAIT_S = 5.0
+LONGEST_WAIT_S, OPENING_WAIT_S = 5.0, 0.5
 EVALUATION_S = 600.0
 EVALUATION_WINDOWS = 200
 GRANT_TRIES = 5
@@ -35,9 +36,8 @@ class Granting:
     def __init__(self, spec: RunSpec, ledger: Ledger, blocks: Blocks, memory_bytes: Callable[[Phase], int]) -> None:
         self._spec, self._ledger, self._blocks, self._memory_bytes = spec, ledger, blocks, memory_bytes
 
-    def admit(self, request: LeaseRequest, now_s: float) -> None:
-        """Whoever asks is who it says, and asks for the first time with this number: a request that somebody else has
-        overheard is worth nothing to them."""
+    def require_fit(self, request: LeaseRequest) -> None:
+        """Whoever asks is who it says, and can be understood; told without looking at the ledger."""
         if request.protocol != PROTOCOL_VERSION:
             raise RequestRefused(
                 f"this worker speaks protocol {request.protocol}, the coordinator {PROTOCOL_VERSION}: "
@@ -51,6 +51,9 @@ class Granting:
                 f"ask without one",
                 code="phase",
             )
+
+    def _admit(self, request: LeaseRequest, now_s: float) -> None:
+        """Asked for the first time with this number: a request that somebody else has overheard is worth nothing."""
         said = (request.name, request.device, request.memory_bytes, request.steps_per_s)
         if not self._ledger.see_worker(request.worker, *said, now_s, request.nonce):
             raise RequestRefused(
@@ -59,23 +62,34 @@ class Granting:
                 code="replayed",
             )
 
-    def work(self, request: LeaseRequest, now_s: float) -> LeaseReply:
-        run = self._ledger.run()
-        if run is not None and run.paused:
-            return Wait(seconds=LONGEST_WAIT_S, reason="the run is paused")
-        return self._evaluation(request, now_s) or self._training(request, now_s)
+    def work(self, request: LeaseRequest, now_s: float, standing: Standing) -> LeaseReply:
+        """A worker is seen and answered in one transaction: a disk is synced once, and a replay gets nothing."""
+        return self._ledger.together(lambda: self._answer(request, now_s, standing))
 
-    def _training(self, request: LeaseRequest, now_s: float) -> LeaseReply:
+    def _answer(self, request: LeaseRequest, now_s: float, standing: Standing) -> LeaseReply:
+        self._admit(request, now_s)
+        if standing.paused:
+            return Wait(seconds=LONGEST_WAIT_S, reason="the run is paused")
+        newest, finished = self._ledger.newest(), self._all_finished(standing)
+        if evaluation := self._evaluation(request, now_s, newest, finished):
+            return evaluation
+        if finished:
+            return Finished(reason="every phase is trained: blocktrain export fetches the model")
+        return self._training(request, now_s, newest, standing.rounds)
+
+    def _training(
+        self, request: LeaseRequest, now_s: float, newest: Mapping[int, Version], rounds: Mapping[int, Round]
+    ) -> LeaseReply:
+        if not rounds:
+            return Wait(seconds=OPENING_WAIT_S, reason="the next phase is being opened")
         for _ in range(GRANT_TRIES):
-            rounds = self._ledger.open_rounds()
             phases = [OpenPhase(x, self._memory_bytes(x)) for x in self._spec.phases if x.index in rounds]
-            if not phases and self._all_finished():
-                return Finished(reason="every phase is trained: blocktrain export fetches the model")
             grant = choose_work(self._facts(request), phases, rounds, now_s, self._spec.swarm)
             if isinstance(grant, NoWork):
                 return Wait(seconds=min(grant.retry_s, LONGEST_WAIT_S), reason=grant.reason)
             if lease := self._ledger.grant(grant, rounds[grant.phase], now_s):
-                return self._message(lease, grant.base, now_s)
+                return self._message(lease, grant.base, now_s, newest)
+            rounds = self._ledger.open_rounds()  # another was given work in between
         return Wait(seconds=0.5, reason="many workers ask at once")
 
     def _facts(self, request: LeaseRequest) -> WorkerFacts:
@@ -83,8 +97,10 @@ class Granting:
         speed = max(request.steps_per_s, SLOWEST_STEPS_PER_S) if request.steps_per_s else None
         return WorkerFacts(request.worker, request.memory_bytes, speed, frozenset(held))
 
-    def _message(self, lease: LeaseRecord, base: Mapping[int, int], now_s: float) -> TrainLease:
-        phase, newest = self._spec.phases[lease.phase], self._ledger.consistent_manifest().blocks
+    def _message(
+        self, lease: LeaseRecord, base: Mapping[int, int], now_s: float, newest: Mapping[int, Version]
+    ) -> TrainLease:
+        phase = self._spec.phases[lease.phase]
         reference, version = self._blocks.reference, self._blocks.version
         return TrainLease(
             lease=lease.id,
@@ -98,26 +114,28 @@ class Granting:
             ahead=tuple(reference(newest[block]) for block in phase.ahead if block in newest),
         )
 
-    def _evaluation(self, request: LeaseRequest, now_s: float) -> EvaluateLease | None:
+    def _evaluation(
+        self, request: LeaseRequest, now_s: float, newest: Mapping[int, Version], finished: bool
+    ) -> EvaluateLease | None:
         """Every so many rounds, and when all is trained, the next worker that asks scores the composed model: the
         blocks that are born, which answer alone until the next one continues them."""
-        newest = self._ledger.consistent_manifest()
-        if not newest.blocks:
+        if not newest:
             return None
         lease = self._ledger.evaluation_lease()
         if lease is not None and not lease.reported and now_s < lease.deadline_s:
             return None
+        versions = {block: version.version for block, version in newest.items()}
         seen = dict(lease.versions) if lease is not None and lease.reported else {}
-        moved = max(version - seen.get(block, -1) for block, version in newest.versions.items())
-        if moved < (1 if self._all_finished() else self._spec.swarm.evaluate_every):
+        moved = max(version - seen.get(block, -1) for block, version in versions.items())
+        if moved < (1 if finished else self._spec.swarm.evaluate_every):
             return None
-        granted = self._ledger.grant_evaluation(request.worker, newest.versions, now_s, now_s + EVALUATION_S)
+        granted = self._ledger.grant_evaluation(request.worker, versions, now_s, now_s + EVALUATION_S)
         return EvaluateLease(
             lease=str(granted.id),
             deadline_s=EVALUATION_S,
-            blocks=tuple(self._blocks.reference(version) for version in newest.blocks.values()),
+            blocks=tuple(self._blocks.reference(version) for version in newest.values()),
             max_windows=EVALUATION_WINDOWS,
         )
 
-    def _all_finished(self) -> bool:
-        return sum(phase.finished for phase in self._ledger.phases()) == len(self._spec.phases)
+    def _all_finished(self, standing: Standing) -> bool:
+        return sum(phase.finished for phase in standing.phases) == len(self._spec.phases)

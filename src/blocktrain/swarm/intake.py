@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from io import SEEK_END, BytesIO
+from typing import BinaryIO
 
 from blocktrain.errors import RequestRefused, TensorError
 from blocktrain.spec import RunSpec
@@ -21,6 +24,8 @@ from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.deltas import max_update_bytes, read_update
 from blocktrain.wire.messages import EvaluationNotice, UpdateNotice, UpdateReceipt
 
+CHUNK_BYTES = 2**18  # of a part, in memory at a time
+
 Shapes = Mapping[str, tuple[int, ...]]
 Recorded = tuple[Update, bool] | None  # an update and whether it was there already; None when its phase is over
 Record = Callable[[Callable[[], NewUpdate]], Recorded]
@@ -31,6 +36,8 @@ class Intake:
 
     def __init__(self, spec: RunSpec, ledger: Ledger, blobs: Blobs, blocks: Blocks, clock: Callable[[], float]) -> None:
         self._spec, self._ledger, self._blobs, self._blocks, self._clock = spec, ledger, blobs, blocks, clock
+        # One update is in memory at a time: what that takes does not add up over those that come at once.
+        self._opening = threading.Lock()
 
     # Bytes
 
@@ -51,12 +58,14 @@ class Intake:
                 code="oversized",
             )
 
-    def receive(self, lease_id: str, sha256: str, offset: int, size: int, data: bytes) -> int:
-        """A part of an upload; the bytes that are safe now."""
-        self.expect(lease_id, offset + len(data), size)
+    def receive(self, lease_id: str, sha256: str, offset: int, size: int, data: bytes | BinaryIO) -> int:
+        """A part of an upload; the bytes that are safe now. One that comes as a file is not read whole."""
+        body = BytesIO(data) if isinstance(data, bytes) else data
+        self.expect(lease_id, offset + body.seek(0, SEEK_END), size)
         if self._blobs.exists(sha256):
             return size
-        return self._blobs.append(_upload_id(lease_id, sha256), offset, data)
+        body.seek(0)
+        return self._blobs.append(_upload_id(lease_id, sha256), offset, iter(lambda: body.read(CHUNK_BYTES), b""))
 
     def received(self, lease_id: str, sha256: str) -> int:
         self._require_lease(lease_id)
@@ -93,9 +102,11 @@ class Intake:
             )
         facts = self._mergeable(notice, lease)
         require_tensors(notice.tensors, self._blocks.shapes(lease.phase))
-        data = self._payload(notice)
-        norm = self._norm(data, facts)
-        self._blobs.put(data)
+        with self._opening:
+            data = self._payload(notice)
+            norm = self._norm(data, facts)
+            self._blobs.put(data)
+            del data
         # What was merged while the bytes were being read may have made it too old: the facts are asked once more.
         kept = record(lambda: replace(self._mergeable(notice, lease), norm=norm))
         if kept is None:  # another coordinator has just ended the phase
@@ -105,12 +116,12 @@ class Intake:
 
     def _mergeable(self, notice: UpdateNotice, lease: LeaseRecord) -> NewUpdate:
         """The facts of an update that may be merged, all but its norm; RequestRefused where it may not."""
-        records = {record.round.number: record.round for record in self._ledger.rounds(lease.phase)}
-        if lease.round not in records:
+        bases = self._ledger.bases(lease.phase, limit=self._spec.swarm.max_lag + 2)
+        if lease.round not in bases:
             raise RequestRefused(f"round {lease.round} is long over: fetch the block again", code="stale")
-        base, newest = records[lease.round].base, max(records)
+        base, newest = bases[lease.round], bases[max(bases)]
         block = self._spec.phases[lease.phase].block
-        staleness = staleness_weight(base[block], records[newest].base[block], self._spec.swarm)
+        staleness = staleness_weight(base[block], newest[block], self._spec.swarm)
         if isinstance(staleness, Refusal):
             raise RequestRefused(staleness.reason, code="stale")
         if any(phase.finished and phase.phase == lease.phase for phase in self._ledger.phases()):
@@ -132,7 +143,7 @@ class Intake:
             codec=self._spec.swarm.update,
             num_bytes=notice.payload.num_bytes,
             norm=0.0,
-            lag=records[newest].base[block] - base[block],
+            lag=newest[block] - base[block],
             weight=notice.tokens * staleness,
             loss=notice.loss,
             received_s=self._clock(),

@@ -10,11 +10,12 @@ from itertools import count
 from math import inf
 
 from blocktrain.spec import Phase, SwarmSpec
-from blocktrain.swarm.rounds import Grant, Lease, Round
+from blocktrain.swarm.rounds import Grant, Lease, Round, decide
 
 FILL_SHARE = 0.8  # of the time to the deadline that a lease may plan to use
 JOIN_SHARE = 0.5  # of a whole lease's time that a worker must find in a running round to join it
-RETRY_SHARE = 0.05  # of a round, until a waiting worker asks again when its end is overdue
+RETRY_SHARE = 0.02  # of the time that a round has taken, until a waiting worker asks again: no more of it is lost
+SHORTEST_WAIT_S = 0.1
 ROUNDING = 1e-9
 
 
@@ -56,7 +57,7 @@ def choose_work(
             spec.deadline_floor_s,
         )
     ranked = sorted(_candidates(worker, fitting, rounds, now_s), key=lambda x: x.order)
-    offers = [_offer(worker, x, now_s) for x in ranked]
+    offers = [_offer(worker, x, now_s, spec) for x in ranked]
     if ranked[0].order[0] < Wish.BEHIND:
         return offers[0]
     return next((offer for offer in offers if isinstance(offer, Grant)), offers[0])
@@ -102,7 +103,7 @@ def _candidates(
         yield _Candidate(x, round, (wish, round.step_start / x.phase.steps, len(at_work[index]), index))
 
 
-def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float) -> Grant | NoWork:
+def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: SwarmSpec) -> Grant | NoWork:
     """A lease in the phase's open round, sized to end with the others' leases; or the reason to wait for the next."""
     round, wish = candidate.round, candidate.order[0]
     at_work = round.at_work(now_s)
@@ -110,7 +111,9 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float) -> Grant | 
     others = [x for x in (*at_work, *round.reported) if x.worker != worker.name]
     speed, nominal = _speeds(worker, candidate.open, round)
     time_s = _time_left_s(round, others, now_s)
-    retry_s = max(time_s, RETRY_SHARE * round.limit_s)
+    retry_s = _retry_s(round, at_work, now_s)
+    if decide(round, now_s, spec).action == "close":
+        return NoWork(f"round {round.number} is being merged", retry_s)
     if any(x.worker == worker.name for x in round.reported):
         return NoWork(f"its update of round {round.number} is in, {len(at_work)} still at work", retry_s)
     useful_s = JOIN_SHARE * min(round.steps / nominal, round.limit_s)
@@ -149,6 +152,14 @@ def _time_left_s(round: Round, others: Sequence[Lease], now_s: float) -> float:
     to_deadline_s = FILL_SHARE * (round.deadline_s - now_s)
     extended = round.deadline_s > max(x.deadline_s for x in others)
     return to_deadline_s if extended else min(to_deadline_s, max(x.due_s for x in others) - now_s)
+
+
+def _retry_s(round: Round, at_work: Sequence[Lease], now_s: float) -> float:
+    """When the others should be in; never much later than they are, however wrong that is."""
+    since_s = min((x.granted_s for x in round.leases), default=round.opened_s)
+    left_s = max((min(x.due_s, round.deadline_s) for x in at_work), default=now_s) - now_s
+    share_s = RETRY_SHARE * (now_s - since_s)
+    return max(SHORTEST_WAIT_S, min(share_s, left_s) if left_s > 0 else share_s)
 
 
 def _lowest_free(taken: Collection[int]) -> int:

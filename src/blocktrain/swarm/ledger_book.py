@@ -13,6 +13,7 @@ from sqlalchemy import CursorResult
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm import ledger_tables as t
 from blocktrain.swarm.ledger_database import Database
+from blocktrain.swarm.ledger_open import OpenRounds
 
 LOCK_TIMEOUT_S = 30.0
 PAGE = 100
@@ -27,9 +28,19 @@ class Book:
     def __init__(self, url_or_path: str | Path, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         self.database = Database(url_or_path, t.tables, lock_timeout_s)
         self._reading, self._writing = self.database.reading, self.database.writing
+        self._open = OpenRounds()
 
     def close(self) -> None:
         self.database.close()
+
+    def together(self, act: Callable[[], Kept]) -> Kept:
+        """What `act` reads and writes here, as one transaction: safe when this returns, nothing of it after an
+        exception. Where another coordinator was first, it is tried again with what that one wrote."""
+        return if_absent(self._in_one_transaction)(act)
+
+    def _in_one_transaction(self, act: Callable[[], Kept]) -> Kept:
+        with self._writing():
+            return act()
 
 
 def if_absent(record: Callable[Given, Kept]) -> Callable[Given, Kept]:

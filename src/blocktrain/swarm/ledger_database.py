@@ -37,6 +37,7 @@ class Database:
         self._reader = self.engine if is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
         # SQLite has one writer at a time, and who finds it busy sleeps: a lock wakes our own threads sooner.
         self._turn = threading.Lock() if is_sqlite else nullcontext()
+        self._own = threading.local()
         try:
             self._create(tables)
         except BaseException:
@@ -45,14 +46,29 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
+        if (around := self._around()) is not None:
+            yield around
+            return
         with self._border(), self._reader.begin() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """One transaction: all of it is kept, and safe, when the block is left; none of it after an exception."""
+        """One transaction: all of it is kept, and safe, when the block is left; none of it after an exception. What the
+        same thread reads and writes inside is a part of it."""
+        if (around := self._around()) is not None:
+            yield around
+            return
         with self._border(), self._turn, self._writer.begin() as connection:
-            yield connection
+            self._own.connection = connection
+            try:
+                yield connection
+            finally:
+                self._own.connection = None
+
+    def _around(self) -> Connection | None:
+        """The writing transaction that this thread is in."""
+        return getattr(self._own, "connection", None)
 
     def close(self) -> None:
         self.engine.dispose()

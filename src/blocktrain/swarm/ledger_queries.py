@@ -13,6 +13,17 @@ from blocktrain.swarm import ledger_tables as t
 from blocktrain.swarm.ledger_records import Evaluation, EvaluationLease, PhaseRecord, RoundRecord, Run, Update, Version
 from blocktrain.swarm.rounds import LateUpdate, Lease, Round
 
+# Statements that every request needs are built once: building one costs as much as running it.
+PHASES = select(t.phases).order_by(t.phases.c.phase)
+_LAST = (
+    select(t.versions.c.block, func.max(t.versions.c.version).label("version")).group_by(t.versions.c.block).subquery()
+)
+NEWEST_VERSIONS = (
+    select(t.versions)
+    .join(_LAST, and_(_LAST.c.block == t.versions.c.block, _LAST.c.version == t.versions.c.version))
+    .order_by(t.versions.c.block)
+)
+
 WAITING = and_(t.updates.c.merged_round.is_(None), t.updates.c.refused.is_(None))
 
 EVALUATIONS = (
@@ -38,17 +49,12 @@ def update_of(connection: Connection, id: str) -> Update | None:
 
 
 def newest_versions(connection: Connection) -> dict[int, Version]:
-    newest = select(t.versions.c.block, func.max(t.versions.c.version).label("version")).group_by(t.versions.c.block)
-    last = newest.subquery()
-    query = select(t.versions).join(
-        last, and_(last.c.block == t.versions.c.block, last.c.version == t.versions.c.version)
-    )
-    rows = connection.execute(query.order_by(t.versions.c.block))
+    rows = connection.execute(NEWEST_VERSIONS)
     return {row.block: Version(**row._asdict()) for row in rows}
 
 
 def phases_of(connection: Connection) -> tuple[PhaseRecord, ...]:
-    rows = connection.execute(select(t.phases).order_by(t.phases.c.phase))
+    rows = connection.execute(PHASES)
     return tuple(PhaseRecord(**row._asdict()) for row in rows)
 
 
@@ -93,10 +99,10 @@ def insert_event(connection: Connection, kind: str, text: str, now_s: float, dat
     return int(key.number)
 
 
-def insert_round(connection: Connection, round: Round) -> None:
+def insert_round(connection: Connection, round: Round, mark: str) -> None:
     columns = ("phase", "number", "step_start", "steps", "opened_s", "limit_s", "deadline_s")
     row = {name: getattr(round, name) for name in columns}
-    connection.execute(insert(t.rounds).values(**row, base=dict(round.base), extensions=0, reason="open"))
+    connection.execute(insert(t.rounds).values(**row, base=dict(round.base), extensions=0, reason="open", mark=mark))
 
 
 def rounds_of(connection: Connection, rows: Sequence[Any]) -> tuple[RoundRecord, ...]:

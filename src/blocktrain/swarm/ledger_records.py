@@ -80,6 +80,15 @@ class RoundRecord:
     reason: str
 
 
+@dataclass(frozen=True)
+class Standing:
+    """What work there is: whether any is given, the phases so far, and the open round of each that has one."""
+
+    paused: bool
+    phases: tuple[PhaseRecord, ...]
+    rounds: Mapping[int, Round]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LeaseRecord:
     id: str

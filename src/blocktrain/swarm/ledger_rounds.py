@@ -11,6 +11,7 @@ from sqlalchemy import Connection, and_, insert, select, update
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm import ledger_tables as t
 from blocktrain.swarm.ledger_book import PAGE, Book, changed, if_absent
+from blocktrain.swarm.ledger_open import new_mark
 from blocktrain.swarm.ledger_queries import (
     WAITING,
     evaluation_lease_of,
@@ -24,10 +25,19 @@ from blocktrain.swarm.ledger_queries import (
     rounds_of,
     run_of,
 )
-from blocktrain.swarm.ledger_records import LeaseRecord, ModelVersions, NewVersion, PhaseRecord, RoundRecord, Version
+from blocktrain.swarm.ledger_records import (
+    LeaseRecord,
+    ModelVersions,
+    NewVersion,
+    PhaseRecord,
+    RoundRecord,
+    Standing,
+    Version,
+)
 from blocktrain.swarm.rounds import Grant, Round
 
 MAX_LATE_EVENTS = 20  # of one round
+PAUSED = select(t.run.c.paused)
 PARAMETERS = 10_000  # that one statement may have on every database
 
 
@@ -62,6 +72,11 @@ class RoundsBook(Book):
         query = select(t.versions).where(t.versions.c.block == block).order_by(t.versions.c.version.desc())
         with self._reading() as connection:
             return tuple(Version(**row._asdict()) for row in reversed(connection.execute(query.limit(limit)).all()))
+
+    def newest(self) -> dict[int, Version]:
+        """Block: its newest version."""
+        with self._reading() as connection:
+            return newest_versions(connection)
 
     def consistent_manifest(self) -> ModelVersions:
         with self._reading() as connection:
@@ -99,7 +114,7 @@ class RoundsBook(Book):
                 return False
             row = {"phase": first.phase, "step": first.step_start, "finished": False}
             connection.execute(insert(t.phases).values(**row))
-            insert_round(connection, first)
+            insert_round(connection, first, new_mark())
             return True
 
     def phases(self) -> tuple[PhaseRecord, ...]:
@@ -109,8 +124,20 @@ class RoundsBook(Book):
     def open_rounds(self) -> dict[int, Round]:
         """Phase: its open round, with its leases and the late updates that wait for it."""
         with self._reading() as connection:
-            rows = connection.execute(select(t.rounds).where(t.rounds.c.closed_s.is_(None))).all()
-            return {row.phase: rounds_of(connection, [row])[0].round for row in rows}
+            return self._open.all(connection)
+
+    def standing(self) -> Standing:
+        """What work there is, all of one moment."""
+        with self._reading() as connection:
+            paused = connection.execute(PAUSED).scalar()
+            return Standing(bool(paused), phases_of(connection), self._open.all(connection))
+
+    def bases(self, phase: int, limit: int = PAGE) -> dict[int, dict[int, int]]:
+        """The newest rounds of the phase: what each was based on."""
+        columns = (t.rounds.c.number, t.rounds.c.base)
+        query = select(*columns).where(t.rounds.c.phase == phase).order_by(t.rounds.c.number.desc()).limit(limit)
+        with self._reading() as connection:
+            return {row.number: row.base for row in connection.execute(query)}
 
     def rounds(self, phase: int, limit: int = PAGE) -> tuple[RoundRecord, ...]:
         """The newest of the phase, the open one last. A closed round has the updates that were merged in it."""
@@ -121,7 +148,12 @@ class RoundsBook(Book):
     def extend_round(self, round: Round, deadline_s: float, reason: str) -> bool:
         """False when another coordinator has extended or closed it since."""
         matches = and_(is_open(round.phase, round.number), t.rounds.c.deadline_s == round.deadline_s)
-        values = {"deadline_s": deadline_s, "extensions": t.rounds.c.extensions + 1, "reason": reason}
+        values = {
+            "deadline_s": deadline_s,
+            "extensions": t.rounds.c.extensions + 1,
+            "reason": reason,
+            "mark": new_mark(),
+        }
         with self._writing() as connection:
             if changed(connection.execute(update(t.rounds).where(matches).values(**values))) == 0:
                 return False
@@ -156,7 +188,7 @@ class RoundsBook(Book):
             position = {"step": step, "finished": next_round is None}
             connection.execute(update(t.phases).where(t.phases.c.phase == phase).values(**position))
             if next_round:
-                insert_round(connection, next_round)
+                insert_round(connection, next_round, new_mark())
             data = {**_names(phase, number), "updates": len(update_ids)}
             insert_event(connection, "merged", f"phase {phase}, round {number}: {reason}", now_s, data)
             return True
@@ -169,7 +201,7 @@ class RoundsBook(Book):
         with self._writing() as connection:
             query = select(t.rounds).where(is_open(grant.phase, grant.number)).with_for_update()
             row = connection.execute(query).one_or_none()
-            if row is None or rounds_of(connection, [row])[0].round != decided_on:
+            if row is None or self._open.of(connection, row) != decided_on:
                 return None
             lease = LeaseRecord(
                 id=f"{grant.phase}-{grant.number}-{grant.worker}",
@@ -187,8 +219,9 @@ class RoundsBook(Book):
             renew = update(t.leases).where(t.leases.c.id == lease.id).values(**asdict(lease))
             if changed(connection.execute(renew)) == 0:
                 connection.execute(insert(t.leases).values(**asdict(lease)))
-            this_round = is_open(grant.phase, grant.number)
-            connection.execute(update(t.rounds).where(this_round).values(deadline_s=grant.deadline_s))
+            self._open.change(
+                connection, grant.phase, lambda round: round.with_grant(grant, now_s), deadline_s=grant.deadline_s
+            )
             return lease
 
     def lease(self, id: str) -> LeaseRecord | None:
@@ -198,9 +231,13 @@ class RoundsBook(Book):
 
     def release_lease(self, id: str) -> bool:
         """The worker gives it back, and counts no longer; False when it was not open."""
-        matches = and_(t.leases.c.id == id, t.leases.c.state == "open")
+        matches_id = t.leases.c.id == id
+        matches = and_(matches_id, t.leases.c.state == "open")
         with self._writing() as connection:
-            return changed(connection.execute(update(t.leases).where(matches).values(state="released"))) == 1
+            if changed(connection.execute(update(t.leases).where(matches).values(state="released"))) == 0:
+                return False
+            self._open.change(connection, connection.execute(select(t.leases.c.phase).where(matches_id)).scalar_one())
+            return True
 
 
 def _insert_versions(connection: Connection, closed: Round, new_versions: Sequence[NewVersion], now_s: float) -> None:

@@ -141,6 +141,7 @@ rounds = Table(  # an open one may be extended; closing is once
     Column("extensions", Integer, nullable=False),
     _seconds("closed_s", nullable=True),
     Column("reason", Text, nullable=False),
+    Column("mark", String(32), nullable=False),  # another whenever the round, its leases or its updates change
 )
 _only("one_open_round_a_phase", rounds.c.phase, where=rounds.c.closed_s.is_(None))
 

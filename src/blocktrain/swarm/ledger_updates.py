@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 from sqlalchemy import Connection, Double, and_, func, insert, select, update
@@ -12,6 +13,7 @@ from blocktrain.swarm import ledger_tables as t
 from blocktrain.swarm.ledger_book import PAGE, Book, if_absent
 from blocktrain.swarm.ledger_queries import WAITING, lock_phase, update_of
 from blocktrain.swarm.ledger_records import Contribution, NewUpdate, RoundLoss, Update
+from blocktrain.swarm.rounds import LateUpdate, Round
 
 
 class UpdatesBook(Book):
@@ -31,6 +33,7 @@ class UpdatesBook(Book):
             connection.execute(insert(t.updates).values(**asdict(new)))
             if new.refused is None:
                 connection.execute(update(t.leases).where(t.leases.c.id == new.lease).values(state="reported"))
+                self._open.change(connection, new.phase, _reported(connection, new))
             recorded = update_of(connection, new.id)
             assert recorded is not None
             return recorded, False
@@ -89,6 +92,18 @@ class UpdatesBook(Book):
         )
         with self._reading() as connection:
             return tuple(RoundLoss(**row._asdict()) for row in connection.execute(query))
+
+
+def _reported(connection: Connection, new: NewUpdate) -> Callable[[Round], Round]:
+    """What the update makes of the open round: its own round's report, or one more that is late."""
+    lease = connection.execute(select(t.leases.c.round, t.leases.c.shard).where(t.leases.c.id == new.lease)).one()
+    late = LateUpdate(new.worker, lease.round, lease.shard)
+
+    def change(round: Round) -> Round:
+        own = lease.round == round.number
+        return round.with_report(new.worker, new.steps, new.received_s) if own else round.with_late(late)
+
+    return change
 
 
 def _require_unreported(connection: Connection, new: NewUpdate) -> None:

@@ -9,7 +9,8 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from tempfile import SpooledTemporaryFile
+from typing import Annotated, Any, BinaryIO, cast
 
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
@@ -55,6 +56,7 @@ from blocktrain.wire.messages import (
 TOKENS = 4  # of one address that may all ask as often as one may
 MAX_PART_BYTES = 16 * 2**20
 MAX_MESSAGE_BYTES = 2**20
+SPOOLED_BYTES = 2**18  # of a part that are kept in memory while the rest comes; a longer part is kept in a file
 MAX_PROBLEM_CHARACTERS = 1000
 STATUS = {
     "token": 401,
@@ -149,8 +151,11 @@ def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) 
     ) -> Received:
         announced = int(request.headers.get("content-length", "0"))
         await run_in_threadpool(intake.expect, lease_id, offset + announced, size)
-        data = await request.body()
-        return Received(received=await run_in_threadpool(intake.receive, lease_id, sha256, offset, size, data))
+        with SpooledTemporaryFile(SPOOLED_BYTES) as body:  # many may be sending, and slowly
+            async for chunk in request.stream():
+                body.write(chunk)
+            received = await run_in_threadpool(intake.receive, lease_id, sha256, offset, size, cast("BinaryIO", body))
+        return Received(received=received)
 
     @service.post("/v1/updates", dependencies=needs, responses=_problems(404, 409, 422))
     def update(notice: UpdateNotice) -> UpdateReceipt:
