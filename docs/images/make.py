@@ -24,7 +24,7 @@ from blocktrain.wire.invite import Invite, parse_invite
 HERE = Path(__file__).parent
 NAMES = ("ada", "grace", "alan", "edsger")
 SETTINGS = (
-    "train.steps=[96, 64, 800]",
+    "train.steps=[64, 40, 800]",
     "swarm.round_steps=8",
     "swarm.evaluate_every=3",
     "swarm.deadline_floor_s=25",
@@ -34,7 +34,7 @@ SETTINGS = (
 PICTURES: dict[str, dict[str, Any]] = {
     "dashboard-light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
     "dashboard-dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
-    "dashboard-phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "device_scale_factor": 2},
+    "dashboard-phone": {"viewport": {"width": 390, "height": 1500}, "color_scheme": "light"},
 }
 
 
@@ -61,7 +61,7 @@ def take_pictures(folder: Path, processes: list[subprocess.Popen[bytes]]) -> Non
     for name in NAMES:
         invite = (folder / "run" / "invite").read_text().strip()
         start("worker", invite, "--home", str(folder / name), "--name", name)
-    wait_for(lambda: len(status(admin)["evaluations"]) >= 4)
+    wait_for(lambda: len(status(admin)["evaluations"]) >= 3)
     processes.pop().kill()  # edsger's machine is switched off
     wait_for(lambda: any(worker["state"] == "late" for worker in status(admin)["workers"]))
     with sync_playwright() as playwright:
@@ -78,7 +78,7 @@ def picture(browser: Browser, admin: Invite, path: Path, look: dict[str, Any]) -
     page.locator("#training .main-svg").first.wait_for(timeout=60_000)
     page.locator("#held-out .main-svg").first.wait_for(timeout=60_000)
     page.locator("#invite").evaluate("it => { it.value = \"blocktrain worker 'bt://HOST:PORT/#TOKEN'\"; }")
-    page.screenshot(path=path, full_page=True)
+    page.screenshot(path=path, full_page="phone" not in path.name)
     page.close()
 
 

@@ -225,13 +225,13 @@ def _add_stream(service: FastAPI, watching: Watching, ledger: Ledger) -> None:
     """The same as it changes, and what the one who asks may do."""
     news = News(watching)
     service.state.listeners = listeners = Listeners()
-    role_of = _needs(ledger, *ROLES)
+    role_of = Depends(_needs(ledger, *ROLES))
 
     @service.get("/v1/role", responses=_problems())
-    def role(role: Annotated[Role, Depends(role_of)]) -> TokenRole:
+    def role(role: Role = role_of) -> TokenRole:
         return TokenRole(role=role)
 
-    @service.get("/v1/stream", dependencies=[Depends(role_of)], include_in_schema=False)  # a schema tells no end
+    @service.get("/v1/stream", dependencies=[role_of], include_in_schema=False)  # a schema tells no end
     async def stream(given: Annotated[HTTPAuthorizationCredentials, Security(BEARER)]) -> Response:
         listeners.enter()
         events = told(news, listeners, lambda: ledger.role_of(given.credentials) is not None)

@@ -25,9 +25,8 @@ FILES = {
     f"/page/{PLOTLY}": (PLOTLY, "text/javascript"),
 }
 DAY_S = 86_400
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "style-src-attr 'unsafe-inline'; "  # plotly sets some: it can move a chart's parts, and load nothing
+HEADERS = {  # plotly brings styles of its own, other ones with each version: they can load nothing from elsewhere
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",

@@ -20,16 +20,15 @@ function whenChanged(id, facts, draw) {
   draw(byId(id));
 }
 
-export function table(target, caption, heads, rows, numbers = []) {
+export function table(target, caption, heads, rows) {
   const cell = (content, column) => {
     const made = element(column === 0 ? "th" : "td", { "data-label": heads[column], ...(column === 0 ? { scope: "row" } : {}) });
-    if (numbers.includes(column)) made.className = "number";
     made.append(content instanceof Node ? content : String(content));
     return made;
   };
   target.replaceChildren(
     element("caption", {}, caption),
-    element("thead", {}, element("tr", {}, ...heads.map((head, column) => element("th", { scope: "col", ...(numbers.includes(column) ? { class: "number" } : {}) }, head)))),
+    element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell)))),
   );
 }
@@ -58,7 +57,7 @@ const finished = (status) => status.phases.filter((phase) => phase.finished).len
 export function showStatus(status, curves, isAdmin) {
   const state = finished(status) ? "finished" : status.paused ? "paused" : "training";
   document.title = `${status.name} · BlockTrain`;
-  byId("run").textContent = `${status.name} · ${plural(status.blocks.length, "block")} · ${status.num_phases - 0} phases`;
+  byId("run").textContent = `${status.name} · ${plural(status.blocks.length, "block")} · ${plural(status.num_phases, "phase")}`;
   byId("state").textContent = state;
   byId("state").className = `pill ${state}`;
   byId("state").hidden = false;
@@ -166,7 +165,7 @@ function showWorkers(target, status, isAdmin) {
   const caption = status.workers.length
     ? `${plural(status.workers.length, "worker")}, named after their keys${isAdmin ? "; below, as they call themselves, which admins alone are shown" : ""}`
     : "Nobody has joined yet";
-  table(target, caption, ["worker", "device", "steps/s", "contribution", "up / down", "last seen", "doing"], rows, [2]);
+  table(target, caption, ["worker", "device", "steps/s", "contribution", "up / down", "last seen", "doing"], rows);
   lastColumnWhole(target);
 }
 
