@@ -18,6 +18,8 @@ WITHOUT_INPUT = [
     ("GET", "/v1/manifest"),
     ("GET", "/v1/status"),
     ("GET", "/v1/curves"),
+    ("GET", "/v1/role"),
+    ("GET", "/v1/invite"),
     ("GET", "/metrics"),
     ("POST", "/v1/pause"),
     ("POST", "/v1/resume"),

@@ -3,7 +3,8 @@ Next: swarm/service.py, the routes; swarm/coordinator.py, the decisions.
 
     DIR/
       ledger.db, blobs/       the run (or elsewhere: --ledger, --blobs)
-      invite, invite-admin    address and token, for their owner's eyes only; the ledger has just the hashes of tokens
+      invite, invite-admin,   address and token, for their owner's eyes only; the ledger has just the hashes of tokens
+      invite-viewer
       tls-cert.pem, -key.pem  of --tls-self-signed (certificates.py)
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,11 +41,12 @@ from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import Role
 from blocktrain.swarm.rates import Rate
 from blocktrain.swarm.service import build_service
+from blocktrain.swarm.streaming import Server
 from blocktrain.train.memory import training_memory_bytes
 from blocktrain.train.partition import resolve_partition
 from blocktrain.wire.invite import Invite, parse_invite
 
-BLOBS_FOLDER, ADMIN_FILE = "blobs", "invite-admin"
+BLOBS_FOLDER, ADMIN_FILE, VIEWER_FILE = "blobs", "invite-admin", "invite-viewer"
 TICK_S = 1.0
 GLIBC_SETTINGS = {-8: 2, -3: 2**20}  # M_ARENA_MAX: heaps; M_MMAP_THRESHOLD: bytes that are given back when freed
 GRACE_S = 5  # for requests under way when it is told to stop
@@ -90,9 +93,9 @@ def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
         port = _port(run.folder, address)
         with listening(address.host, port, "another coordinator of this run") as listener, _ticking(run):
             port = int(listener.getsockname()[1])
-            _print_invites(run, address.public or address.host, port, tls)
+            invite = _print_invites(run, address.public or address.host, port, tls)
             config = uvicorn.Config(
-                build_service(run.coordinator, run.ledger, rate),
+                build_service(run.coordinator, run.ledger, rate, invite=invite),
                 log_level="error",
                 lifespan="off",
                 timeout_graceful_shutdown=GRACE_S,
@@ -101,7 +104,7 @@ def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
             )
             with pem_errors(tls):
                 config.load()
-            uvicorn.Server(config).run(sockets=[listener])
+            Server(config).run(sockets=[listener])
     except SystemExit:
         say("stopped: everything is saved, run the same command again to continue")
         raise
@@ -134,17 +137,24 @@ def _port(folder: Path, address: Address) -> int:
     return address.port or (known.port if known else 0)
 
 
-def _print_invites(run: OpenRun, host: str, port: int, tls: Tls | None) -> None:
+def _print_invites(run: OpenRun, host: str, port: int, tls: Tls | None) -> Invite:
+    """The workers'. The dashboard's address is printed with a viewer's token, which may be handed on and end up in
+    logs; with the admin's on a terminal only."""
     fingerprint = tls.fingerprint if tls else None
     invites = [
         _kept_invite(run, role, path, lambda token: Invite(host, port, token, tls is not None, fingerprint))
         for role, path in _INVITES
     ]
+    worker, admin, viewer = invites
+    say(f"dashboard: {viewer.url}/#{viewer.token} (to look at)")
+    if sys.stderr.isatty():
+        say(f"dashboard for you, with pause and invite: {admin.url}/#{admin.token}")
     say(f"an admin's invite is in {run.folder / ADMIN_FILE}; workers join with:")
-    print(f"blocktrain worker '{invites[0]}'", flush=True)
+    print(f"blocktrain worker '{worker}'", flush=True)
+    return worker
 
 
-_INVITES: tuple[tuple[Role, str], ...] = (("worker", INVITE_FILE), ("admin", ADMIN_FILE))
+_INVITES: tuple[tuple[Role, str], ...] = (("worker", INVITE_FILE), ("admin", ADMIN_FILE), ("viewer", VIEWER_FILE))
 
 
 def _kept_invite(run: OpenRun, role: Role, name: str, invite_with: Callable[[str], Invite]) -> Invite:

@@ -19,6 +19,7 @@ from blocktrain.checkpoint import write_whole
 from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefused
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
+    WORKER_HEADER,
     Blob,
     EvaluationNotice,
     LeaseReply,
@@ -70,10 +71,15 @@ class CoordinatorClient:
         return self._ask("GET", "/v1/run", RunInfo)
 
     def lease(self, request: Callable[[], LeaseRequest]) -> Any:
-        """Every try asks with a request of its own: the coordinator answers none twice."""
-        return self._patiently(
-            lambda: self._ask_once("POST", "/v1/leases", LEASE_REPLY, json=request().model_dump(mode="json"))
-        )
+        """Every try asks with a request of its own: the coordinator answers none twice. From the first on, fetches
+        name the worker too, so that people see how much each takes."""
+
+        def ask() -> Any:
+            asked = request()
+            self._http.headers[WORKER_HEADER] = asked.worker
+            return self._ask_once("POST", "/v1/leases", LEASE_REPLY, json=asked.model_dump(mode="json"))
+
+        return self._patiently(ask)
 
     def submit(self, notice: UpdateNotice) -> UpdateReceipt:
         return self._ask("POST", "/v1/updates", UpdateReceipt, json=notice.model_dump(mode="json"))

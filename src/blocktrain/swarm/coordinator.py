@@ -15,7 +15,7 @@ from blocktrain.swarm.blocks import Blocks, Tensors, own_blobs
 from blocktrain.swarm.granting import Granting
 from blocktrain.swarm.intake import Intake, Recorded
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import NewUpdate, Standing
+from blocktrain.swarm.ledger_records import NewUpdate, Standing, round_times_s
 from blocktrain.swarm.merging import Merger
 from blocktrain.swarm.rounds import WINDOW, Round, decide, learned_deadline_s, next_round, open_phases, open_round
 from blocktrain.swarm.watching import Watching
@@ -164,8 +164,8 @@ class Coordinator:
         # One that came after the decision did not move the schedule: it goes into the next round, if there is one.
         updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
         versions = list(self._merger.versions(round, updates))
-        past = [record.round.took_s for record in self._ledger.rounds(round.phase, limit=WINDOW)]
-        limit_s, _ = learned_deadline_s([took_s for took_s in (*past, round.took_s) if took_s], self._spec.swarm)
+        past_s = round_times_s(self._ledger.rounds(round.phase, limit=WINDOW))
+        limit_s, _ = learned_deadline_s([*past_s, *([round.took_s] if round.took_s else [])], self._spec.swarm)
         following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
         if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):
             self._prune()

@@ -117,7 +117,12 @@ class PeopleBook(Book):
         """With what they contributed; the first to come first."""
         accepted = t.updates.c.refused.is_(None)
         contributed = (
-            select(t.updates.c.worker, func.count().label("updates"), func.sum(t.updates.c.tokens).label("tokens"))
+            select(
+                t.updates.c.worker,
+                func.count().label("updates"),
+                func.sum(t.updates.c.tokens).label("tokens"),
+                func.sum(t.updates.c.num_bytes).label("update_bytes"),
+            )
             .where(accepted)
             .group_by(t.updates.c.worker)
             .subquery()
@@ -126,10 +131,12 @@ class PeopleBook(Book):
             *(column for column in t.workers.c if column.name != "nonce"),
             func.coalesce(contributed.c.updates, 0).label("updates"),
             func.coalesce(contributed.c.tokens, 0).label("tokens"),
+            func.coalesce(contributed.c.update_bytes, 0).label("update_bytes"),
         ).outerjoin(contributed, contributed.c.worker == t.workers.c.id)
         with self._reading() as connection:
             rows = connection.execute(query.order_by(t.workers.c.first_seen_s, t.workers.c.id))
-            return tuple(Worker(**{**row._asdict(), "tokens": int(row.tokens)}) for row in rows)
+            whole = ("tokens", "update_bytes")  # PostgreSQL sums to decimals
+            return tuple(Worker(**{**row._asdict(), **{x: int(getattr(row, x)) for x in whole}}) for row in rows)
 
 
 def _hash(token: str) -> str:

@@ -13,10 +13,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from blocktrain.swarm.picture import PRESENT_S
 from blocktrain.swarm.watching import answer_of
 
 METRICS_TYPE = CONTENT_TYPE_LATEST
-PRESENT_S = 300.0  # since a worker was heard of
 
 
 class Answers:

@@ -142,6 +142,17 @@ def decide(round: Round, now_s: float, spec: SwarmSpec) -> Decision:
     return Decision("extend", f"deadline passed with {tally}, {needed} needed", now_s + round.limit_s)
 
 
+def lateness(lease: Lease, round: Round, now_s: float) -> str | None:
+    """Why a lease of an open round is late; None when it is in, or may still come in time."""
+    if lease.reported_s is not None or now_s <= lease.due_s:
+        return None
+    if now_s < lease.deadline_s:
+        return "slower than its speed promised: it should be in by now"
+    if now_s < lease.deadline_s + round.limit_s:
+        return "missed its deadline: counted if it still comes"
+    return "silent for a whole round past its deadline: taken for dead"
+
+
 def learned_deadline_s(past_round_times_s: Sequence[float], spec: SwarmSpec) -> tuple[float, str]:
     """Seconds that a round of a phase may take, and why: from the times (`Round.took_s`) of its last rounds."""
     recent = past_round_times_s[-WINDOW:]

@@ -26,6 +26,7 @@ from blocktrain.errors import (
     BlockTrainError,
     LedgerConflict,
     LedgerUnavailable,
+    Overloaded,
     RequestRefused,
     StorageError,
     UploadError,
@@ -33,15 +34,20 @@ from blocktrain.errors import (
 from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import Role
+from blocktrain.swarm.ledger_records import ROLES, Role
 from blocktrain.swarm.metrics import METRICS_TYPE, Answers, exposition
 from blocktrain.swarm.rates import Limiter, Rate
+from blocktrain.swarm.streaming import EventStream, Listeners, News, told
 from blocktrain.swarm.watching import Watching
+from blocktrain.web.dashboard import add_dashboard
+from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
+    WORKER_HEADER,
     Curves,
     EvaluationNotice,
     EventEntry,
     EventPage,
+    InviteText,
     LeaseReply,
     LeaseRequest,
     ModelManifest,
@@ -49,6 +55,7 @@ from blocktrain.wire.messages import (
     Problem,
     Received,
     RunInfo,
+    TokenRole,
     UpdateNotice,
     UpdateReceipt,
 )
@@ -66,6 +73,7 @@ STATUS = {
     "replayed": 409,
     "lease": 404,
     "blob": 404,
+    "invite": 404,
     "stale": 409,
     "reported": 409,
     "copied": 409,
@@ -102,9 +110,14 @@ BLOB_ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 def build_service(
-    coordinator: Coordinator, ledger: Ledger, rate: Rate | None = None, clock: Callable[[], float] = time.monotonic
+    coordinator: Coordinator,
+    ledger: Ledger,
+    rate: Rate | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    invite: Invite | None = None,
 ) -> FastAPI:
-    """`rate` bounds the requests from one address with one token; the address as a whole may ask TOKENS times that."""
+    """`rate` bounds the requests from one address with one token; the address as a whole may ask TOKENS times that.
+    `invite` is the workers', for admins to hand on."""
     service = FastAPI(title="BlockTrain coordinator", version="1", docs_url="/docs", redoc_url=None)
     answers = Answers()
     service.add_middleware(_Doorkeeper, rate=rate or Rate(), clock=clock, answers=answers)
@@ -120,7 +133,9 @@ def build_service(
     everyone = [Depends(_needs(ledger, "viewer", "worker", "admin"))]
     _add_model(service, coordinator, everyone)
     _add_watching(service, coordinator.watching, answers, everyone)
-    _add_ruling(service, coordinator, [Depends(_needs(ledger, "admin"))])
+    _add_stream(service, coordinator.watching, ledger)
+    _add_ruling(service, coordinator, ledger, invite, [Depends(_needs(ledger, "admin"))])
+    add_dashboard(service)
     return service
 
 
@@ -183,8 +198,10 @@ def _add_model(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any])
         response_class=Response,
         responses={**BLOB_ANSWERS, **_problems(404, 416, 422)},
     )
-    def blob(sha256: Digest, range: Annotated[str | None, Header()] = None) -> Response:
-        return _blob(coordinator.blobs, sha256, range)
+    def blob(request: Request, sha256: Digest, range: Annotated[str | None, Header()] = None) -> Response:
+        answer = _blob(coordinator.blobs, sha256, range)
+        coordinator.watching.traffic.sent(len(answer.body), _fetcher(request))
+        return answer
 
 
 def _add_watching(service: FastAPI, watching: Watching, answers: Answers, needs: Sequence[Any]) -> None:
@@ -211,8 +228,34 @@ def _add_watching(service: FastAPI, watching: Watching, answers: Answers, needs:
         return Response(exposition(watching.status(), answers), media_type=METRICS_TYPE)
 
 
-def _add_ruling(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) -> None:
+def _add_stream(service: FastAPI, watching: Watching, ledger: Ledger) -> None:
+    """The same as it changes, and what the one who asks may do."""
+    news = News(watching)
+    service.state.listeners = listeners = Listeners()
+    role_of = Depends(_needs(ledger, *ROLES))
+
+    @service.get("/v1/role", responses=_problems())
+    def role(role: Role = role_of) -> TokenRole:
+        return TokenRole(role=role)
+
+    @service.get("/v1/stream", dependencies=[role_of], include_in_schema=False)  # a schema tells no end
+    async def stream(given: Annotated[HTTPAuthorizationCredentials, Security(BEARER)]) -> Response:
+        listeners.enter()
+        events = told(news, listeners, lambda: ledger.role_of(given.credentials) is not None)
+        return EventStream(events, listeners.leave)
+
+
+def _add_ruling(
+    service: FastAPI, coordinator: Coordinator, ledger: Ledger, invite: Invite | None, needs: Sequence[Any]
+) -> None:
     """What an admin alone may do."""
+
+    @service.get("/v1/invite", dependencies=needs, responses=_problems(404))
+    def show_invite() -> InviteText:
+        if invite is None or ledger.role_of(invite.token) != "worker":
+            remedy = "blocktrain token add makes one"
+            raise RequestRefused(f"there is no invite for workers here, or it was revoked: {remedy}", code="invite")
+        return InviteText(invite=str(invite))
 
     @service.post("/v1/pause", dependencies=needs, status_code=204, responses=_problems())
     def pause() -> None:
@@ -229,15 +272,22 @@ def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Problem, "description": MEANING[status]} for status in sorted({*common, *statuses})}
 
 
-def _needs(ledger: Ledger, *roles: Role) -> Callable[..., None]:
-    def check(given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> None:
+def _needs(ledger: Ledger, *roles: Role) -> Callable[..., Role]:
+    def check(given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> Role:
         role = ledger.role_of(given.credentials) if given else None
         if role is None:
             raise RequestRefused("the token is unknown or revoked: ask whoever runs the swarm for an invite", "token")
         if role not in roles:
             raise RequestRefused(f"a token of role {role} may not do this: ask for one of role {roles[0]}", "role")
+        return role
 
     return check
+
+
+def _fetcher(request: Request) -> str | None:
+    """The worker that a fetch says it is for."""
+    said = request.headers.get(WORKER_HEADER, "")
+    return said if re.fullmatch("[0-9a-f]{64}", said) else None
 
 
 def _blob(blobs: Blobs, sha256: str, range: str | None) -> Response:
@@ -304,16 +354,18 @@ def _too_large(method: str, headers: Headers) -> Response | None:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    retry = isinstance(error, LedgerUnavailable | StorageError)
+    retry = isinstance(error, LedgerUnavailable | StorageError | Overloaded)
     code = error.code if isinstance(error, RequestRefused) else _code(error)
     status = 503 if retry else STATUS.get(code, 422)
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     return _answer(status, Problem(code=code, message=str(error), retry=retry), headers)
 
 
 def _code(error: Exception) -> str:
     """What programs call an error that is no RequestRefused."""
-    names = {UploadError: "offset", BlobError: "blob", LedgerConflict: "conflict"}
+    names = {UploadError: "offset", BlobError: "blob", LedgerConflict: "conflict", Overloaded: "listeners"}
     return names.get(type(error), "unavailable" if isinstance(error, LedgerUnavailable | StorageError) else "refused")
 
 

@@ -1,21 +1,26 @@
 """Watching: what people and their dashboards may want to see of a run, read from the ledger. Nothing is changed here.
-Next: service.py, which shows it."""
+Next: service.py, which shows it; picture.py, what blocks and workers do; streaming.py, the same as it changes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 from blocktrain.spec import RunSpec
+from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import Evaluation, RoundLoss
-from blocktrain.swarm.rounds import Round, decide
+from blocktrain.swarm.ledger_records import Evaluation, PhaseRecord, RoundLoss, RoundRecord, Worker, round_times_s
+from blocktrain.swarm.picture import Held, block_pictures, newest_leases, worker_state
+from blocktrain.swarm.rounds import WINDOW, decide, lateness, learned_deadline_s
+from blocktrain.swarm.traffic import Traffic
 from blocktrain.wire.messages import Curves, EventEntry, EventPage, HeldOutPoint, LossCurve, LossPoint, Page
 
 NEWS = 20  # events in a status
 MAX_POINTS = 500  # of one curve
 MAX_EVALUATIONS = 5000  # that a curve is thinned from
+BLOCK = re.compile(r"block ([0-9]{1,6})")  # as a reading of evaluate.py is named
 
 Point = TypeVar("Point")
 
@@ -23,31 +28,72 @@ Point = TypeVar("Point")
 class Watching:
     def __init__(self, spec: RunSpec, ledger: Ledger, clock: Callable[[], float]) -> None:
         self._spec, self._ledger, self._clock = spec, ledger, clock
+        self._started_s = clock()
+        self.traffic = Traffic()
 
     def status(self) -> dict[str, Any]:
         """Where the run is now."""
-        now_s, rounds, run = self._clock(), self._ledger.open_rounds(), self._ledger.run()
+        now_s, run, newest = self._clock(), self._ledger.run(), self._ledger.consistent_manifest()
+        assert run is not None, "a coordinator is started on a ledger with a run"
+        phases = self._ledger.phases()
+        records = {x.phase: self._ledger.rounds(x.phase, WINDOW + 1) for x in phases if not x.finished}
+        held = newest_leases(record for of_phase in records.values() for record in of_phase)
+        workers = self._ledger.workers()
         return {
             "name": self._spec.name,
             "now_s": now_s,
-            "paused": run is not None and run.paused,
-            "phases": [
-                {
-                    "phase": phase.phase,
-                    "blocks": list(self._spec.phases[phase.phase].blocks),
-                    "step": phase.step,
-                    "steps": self._spec.phases[phase.phase].steps,
-                    "finished": phase.finished,
-                    "round": self._round(rounds[phase.phase], now_s) if phase.phase in rounds else None,
-                }
-                for phase in self._ledger.phases()
-            ],
+            "founded_s": run.created_s,
+            "paused": run.paused,
+            "phases": [self._phase(phase, records.get(phase.phase, ()), now_s) for phase in phases],
             "num_phases": len(self._spec.phases),
-            "versions": self._ledger.consistent_manifest().versions,
-            "workers": [asdict(worker) for worker in self._ledger.workers()],
+            "steps": sum(phase.steps for phase in self._spec.phases),
+            "blocks": block_pictures(self._spec, phases, newest.versions),
+            "versions": newest.versions,
+            "workers": self._workers(workers, held, now_s),
+            "traffic": {
+                "up_bytes": sum(worker.update_bytes for worker in workers),
+                "down_bytes": self.traffic.totals()[0],
+                "down_since_s": self._started_s,
+            },
             "evaluations": [asdict(evaluation) for evaluation in self._ledger.evaluations()],
             "events": [asdict(event) for event in self._ledger.events(limit=NEWS)],
         }
+
+    def _phase(self, phase: PhaseRecord, records: Sequence[RoundRecord], now_s: float) -> dict[str, Any]:
+        planned = self._spec.phases[phase.phase]
+        return {
+            "phase": phase.phase,
+            "blocks": list(planned.blocks),
+            "step": phase.step,
+            "steps": planned.steps,
+            "finished": phase.finished,
+            "round": self._round(records, now_s) if records and records[-1].closed_s is None else None,
+        }
+
+    def _round(self, records: Sequence[RoundRecord], now_s: float) -> dict[str, Any]:
+        """The open one, the last of these."""
+        round, (_, why) = records[-1].round, learned_deadline_s(round_times_s(records), self._spec.swarm)
+        return {
+            "number": round.number,
+            "reason": decide(round, now_s, self._spec.swarm).reason,
+            "deadline_s": round.deadline_s - now_s,
+            "limit_s": round.limit_s,
+            "limit_reason": why,
+            "extensions": records[-1].extensions,
+            "leases": [{**asdict(lease), "late": lateness(lease, round, now_s)} for lease in round.leases],
+        }
+
+    def _workers(self, workers: Sequence[Worker], held: Held, now_s: float) -> list[dict[str, Any]]:
+        measuring, (_, sent_bytes) = self._ledger.evaluation_lease(), self.traffic.totals()
+        return [
+            {
+                **asdict(worker),
+                "alias": alias_of(worker.id),
+                "down_bytes": sent_bytes.get(worker.id, 0),
+                **dict(zip(("state", "why"), worker_state(worker, held, measuring, now_s), strict=True)),
+            }
+            for worker in workers
+        ]
 
     def events(self, page: EventPage) -> list[EventEntry]:
         return [EventEntry(**asdict(event)) for event in self._ledger.events(page.after, page.before)]
@@ -75,14 +121,6 @@ class Watching:
             ),
         )
 
-    def _round(self, round: Round, now_s: float) -> dict[str, Any]:
-        return {
-            "number": round.number,
-            "reason": decide(round, now_s, self._spec.swarm).reason,
-            "deadline_s": round.deadline_s - now_s,
-            "leases": [asdict(lease) for lease in round.leases],
-        }
-
 
 def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     """Every n-th, counted back from the newest, so that no more than `most` are left."""
@@ -97,6 +135,12 @@ def answer_of(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         return None
     answer = [score for score in scores if score["path"] == scores[0]["path"]][-1]
     return answer if isinstance(answer["nats_per_byte"], int | float) else None
+
+
+def blocks_of(scores: Sequence[Mapping[str, Any]], path: str) -> dict[int, float]:
+    """What the single blocks score on a path; what is no such thing is left out."""
+    named = [(BLOCK.fullmatch(str(x["reading"])), x["nats_per_byte"]) for x in scores if x["path"] == path]
+    return {int(name[1]): float(nats) for name, nats in named if name and isinstance(nats, int | float)}
 
 
 def _loss_point(loss: RoundLoss) -> LossPoint:
@@ -117,4 +161,5 @@ def _held_out_point(evaluation: Evaluation, answer: Mapping[str, Any]) -> HeldOu
         path=str(answer["path"]),
         reading=str(answer["reading"]),
         nats_per_byte=float(answer["nats_per_byte"]),
+        blocks=blocks_of(evaluation.scores, str(answer["path"])),
     )

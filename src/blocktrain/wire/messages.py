@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 PROTOCOL_VERSION = 1
+WORKER_HEADER = "BlockTrain-Worker"  # of a fetch: whose it is, for the picture of who takes how much
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # Ed25519
@@ -203,6 +204,7 @@ class HeldOutPoint(Message):
     path: str
     reading: str
     nats_per_byte: float
+    blocks: dict[int, float] = {}  # block -> what it scores by itself, on the same path
 
 
 class Curves(Message):
@@ -211,6 +213,18 @@ class Curves(Message):
     max_points: Natural
     training: tuple[LossCurve, ...]
     held_out: tuple[HeldOutPoint, ...]
+
+
+class TokenRole(Message):
+    """What the token of the request may do."""
+
+    role: Literal["admin", "worker", "viewer"]
+
+
+class InviteText(Message):
+    """The string that lets a machine join."""
+
+    invite: str
 
 
 class Problem(Message):

@@ -1,0 +1,198 @@
+// What the page shows of a status. Everything that came from others is set as text, never as HTML.
+import { BLOCK_STATES, ago, bytes, clock, count, nats, percent, plural, span, speed, until } from "./words.js";
+
+const byId = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+// A part is drawn anew only when what it shows has changed: a reader's place in it is kept.
+const drawn = new Map();
+function whenChanged(id, facts, draw) {
+  const now = JSON.stringify(facts);
+  if (drawn.get(id) === now) return;
+  drawn.set(id, now);
+  draw(byId(id));
+}
+
+export function table(target, caption, heads, rows) {
+  const cell = (content, column) => {
+    const made = element(column === 0 ? "th" : "td", { "data-label": heads[column], ...(column === 0 ? { scope: "row" } : {}) });
+    made.append(content instanceof Node ? content : String(content));
+    return made;
+  };
+  target.replaceChildren(
+    element("caption", {}, caption),
+    element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
+    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell)))),
+  );
+}
+
+// Times that go on by themselves: `at` in the coordinator's time, read again every second.
+let now_s = () => 0;
+const since = (at_s) => timed(at_s, "since");
+const timed = (at_s, kind) => {
+  const made = element("span", { "data-at": at_s, "data-kind": kind });
+  tell(made);
+  return made;
+};
+function tell(made) {
+  const away_s = Number(made.dataset.at) - now_s();
+  const text = made.dataset.kind === "since" ? ago(-away_s) : until(away_s);
+  if (made.textContent !== text) made.textContent = text;
+}
+export function tick(clock_s) {
+  now_s = clock_s;
+  document.querySelectorAll("[data-at]").forEach(tell);
+}
+
+const pill = (word, kind = word) => element("span", { class: `pill ${kind.replaceAll(" ", "-")}` }, word);
+const finished = (status) => status.phases.filter((phase) => phase.finished).length === status.num_phases;
+
+export function showStatus(status, curves, isAdmin) {
+  const state = finished(status) ? "finished" : status.paused ? "paused" : "training";
+  document.title = `${status.name} · BlockTrain`;
+  byId("run").textContent = `${status.name} · ${plural(status.blocks.length, "block")} · ${plural(status.num_phases, "phase")}`;
+  byId("state").textContent = state;
+  byId("state").className = `pill ${state}`;
+  byId("state").hidden = false;
+  showFigures(status);
+  const facts = [status.blocks, status.phases.map((phase) => ({ ...phase, round: phase.round?.leases })), curves.training];
+  whenChanged("blocks", facts, (target) => target.replaceChildren(...status.blocks.map((block) => card(block, status, curves))));
+  whenChanged("rounds", status.phases.map(withoutSeconds), (target) => showRounds(target, status));
+  whenChanged("workers", [status.workers, isAdmin], (target) => showWorkers(target, status, isAdmin));
+  whenChanged("events", status.events, (target) => target.replaceChildren(...[...status.events].reverse().map((event) => happened(event, status))));
+}
+
+const withoutSeconds = (phase) => phase.round && { ...phase, round: { ...phase.round, deadline_s: 0, reason: reason(phase.round) } };
+const reason = (round) => round.reason.replace(/, -?\d+ s left$/, "");
+
+function showFigures(status) {
+  const done = status.phases.reduce((sum, phase) => sum + phase.step, 0);
+  const here = status.workers.filter((worker) => !["away", "late"].includes(worker.state)).length;
+  const late = status.workers.filter((worker) => worker.state === "late").length;
+  byId("progress").textContent = percent(done / status.steps);
+  byId("progress-steps").textContent = `${count(done)} of ${count(status.steps)} steps`;
+  byId("present").textContent = count(here);
+  byId("present-of").textContent = `here now, of ${count(status.workers.length)}${late ? `; ${count(late)} late` : ""}`;
+  byId("up").textContent = bytes(status.traffic.up_bytes);
+  byId("down").textContent = bytes(status.traffic.down_bytes);
+  byId("down-since").textContent = `since the coordinator started at ${clock(status.traffic.down_since_s)}`;
+}
+
+export function showLoss(heldOut) {
+  byId("loss").textContent = heldOut.length ? nats(heldOut[heldOut.length - 1].nats_per_byte) : "–";
+}
+
+// The picture of the model
+
+function card(block, status, curves) {
+  const phases = status.phases.filter((phase) => phase.round && phase.blocks.includes(block.block));
+  const leases = phases.flatMap((phase) => phase.round.leases);
+  const losses = curves.training.filter((curve) => curve.blocks.includes(block.block)).flatMap((curve) => curve.points)
+    .sort((one, other) => one.at_s - other.at_s).map((point) => point.nats_per_byte);
+  const version = block.version === null ? "" : `version ${block.version}`;
+  return element("li", { class: `block ${block.state}` },
+    element("h3", {}, `Block ${block.block}`, element("span", { class: "version" }, version)),
+    element("p", {}, pill(BLOCK_STATES[block.state], block.state), ` ${plural(block.layers, "layer")}`),
+    losses.length > 1 ? sparkline(losses) : null,
+    losses.length ? element("p", { class: "loss" }, `training loss ${nats(losses[losses.length - 1])}`) : null,
+    leases.length ? element("div", { class: "dots", "aria-hidden": "true" }, ...leases.map((lease) => element("i", { class: `dot ${dot(lease)}` }))) : null,
+    leases.length ? element("p", {}, tally(leases)) : null,
+    ...leases.filter((lease) => lease.late).map((lease) => element("p", { class: "why" }, `${alias(status, lease.worker)}: ${lease.late}`)));
+}
+
+const dot = (lease) => (lease.reported_s !== null ? "in" : lease.late ? "late" : "at-work");
+
+function tally(leases) {
+  const words = { "at-work": "at work", in: "in", late: "late" };
+  const kinds = leases.map(dot);
+  const parts = Object.keys(words).map((kind) => [kinds.filter((each) => each === kind).length, words[kind]]).filter(([number]) => number);
+  return parts.map(([number, word]) => `${number} ${word}`).join(", ");
+}
+
+function sparkline(losses) {
+  const [low, high] = [Math.min(...losses), Math.max(...losses)];
+  const point = (loss, index) => `${(100 * index) / (losses.length - 1)},${28 - (26 * (loss - low)) / (high - low || 1)}`;
+  const svg = document.createElementNS(SVG, "svg");
+  for (const [key, value] of Object.entries({ class: "spark", viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img" })) svg.setAttribute(key, value);
+  svg.setAttribute("aria-label", `Training loss from ${nats(losses[0])} to ${nats(losses[losses.length - 1])} nats/byte over ${plural(losses.length, "round")}`);
+  const base = document.createElementNS(SVG, "line");
+  for (const [key, value] of Object.entries({ x1: 0, x2: 100, y1: 30, y2: 30 })) base.setAttribute(key, value);
+  const path = document.createElementNS(SVG, "path");
+  path.setAttribute("d", `M${losses.map(point).join("L")}`);
+  svg.append(base, path);
+  return svg;
+}
+
+const alias = (status, id) => status.workers.find((worker) => worker.id === id)?.alias ?? "a worker";
+
+// Tables
+
+function showRounds(target, status) {
+  const rows = status.phases.map((phase) => {
+    const steps = `${count(phase.step)} of ${count(phase.steps)}`;
+    const blocks = phase.blocks.join(", ");
+    if (!phase.round) return [`Phase ${phase.phase}`, blocks, steps, "–", "–", "finished"];
+    const { round } = phase;
+    const due = round.leases.length ? timed(status.now_s + round.deadline_s, "until") : "when somebody comes";
+    const again = round.extensions ? `, extended ${plural(round.extensions, "time")}` : "";
+    const why = element("span", {}, reason(round), element("small", {}, `${span(round.limit_s)} a round: ${round.limit_reason}${again}`));
+    return [`Phase ${phase.phase}`, blocks, steps, count(round.number), due, why];
+  });
+  target.className = "wide";
+  table(target, "The open round of each phase, when it closes at the latest, and why then", ["phase", "trains", "steps", "round", "deadline", "why"], rows);
+  lastColumnWhole(target);
+}
+
+function showWorkers(target, status, isAdmin) {
+  const all = status.workers.reduce((sum, worker) => sum + worker.tokens, 0);
+  const rows = status.workers.map((worker) => [
+    element("span", {}, worker.alias, isAdmin ? element("small", {}, worker.name) : null),
+    worker.device,
+    speed(worker.steps_per_s),
+    contribution(worker, all),
+    `${bytes(worker.update_bytes)} / ${bytes(worker.down_bytes)}`,
+    since(worker.last_seen_s),
+    element("span", {}, pill(worker.state), worker.why ? element("small", {}, worker.why) : null),
+  ]);
+  target.className = "wide";
+  const caption = status.workers.length
+    ? `${plural(status.workers.length, "worker")}, named after their keys${isAdmin ? "; below, as they call themselves, which admins alone are shown" : ""}`
+    : "Nobody has joined yet";
+  table(target, caption, ["worker", "device", "steps/s", "contribution", "up / down", "last seen", "doing"], rows);
+  lastColumnWhole(target);
+}
+
+function lastColumnWhole(target) {
+  for (const row of target.tBodies[0].rows) row.lastElementChild.classList.add("whole");
+}
+
+function contribution(worker, all) {
+  const share = all ? worker.tokens / all : 0;
+  const bar = element("i");
+  bar.style.width = `${100 * share}%`;
+  return element("span", {}, `${percent(share)} · ${plural(worker.updates, "update")}`, element("small", {}, `${bytes(worker.tokens)} of text`), element("span", { class: "share", "aria-hidden": "true" }, bar));
+}
+
+// Events: who is named by alias, whatever the text says
+
+export function eventText(event, status) {
+  const worker = status.workers.find((each) => each.id === event.data.worker);
+  if (event.kind === "joined" && worker) return `${worker.alias}, ${worker.device}`;
+  if (event.kind === "late") return `${alias(status, event.data.worker)} in phase ${event.data.phase}, round ${event.data.round}: it closed without`;
+  return worker ? `${worker.alias}: ${event.text}` : event.text;
+}
+
+function happened(event, status) {
+  const kind = ["late", "refused", "extended", "paused"].includes(event.kind) ? event.kind : "quiet";
+  return element("li", {},
+    element("time", { datetime: new Date(event.at_s * 1000).toISOString() }, clock(event.at_s)),
+    pill(event.kind, kind),
+    element("span", {}, eventText(event, status)));
+}
