@@ -67,9 +67,11 @@ def full_size(spec: RunSpec, small: RunSpec) -> Size:
         small=small,
         large_width=2 * spec.model.width,
         shares=(
-            ShareCase("the preset", spec.swarm.update, spec.swarm.round_steps, workers=1, rounds=2),
+            ShareCase("two workers, short rounds", spec.swarm.update, 10, workers=2, rounds=2),
             ShareCase("short rounds, sparse", "sparse", 10, workers=1, rounds=1),
-            ShareCase("two workers", spec.swarm.update, 25, workers=2, rounds=1),
+            ShareCase(
+                "rounds of half the preset's", spec.swarm.update, spec.swarm.round_steps // 2, workers=1, rounds=1
+            ),
         ),
         merged_updates=8,
         merged_rounds=2,

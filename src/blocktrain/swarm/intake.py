@@ -24,7 +24,7 @@ from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.deltas import max_update_bytes, read_update
 from blocktrain.wire.messages import EvaluationNotice, UpdateNotice, UpdateReceipt
 
-CHUNK_BYTES = 2**18  # of a part, in memory at a time
+CHUNK_BYTES = 2**16  # of a part, in memory at a time
 
 Shapes = Mapping[str, tuple[int, ...]]
 Recorded = tuple[Update, bool] | None  # an update and whether it was there already; None when its phase is over

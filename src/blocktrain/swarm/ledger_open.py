@@ -16,7 +16,7 @@ from blocktrain.swarm.ledger_queries import rounds_of
 from blocktrain.swarm.rounds import Round
 
 OPEN_ROUNDS = select(t.rounds).where(t.rounds.c.closed_s.is_(None))
-OPEN_ROUND = OPEN_ROUNDS.where(t.rounds.c.phase == bindparam("of_phase"))
+OPEN_ROUND = OPEN_ROUNDS.where(t.rounds.c.phase == bindparam("of_phase")).with_for_update()
 MARK = update(t.rounds).where(and_(t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.closed_s.is_(None)))
 
 Change = Callable[[Round], Round]

@@ -63,7 +63,7 @@ from blocktrain.wire.messages import (
 TOKENS = 4  # of one address that may all ask as often as one may
 MAX_PART_BYTES = 16 * 2**20
 MAX_MESSAGE_BYTES = 2**20
-SPOOLED_BYTES = 2**18  # of a part that are kept in memory while the rest comes; a longer part is kept in a file
+SPOOLED_BYTES = 2**16  # of a part that are kept in memory while the rest comes; a longer part is kept in a file
 MAX_PROBLEM_CHARACTERS = 1000
 STATUS = {
     "token": 401,
