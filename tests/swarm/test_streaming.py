@@ -168,7 +168,7 @@ def test_a_block_is_trained_along_then_trained_then_frozen(tiny_run, block, open
 
 
 @pytest.mark.parametrize(
-    "now_s, words", [(5, None), (15, "slower than"), (25, "missed its deadline"), (45, "taken for dead")]
+    "now_s, words", [(14, None), (16, "slower than"), (25, "missed its deadline"), (45, "taken for dead")]
 )
 def test_a_lease_is_late_by_degrees(now_s, words):
     lease = Lease(shard=0, worker="w", steps=1, granted_s=0, due_s=10, deadline_s=20)

@@ -144,7 +144,8 @@ def decide(round: Round, now_s: float, spec: SwarmSpec) -> Decision:
 
 def lateness(lease: Lease, round: Round, now_s: float) -> str | None:
     """Why a lease of an open round is late; None when it is in, or may still come in time."""
-    if lease.reported_s is not None or now_s <= lease.due_s:
+    slack_s = SLACK_SHARE * (lease.due_s - lease.granted_s)
+    if lease.reported_s is not None or now_s <= min(lease.due_s + slack_s, lease.deadline_s):
         return None
     if now_s < lease.deadline_s:
         return "slower than its speed promised: it should be in by now"
