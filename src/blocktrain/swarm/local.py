@@ -30,6 +30,7 @@ from blocktrain.swarm.export import export_model
 from blocktrain.swarm.founding import found_run
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.service import build_service
+from blocktrain.swarm.streaming import Server
 from blocktrain.swarm.worker import Worker, WorkReport
 from blocktrain.train.partition import resolve_partition
 from blocktrain.train.run import load_model
@@ -167,7 +168,7 @@ def served(service: FastAPI, **tls: Any) -> Iterator[int]:
     """On a free port of this machine, by a thread; gives the port. `tls`: uvicorn's ssl_certfile and ssl_keyfile."""
     config = uvicorn.Config(service, log_level="error", lifespan="off", **tls)
     with socket.create_server((LOOPBACK, 0)) as listener:
-        server = uvicorn.Server(config)
+        server = Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="coordinator", daemon=True)
         thread.start()
         try:
