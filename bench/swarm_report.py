@@ -23,7 +23,7 @@ WORKS = {
 }
 Document = Mapping[str, Any]
 _MERGED = f"<span style='color:{PALETTE[1]}'>as it is</span>"
-_OPENED_ONCE = f"<span style='color:{PALETTE[0]}'>each update opened once</span>"
+_IN_MEMORY = f"<span style='color:{PALETTE[0]}'>in memory alone</span>"
 
 
 def goals(document: Document) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ def figure(document: Document) -> go.Figure:
     """A panel a question."""
     panels: dict[str, tuple[str, Callable[[go.Figure, Any, dict[str, int]], None]]] = {
         "share": ("A worker's time that is not computing", _draw_share),
-        "merging": (f"Speed of merging over copying memory: {_MERGED}, {_OPENED_ONCE}", _draw_merging),
+        "merging": (f"Speed of merging over copying memory: {_MERGED}, {_IN_MEMORY}", _draw_merging),
         "bytes": ("Bytes a parameter and round", _draw_bytes),
         "memory": ("Coordinator's peak memory above idle, × block", _draw_memory),
         "load": ("Requests a second, and server CPU time each", _draw_load),
@@ -205,15 +205,22 @@ def figure(document: Document) -> go.Figure:
 
 def _draw_share(drawn: go.Figure, rows: Sequence[Document], place: dict[str, int]) -> None:
     """The largest parts of what is left by computing, named in the bars; the line is what the goal allows."""
-    names = [f"{row['name']}<br>{row['update']}, {row['round_steps']} steps" for row in rows]
+    names = [f"{_wrapped(row['name'])}<br>{row['update']}, {row['round_steps']} steps" for row in rows]
     kinds = sorted({kind for row in rows for kind in row["spent"]} - {COMPUTING})
     for number, kind in enumerate(kinds):
         values = [row["spent"].get(kind, 0.0) for row in rows]
         text = [f"{kind} {value:.1%}" if value > 0.004 else "" for value in values]
         color = PALETTE[number % len(PALETTE)]
         drawn.add_bar(x=names, y=values, text=text, marker_color=color, textangle=0, **place)
+    drawn.update_xaxes(tickangle=0, tickfont_size=12, **place)
     drawn.add_hline(y=1 - MIN_SHARE, line_dash="dash", annotation_text="the goal's limit", **place)
     drawn.update_yaxes(tickformat=".0%", **place)
+
+
+def _wrapped(name: str) -> str:
+    """Two words a line: as much as fits under a bar."""
+    words = name.split()
+    return "<br>".join(" ".join(words[start : start + 2]) for start in range(0, len(words), 2))
 
 
 def _draw_merging(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
