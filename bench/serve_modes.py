@@ -27,6 +27,7 @@ class Way:
     served: Served
     mode: Mode
     settings: Mapping[str, Any] = field(default_factory=dict)
+    one_window: bool = False  # as many bytes as one traversal can write behind the prompt
 
     def request(self, prompt: bytes, max_bytes: int, seed: int) -> Request:
         return Request(prompt, max_bytes, self.mode, seed=seed, **self.settings)
@@ -35,12 +36,15 @@ class Way:
 BASELINE = "baseline"
 
 
-def ways(candidates: int) -> tuple[Way, ...]:
+def ways(candidates: int, few: int) -> tuple[Way, ...]:
+    swept: tuple[Served, Mode] = ("model", Mode.SWEEP)
     return (
         Way(BASELINE, "end to end, autoregressive (baseline)", "reference", Mode.AUTOREGRESSIVE),
         Way("autoregressive", "blocks, autoregressive", "model", Mode.AUTOREGRESSIVE),
         Way("speculative", "blocks, speculative", "model", Mode.SPECULATIVE),
-        Way("sweep", f"blocks, sweep ({candidates} candidates)", "model", Mode.SWEEP, {"candidates": candidates}),
+        Way("sweep", f"blocks, sweep ({candidates} candidates)", *swept, {"candidates": candidates}),
+        Way("sweep-few", f"blocks, sweep ({few} candidates)", *swept, {"candidates": few}),
+        Way("window", f"blocks, sweep ({few} candidates), one window", *swept, {"candidates": few}, one_window=True),
         Way("denoise", "denoising sweep (small span model)", "denoise", Mode.SWEEP),
     )
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 CHUNK_BYTES = 2**16
 Host = tuple[str, int]
@@ -24,7 +24,6 @@ class Distance:
     rate_bits: float
     rtt_s: float = 0.0
     num_bytes: int = 0  # both directions of all links
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, distance: Distance) -> None:
@@ -64,7 +63,8 @@ async def relay(listen: Host, target: Host, distance: Distance) -> asyncio.Serve
         except OSError:
             writer.close()
             return
-        await asyncio.gather(carry(reader, far_writer, distance), carry(far_reader, writer, distance))
+        with suppress(asyncio.CancelledError):  # the experiment is over
+            await asyncio.gather(carry(reader, far_writer, distance), carry(far_reader, writer, distance))
 
     return await asyncio.start_server(connected, *listen)
 
@@ -124,4 +124,6 @@ def _host(text: str) -> Host:
 
 if __name__ == "__main__":
     rate, *given = sys.argv[1:]
-    asyncio.run(serve(float(rate), [(_host(here), _host(there)) for here, _, there in (p.partition("=") for p in given)]))
+    asyncio.run(
+        serve(float(rate), [(_host(here), _host(there)) for here, _, there in (p.partition("=") for p in given)])
+    )

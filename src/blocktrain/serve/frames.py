@@ -25,7 +25,11 @@ INT8_TOP = 127
 
 BYTES = {"prompt": 1, "tails": 2, "written": 1}  # name -> axes
 FLOATS = {"prompt_state": 3, "tail_state": 3, "prompt_logits": 2, "tail_logits": 3}  # as `wire` says
-EXACT = {"draft_prompt_logits": 1, "draft_tail_logits": 3}  # what was drawn from decides what is accepted
+EXACT = {  # what was drawn from decides what is accepted
+    "draft_prompt_logits": 1,
+    "draft_tail_logits": 3,
+    "draft_log_likelihood": 1,
+}
 AXES = {**BYTES, **FLOATS, **EXACT}
 STATES = ("prompt_state", "tail_state")
 HALF: Mapping[Wire, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -177,6 +181,8 @@ def _check_shapes(values: Mapping[str, Tensor]) -> None:
     """What belongs to the same rows has as many of them, and logits are over bytes."""
     together = ("tails", "tail_state", "tail_logits", "draft_tail_logits")
     rows = {tuple(values[name].shape[:2]) for name in together if name in values}
+    if (likelihood := values.get("draft_log_likelihood")) is not None and "tails" in values:
+        rows.add((len(likelihood), values["tails"].size(1)))
     if len(rows) > 1 or (rows and "tails" not in values):
         raise FrameError(f"tails and what belongs to them have rows and lengths {sorted(rows)}: {_SPEAK}")
     for name in values:
