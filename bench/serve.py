@@ -1,4 +1,4 @@
-"""How fast does a model write whose blocks are far from each other? Three stage processes, each on an address of its own
+"""How fast does a model write whose blocks are far from each other? Three stage processes, each on its own address
 behind a link with a round-trip time, and every way to decode; the baseline is the same model trained end to end, split
 over the same stages, a byte a traversal.
 
@@ -122,13 +122,13 @@ class Experiment:
             return min(int(self.options.bytes), self.context - self.options.prompt_bytes)
         if way.name == BASELINE and rtt_ms == GOAL_RTT_MS:
             return int(self.options.bytes)
-        return bytes_within(self.options.baseline_s, rtt_ms, self.options.bytes, way.mode)
+        return bytes_within(self.options.baseline_s, rtt_ms, int(self.options.bytes), way.mode)
 
     def _outputs(self, way: Way, rtt_ms: float) -> int:
         """Autoregressive decoding takes as long as all others together, and varies least."""
         if way.mode is not Mode.AUTOREGRESSIVE:
             return int(self.options.repeats)
-        return min(self.options.repeats, 2 if way.name == BASELINE else 1)
+        return min(int(self.options.repeats), 2 if way.name == BASELINE else 1)
 
     def _overhead(self, directory: Path, shares: Sequence[range], stages: Sequence[str]) -> None:
         sweep = next(way for way in self.ways if way.name == "sweep")

@@ -53,7 +53,7 @@ def obtain(
 
 
 def span_spec(base: RunSpec, quick: bool) -> RunSpec:
-    """A small model that a minute or two can train: it shows what a denoising sweep costs, not how well it can write."""
+    """A model that minutes can train: it shows what a denoising sweep costs, not how well it can write."""
     changes = {"model.context": 2 * base.model.context, "train.windows": base.train.windows // 2}
     steps = {} if quick else {"train.steps": SPAN_STEPS}
     return base.with_(name="spans", objective=Denoise(span_share=SPAN_SHARE), **changes, **steps)

@@ -28,7 +28,8 @@ def summarise(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def lines_of(document: Mapping[str, Any]) -> Lines:
     """The medians of every way at every distance, beside the baseline's at the same distance."""
-    modes, groups = document["settings"]["modes"], {}
+    modes = document["settings"]["modes"]
+    groups: dict[tuple[str, float], Lines] = {}
     for output in document["outputs"]:
         groups.setdefault((output["way"], output["rtt_ms"]), []).append(output)
     order = list(modes)
@@ -100,22 +101,23 @@ def story(document: Mapping[str, Any], goals: Lines) -> str:
     spans = settings["blocks"]["denoise"]
     loads = [load[0] for load in document["load"].values()]
     parts = [
-        f"{settings['stages']} stages of {settings['stage_threads']} thread, links of {settings['rate_mbit']:g} Mbit/s, "
-        f"wire {settings['wire']}, prompts of {settings['prompt_bytes']} held-out bytes, temperature "
-        f'{settings["temperature"]:g}. An output that does not fit one window behind its prompt takes two sweeps. Rates are medians; "bytes" is how long the measured outputs were. '
-        f"Load of the machine ({document['machine']['cores']} cores) meanwhile: {min(loads):.1f} to {max(loads):.1f}.",
+        f"{settings['stages']} stages of {settings['stage_threads']} thread, links of {settings['rate_mbit']:g} "
+        f"Mbit/s, wire {settings['wire']}, prompts of {settings['prompt_bytes']} held-out bytes, temperature "
+        f"{settings['temperature']:g}. Rates are medians over outputs of so many bytes as the table says. What does not "
+        f"fit one window behind its prompt takes two sweeps. Load of the machine ({document['machine']['cores']} cores) "
+        f"meanwhile: {min(loads):.1f} to {max(loads):.1f}.",
         f"Under the end-to-end reference held-out text itself has {held_out['nats_per_byte']:.3f} nats/byte, and "
         f"{held_out['distinct_4_grams']:.3f} of its 4-grams are distinct.",
         f"The denoising model is a toy (width {spans['width']}, {spans['steps']} steps, spans of "
-        f"{spans['context'] // 2} bytes): its line shows what such a sweep costs, and its nats/byte that it cannot write.",
+        f"{spans['context'] // 2} bytes): its line shows what such a sweep costs, its nats/byte that it cannot write.",
         f"Speculative decoding at temperature 0 wrote the bytes of autoregressive decoding through the served chain: "
         f"{document.get('greedy_bytes_compared', 0)} bytes compared.",
         *drafting(document),
     ]
     if gateway := document.get("gateway"):
         parts.append(
-            f"HTTP, gateway and three stages without relays, against one process: {gateway['added_share']:+.1%} (median "
-            f"of {len(gateway['gateway_seconds'])} alternating pairs; of the fastest: "
+            f"HTTP, gateway and three stages without relays, against one process: {gateway['added_share']:+.1%} "
+            f"(median of {len(gateway['gateway_seconds'])} alternating pairs; of the fastest: "
             f"{gateway['added_share_of_fastest']:+.1%}; load {gateway['load'][0]:.1f})."
         )
     parts += [
