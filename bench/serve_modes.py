@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -13,6 +14,7 @@ from blocktrain.serve.decode import DecodeStats, Mode, Request, decode
 from blocktrain.serve.traversal import Forward
 from serve_models import Judge, distinct_grams
 from serve_relay import Links
+from stages import cpu_s
 
 Served = Literal["reference", "model", "denoise"]
 TRIPS = 4  # one way each: gateway, three stages, gateway
@@ -62,6 +64,7 @@ class Output:
     seconds: float
     first_byte_seconds: float
     wire_bytes: int
+    stage_cpu_seconds: float  # of all stages: what is left of the seconds when the machine does nothing else
     drafted: int
     accepted: int
     draft_seconds: float
@@ -90,8 +93,20 @@ async def write(forward: Forward, request: Request) -> tuple[bytes, DecodeStats,
     return bytes(text), replace(stats, seconds=time.perf_counter() - began_s), first_s, tuple(effective)
 
 
-async def measure(forward: Forward, links: Links, way: Way, request: Request, judge: Judge, **where: Any) -> Output:
-    before = links.num_bytes()
+@dataclass(frozen=True)
+class Chain:
+    """The stages of one model, and the links to them."""
+
+    processes: Sequence[subprocess.Popen[str]]
+    addresses: Sequence[str]  # without the links
+    links: Links
+
+    def cpu_s(self) -> float:
+        return sum(map(cpu_s, self.processes))
+
+
+async def measure(forward: Forward, chain: Chain, way: Way, request: Request, judge: Judge, **where: Any) -> Output:
+    before, cpu_before_s = chain.links.num_bytes(), chain.cpu_s()
     text, stats, first_s, effective = await write(forward, request)
     return Output(
         way=way.name,
@@ -100,7 +115,8 @@ async def measure(forward: Forward, links: Links, way: Way, request: Request, ju
         traversals=stats.traversals,
         seconds=stats.seconds,
         first_byte_seconds=first_s,
-        wire_bytes=links.num_bytes() - before,
+        wire_bytes=chain.links.num_bytes() - before,
+        stage_cpu_seconds=chain.cpu_s() - cpu_before_s,
         drafted=stats.drafted,
         accepted=stats.accepted,
         draft_seconds=stats.draft_s,
@@ -144,6 +160,7 @@ class Point:
     acceptance: float | None  # of drafted bytes, where they are accepted one by one
     effective_candidates: float | None  # median over weighings
     draft_seconds: float
+    stage_cpu_seconds: float
 
 
 def point(outputs: Sequence[Mapping[str, Any]], mode: Mode) -> Point:
@@ -170,6 +187,7 @@ def point(outputs: Sequence[Mapping[str, Any]], mode: Mode) -> Point:
         else None,
         effective_candidates=mid(effective) if effective else None,
         draft_seconds=mid(each["draft_seconds"] for each in outputs),
+        stage_cpu_seconds=mid(each["stage_cpu_seconds"] for each in outputs),
     )
 
 

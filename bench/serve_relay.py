@@ -87,8 +87,9 @@ async def serve(rate_bits: float, pairs: Sequence[tuple[Host, Host]]) -> None:
 class Links:
     """The relays as the experiment sees them."""
 
-    def __init__(self, process: subprocess.Popen[str], addresses: Sequence[str]) -> None:
-        self.addresses, self._process, self._rtt_ms = tuple(addresses), process, 0.0
+    def __init__(self, process: subprocess.Popen[str], addresses: Sequence[str], targets: Sequence[str]) -> None:
+        self.addresses, self.targets = tuple(addresses), tuple(targets)
+        self._process, self._rtt_ms = process, 0.0
 
     def set_rtt(self, rtt_ms: float) -> None:
         self._rtt_ms = rtt_ms
@@ -112,7 +113,8 @@ def links_to(stages: Sequence[str], rate_bits: float) -> Iterator[Links]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ports = process.stdout.readline().split()
-        yield Links(process, [f"tcp://{host}:{port}" for (host, _, _), port in zip(hosts, ports, strict=True)])
+        addresses = [f"tcp://{host}:{port}" for (host, _, _), port in zip(hosts, ports, strict=True)]
+        yield Links(process, addresses, stages)
         assert process.stdin is not None
         process.stdin.close()
 

@@ -103,9 +103,9 @@ def story(document: Mapping[str, Any], goals: Lines) -> str:
     parts = [
         f"{settings['stages']} stages of {settings['stage_threads']} thread, links of {settings['rate_mbit']:g} "
         f"Mbit/s, wire {settings['wire']}, prompts of {settings['prompt_bytes']} held-out bytes, temperature "
-        f"{settings['temperature']:g}. Rates are medians over outputs of so many bytes as the table says. What does not "
-        f"fit one window behind its prompt takes two sweeps. Load of the machine ({document['machine']['cores']} cores) "
-        f"meanwhile: {min(loads):.1f} to {max(loads):.1f}.",
+        f"{settings['temperature']:g}. Rates are medians over outputs as long as the table says. What does not fit "
+        f"one window behind its prompt takes two sweeps. Load of the machine ({document['machine']['cores']} cores): "
+        f" {min(loads):.1f} to {max(loads):.1f}.",
         f"Under the end-to-end reference held-out text itself has {held_out['nats_per_byte']:.3f} nats/byte, and "
         f"{held_out['distinct_4_grams']:.3f} of its 4-grams are distinct.",
         f"The denoising model is a toy (width {spans['width']}, {spans['steps']} steps, spans of "
