@@ -94,7 +94,7 @@ class Experiment:
         with ExitStack() as stack:
             chains = {name: stack.enter_context(self._chain(name)) for name in sorted(served | {"model"})}
             if "gateway" in parts:
-                self._overhead(chains["model"].addresses)
+                self._overhead(chains["model"])
             self._forget(served)
             for rtt_ms in self.options.rtts if served else ():
                 for name in sorted(served):
@@ -149,7 +149,7 @@ class Experiment:
             return int(self.options.repeats)
         return min(int(self.options.repeats), 2 if way.name == BASELINE else 1)
 
-    def _overhead(self, stages: Sequence[str]) -> None:
+    def _overhead(self, chain: Chain) -> None:
         directory = self.models.model
         sweep = next(way for way in self.ways if way.name == "sweep")
         wanted = [
@@ -157,7 +157,7 @@ class Experiment:
             for seed in range(self.options.overhead_rounds)
             for prompt, _ in self.texts
         ]
-        self.document["gateway"] = gateway_overhead(directory, shares_of(directory), stages, wanted)
+        self.document["gateway"] = gateway_overhead(directory, shares_of(directory), chain, wanted)
         _say(f"the gateway adds {self.document['gateway']['added_share']:+.1%} to a sweep in one process")
         self._save()
 

@@ -18,7 +18,7 @@ from blocktrain.train.reference import equal_work_steps, reference_of
 from blocktrain.train.run import load_model, train_run
 
 SPAN_SHARE = 0.5
-SPAN_STEPS = 300
+SPAN_STEPS, QUICK_STEPS = 300, 8
 GRAM = 4
 
 
@@ -44,7 +44,8 @@ def obtain(
     model: Path | None, reference: Path | None, denoise: Path | None, *, corpus: str, work: Path, quick: bool
 ) -> Models:
     """What was given, and the rest trained on the corpus."""
-    base = preset("tiny" if quick else "small").with_(**{"corpus.source": corpus})
+    base = preset("tiny").with_(**{"train.steps": QUICK_STEPS}) if quick else preset("small")
+    base = base.with_(**{"corpus.source": corpus})
     spans = span_spec(base, quick)
     reference_spec = reference_of(base, steps=equal_work_steps(base))
     return Models(

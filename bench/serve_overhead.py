@@ -7,7 +7,8 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +16,57 @@ import httpx
 
 from blocktrain.serve.decode import Request
 from blocktrain.serve.segment import LocalForward, Segment
-from serve_modes import write
-from stages import address_of, blocktrain_process
+from serve_modes import Chain, write
+from stages import address_of, blocktrain_process, cpu_s
 
 TIMEOUT_S = 300.0
 
 
-def gateway_overhead(
-    model: Path, shares: Sequence[range], stages: Sequence[str], requests: Sequence[Request]
-) -> dict[str, Any]:
-    """Seconds of each request both ways, and the median of their ratios less one."""
+def gateway_overhead(model: Path, shares: Sequence[range], chain: Chain, requests: Sequence[Request]) -> dict[str, Any]:
+    """Seconds of each request both ways, by the clock and of the processors; added shares are medians of ratios, less
+    one. Processor time is the fairer one where the machine is busy with other things."""
     local = LocalForward(*(Segment.open(model, list(share)) for share in shares))
-    here: list[float] = []
-    there: list[float] = []
+    stages = ",".join(chain.addresses)
     with (
-        blocktrain_process("gateway", "--stages", ",".join(stages), "--port", "0") as process,
+        blocktrain_process("gateway", "--stages", stages, "--port", "0") as process,
         httpx.Client(base_url=address_of(process), timeout=TIMEOUT_S) as client,
     ):
-        for number, request in enumerate([requests[0], *requests]):  # the first warms up and is not counted
-            pair = [
-                _seconds(lambda request=request: asyncio.run(write(local, request))),  # type: ignore[misc]
-                _seconds(lambda request=request: _ask(client, request)),  # type: ignore[misc]
-            ]
-            if number:
-                here.append(pair[0])
-                there.append(pair[1])
-    ratios = [served / alone for served, alone in zip(there, here, strict=True)]
+        _ask(client, requests[0])  # warms up
+        asyncio.run(write(local, requests[0]))
+        here, there = Costs(time.process_time), Costs(lambda: cpu_s(process) + chain.cpu_s())
+        for request in requests:
+            with here.of_one():
+                asyncio.run(write(local, request))
+            with there.of_one():
+                _ask(client, request)
+    ratios = [served / alone for served, alone in zip(there.seconds, here.seconds, strict=True)]
     return {
-        "in_process_seconds": here,
-        "gateway_seconds": there,
+        "in_process_seconds": here.seconds,
+        "gateway_seconds": there.seconds,
+        "in_process_cpu_seconds": here.cpu_seconds,
+        "gateway_cpu_seconds": there.cpu_seconds,
         "output_bytes": requests[0].max_bytes,
         "added_share": statistics.median(ratios) - 1,
-        "added_share_of_medians": statistics.median(there) / statistics.median(here) - 1,
-        "added_share_of_fastest": min(there) / min(here) - 1,
+        "added_share_of_fastest": min(there.seconds) / min(here.seconds) - 1,
+        "added_cpu_share": sum(there.cpu_seconds) / max(sum(here.cpu_seconds), 1e-9) - 1,
         "load": os.getloadavg(),
     }
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    work()
-    return time.perf_counter() - began_s
+class Costs:
+    """Of one request after the other."""
+
+    def __init__(self, cpu_clock: Callable[[], float]) -> None:
+        self._cpu_clock = cpu_clock
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+
+    @contextmanager
+    def of_one(self) -> Iterator[None]:
+        began_s, cpu_began_s = time.perf_counter(), self._cpu_clock()
+        yield
+        self.seconds.append(time.perf_counter() - began_s)
+        self.cpu_seconds.append(self._cpu_clock() - cpu_began_s)
 
 
 def _ask(client: httpx.Client, request: Request) -> None:

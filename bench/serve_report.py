@@ -118,7 +118,8 @@ def story(document: Mapping[str, Any], goals: Lines) -> str:
         parts.append(
             f"HTTP, gateway and three stages without relays, against one process: {gateway['added_share']:+.1%} "
             f"(median of {len(gateway['gateway_seconds'])} alternating pairs; of the fastest: "
-            f"{gateway['added_share_of_fastest']:+.1%}; load {gateway['load'][0]:.1f})."
+            f"{gateway['added_share_of_fastest']:+.1%}; "
+            f"of processor time: {gateway['added_cpu_share']:+.1%}; load {gateway['load'][0]:.1f})."
         )
     parts += [
         f"{'Met' if goal['met'] else 'MISSED'}: {goal['goal']}: {goal['got']:.3g}, wanted {goal['wanted']:g}."
