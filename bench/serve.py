@@ -74,7 +74,6 @@ class Experiment:
             "stages": STAGES,
             "stage_threads": options.threads,
             "rate_mbit": options.rate,
-            "rtts_ms": list(options.rtts),
             "wire": options.wire,
             "prompt_bytes": options.prompt_bytes,
             "output_bytes": options.bytes,
@@ -112,9 +111,11 @@ class Experiment:
             yield Chain(processes, links.targets, links)
 
     def _forget(self, served: Collection[str]) -> None:
-        """What was measured of them before."""
-        own = {way.name for way in self.ways if way.served in served}
-        self.document["outputs"] = [output for output in self.document["outputs"] if output["way"] not in own]
+        """What was measured of them before, at the distances that are measured now."""
+        own = {(way.name, rtt) for way in self.ways if way.served in served for rtt in self.options.rtts}
+        self.document["outputs"] = [
+            output for output in self.document["outputs"] if (output["way"], output["rtt_ms"]) not in own
+        ]
 
     async def _at(self, rtt_ms: float, served: str, chain: Chain) -> None:
         chain.links.set_rtt(rtt_ms)
