@@ -74,7 +74,7 @@ def report(document: Mapping[str, Any], base: Path) -> None:
 
 def cells_of(lines: Lines, labels: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
     head = ["way", "RTT ms", "bytes", "bytes/s", "range", "× baseline", "traversals", "a byte", "first byte s"]
-    head += ["wire a byte", "nats/byte", "distinct-4"]
+    head += ["stages' CPU s", "wire a byte", "nats/byte", "distinct-4"]
     rows = [
         [
             labels[line["way"]],
@@ -86,6 +86,7 @@ def cells_of(lines: Lines, labels: Mapping[str, str]) -> tuple[list[str], list[l
             f"{line['traversals_per_output']:g}",
             f"{line['traversals_per_byte']:.4f}",
             f"{line['first_byte_seconds']:.3f}",
+            f"{line['stage_cpu_seconds']:.2f}",
             f"{line['wire_bytes_per_byte']:,.0f}",
             f"{line['nats_per_byte']:.3f}",
             f"{line['distinct_4_grams']:.3f}",
@@ -104,8 +105,9 @@ def story(document: Mapping[str, Any], goals: Lines) -> str:
         f"{settings['stages']} stages of {settings['stage_threads']} thread, links of {settings['rate_mbit']:g} "
         f"Mbit/s, wire {settings['wire']}, prompts of {settings['prompt_bytes']} held-out bytes, temperature "
         f"{settings['temperature']:g}. Rates are medians over outputs as long as the table says. What does not fit "
-        f"one window behind its prompt takes two sweeps. Load of the machine ({document['machine']['cores']} cores): "
-        f" {min(loads):.1f} to {max(loads):.1f}.",
+        f"one window behind its prompt takes two sweeps. Rates are by the clock, beside whatever else ran; the stages' "
+        f"own processor time for an output has a column. Load of the machine ({document['machine']['cores']} cores): "
+        f"{min(loads):.1f} to {max(loads):.1f}.",
         f"Under the end-to-end reference held-out text itself has {held_out['nats_per_byte']:.3f} nats/byte, and "
         f"{held_out['distinct_4_grams']:.3f} of its 4-grams are distinct.",
         f"The denoising model is a toy (width {spans['width']}, {spans['steps']} steps, spans of "
@@ -162,8 +164,8 @@ def figure(lines: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> g
                 "arrayminus": [line["bytes_per_second"] - line["slowest"] for line in own],
                 "thickness": 1,
             },
-            text=[f"{rate:.3g}" for rate in rates],
-            textposition="bottom center" if way == "autoregressive" else "top center",
+            text=[""] * (len(rates) - 1) + [f"  {rates[-1]:.1f}"],
+            textposition="bottom right" if way == "autoregressive" else "middle right",
             mode="lines+markers+text",
             name=label,
             line={"color": colors[way], "width": 2, "dash": "dot" if way == BASELINE else "solid"},
@@ -171,7 +173,11 @@ def figure(lines: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> g
         )
     drawn.update_layout(
         title=f"Bytes per second over {document['settings']['stages']} hosts, by the round-trip time between them",
-        xaxis={"title": "round-trip time of each link, ms", "tickvals": sorted({line["rtt_ms"] for line in lines})},
+        xaxis={
+            "title": "round-trip time of each link, ms",
+            "tickvals": sorted({line["rtt_ms"] for line in lines}),
+            "range": [-8, 1.1 * max(line["rtt_ms"] for line in lines) + 5],
+        },
         yaxis={"title": "output bytes per second (logarithmic)", "type": "log", "dtick": 1},
         legend={"orientation": "h", "y": -0.2},
         template="plotly_white",
