@@ -13,11 +13,12 @@ from blocktrain.checkpoint import write_whole
 from blocktrain.figures import PALETTE, write_figure
 from blocktrain.serve.decode import Mode
 from common import markdown, table, write_json
-from serve_modes import BASELINE, point
+from serve_modes import BASELINE, point, ways
 
 GOAL_RTT_MS = 100
 GOAL_SPEEDUPS = {"sweep": 50.0, "sweep-few": 50.0, "window": 50.0, "denoise": 50.0, "speculative": 5.0}
 GOAL_ADDED_SHARE = 0.05
+ORDER = [way.name for way in ways(1, 1)]  # a result file that was read again has lost it
 Lines = list[dict[str, Any]]
 
 
@@ -32,10 +33,9 @@ def lines_of(document: Mapping[str, Any]) -> Lines:
     groups: dict[tuple[str, float], Lines] = {}
     for output in document["outputs"]:
         groups.setdefault((output["way"], output["rtt_ms"]), []).append(output)
-    order = list(modes)
     lines = [
         asdict(point(groups[key], Mode(modes[key[0]])))
-        for key in sorted(groups, key=lambda key: (key[1], order.index(key[0])))
+        for key in sorted(groups, key=lambda key: (key[1], ORDER.index(key[0])))
     ]
     baseline = {line["rtt_ms"]: line["bytes_per_second"] for line in lines if line["way"] == BASELINE}
     for line in lines:
@@ -150,8 +150,8 @@ def drafting(document: Mapping[str, Any]) -> list[str]:
 def figure(lines: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> go.Figure:
     """Throughput against distance, one line a way, with the range of the outputs."""
     drawn, labels = go.Figure(), document["settings"]["labels"]
-    colors = dict(zip(labels, ("black", *PALETTE), strict=False))
-    for way, label in labels.items():
+    colors = dict(zip(ORDER, ("black", *PALETTE), strict=True))
+    for way in ORDER:
         own = [line for line in lines if line["way"] == way]
         if not own:
             continue
@@ -167,7 +167,7 @@ def figure(lines: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> g
             text=[""] * (len(rates) - 1) + [f"  {rates[-1]:.1f}"],
             textposition="bottom right" if way == "autoregressive" else "middle right",
             mode="lines+markers+text",
-            name=label,
+            name=labels[way],
             line={"color": colors[way], "width": 2, "dash": "dot" if way == BASELINE else "solid"},
             marker_size=8,
         )
