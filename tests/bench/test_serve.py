@@ -92,6 +92,9 @@ def test_a_relay_delays_each_direction_and_limits_the_rate(bench):
         assert await reader.readexactly(len(data)) == data
         took_s = time.monotonic() - began_s
         writer.close()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # both sides hear of it
+        server.close()
+        echo.close()
         return took_s, distance.num_bytes
 
     took_s, num_bytes = asyncio.run(main())
