@@ -39,6 +39,7 @@ from blocktrain.serve.traversal import Forward, Hop, Traversal
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
 from blocktrain.train.flops import FORWARD, layers_flops
 from common import RESULTS, machine, proc_status, table, write_json
+from stages import address_of, cpu_s, stage_process
 
 WIDTH, HEADS, BLOCKS, LAYERS = 4224, 33, 3, 354  # 75.80 billion parameters, in three blocks of 118 layers
 NEVER_S = 1e6
@@ -101,35 +102,19 @@ class StageProcess:
         return proc_status("VmHWM", self.process.pid)
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.process)
 
 
 @contextmanager
 def stage_processes(model: Path, threads: int) -> Iterator[list[StageProcess]]:
     """One process a block, its layers left on the disk."""
     with ExitStack() as stack:
-        started = [stack.enter_context(_stage_process(model, block, threads)) for block in range(BLOCKS)]
-        yield [StageProcess(process, _address(process), block) for block, process in enumerate(started)]
-
-
-@contextmanager
-def _stage_process(model: Path, block: int, threads: int) -> Iterator[subprocess.Popen[str]]:
-    options = ["--blocks", str(block), "--threads", str(threads), "--listen", "tcp://127.0.0.1:*", "--offload"]
-    command = [sys.executable, "-m", "blocktrain", "stage", str(model), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-
-
-def _address(process: subprocess.Popen[str]) -> str:
-    """The first word that it prints once it listens."""
-    assert process.stdout is not None
-    if not (words := process.stdout.readline().split()):
-        raise RuntimeError(f"a stage ended with code {process.wait()} before it listened")
-    return words[0]
+        options = ["--listen", "tcp://127.0.0.1:*", "--offload"]
+        started = [
+            stack.enter_context(stage_process(model, range(block, block + 1), threads, *options))
+            for block in range(BLOCKS)
+        ]
+        yield [StageProcess(process, address_of(process), block) for block, process in enumerate(started)]
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------

@@ -99,6 +99,10 @@ def test_blocks_are_shared_evenly_and_in_order(blocks, stages):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+def test_the_first_stage_which_drafts_gets_the_block_that_is_left_over():
+    assert split_blocks(4, 3) == [range(2), range(2, 3), range(3, 4)]
+
+
 def test_more_stages_than_blocks_are_refused():
     with pytest.raises(ConfigError, match="give 1 to 4"):
         split_blocks(4, 5)

@@ -45,6 +45,7 @@ def full_traversal(wire: str = "fp32") -> Traversal:
         tail_logits=random(2, 2, 256),
         draft_prompt_logits=random(256).half().float(),
         draft_tail_logits=random(2, 2, 256).half().float(),
+        draft_log_likelihood=random(2),
         written=b"abc",
         degraded=True,
         trace=(Hop("tcp://a:1", (0, 1), 0.1, 0.2, 0.3),),
@@ -100,7 +101,7 @@ def test_smaller_formats_send_fewer_bytes(wire, share):
 
 
 def without_drafts(traversal: Traversal) -> Traversal:
-    return traversal.with_(draft_prompt_logits=None, draft_tail_logits=None)
+    return traversal.with_(draft_prompt_logits=None, draft_tail_logits=None, draft_log_likelihood=None)
 
 
 def test_draft_logits_that_half_precision_cannot_hold_travel_whole():

@@ -91,8 +91,9 @@ async def _end(process: Process) -> None:
 
 
 def split_blocks(blocks: int, stages: int) -> list[range]:
-    """Consecutive shares that differ by at most one block."""
+    """Consecutive shares that differ by at most one block. The first is no smaller than any other: that stage drafts,
+    and more blocks draft better."""
     if not 1 <= stages <= blocks:
         raise ConfigError(f"--stages {stages} does not fit a model of {blocks} blocks: give 1 to {blocks}")
-    cuts = [blocks * n // stages for n in range(stages + 1)]
+    cuts = [-(-blocks * n // stages) for n in range(stages + 1)]
     return [range(first, end) for first, end in pairwise(cuts)]

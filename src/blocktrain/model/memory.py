@@ -107,17 +107,23 @@ class Fronds:
         self._mask = None if count == 1 else _causal(count, first + count, fan.keys[0].device)
 
     def rows_of(self, table: Tensor) -> Tensor:
-        return table[self.first : self.first + self.count].repeat(self.fan.rows, 1)
+        rows = table[self.first : self.first + self.count]
+        return rows.expand(self.fan.rows, -1) if self.count == 1 else rows.repeat(self.fan.rows, 1)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         end = self.first + self.count
+        keys, values = self.fan.keys[layer], self.fan.values[layer]
+        if self.count == 1:  # a byte of a draft, which costs as much as the operations it takes
+            keys[:, :, self.first] = key
+            values[:, :, self.first] = value
+            mixed = F.scaled_dot_product_attention(query[:, :, None], keys[:, :, :end], values[:, :, :end])
+            return mixed[:, :, 0]
         query, key, value = (
             x.view(self.fan.rows, self.count, *x.shape[1:]).transpose(1, 2) for x in (query, key, value)
         )
-        keys, values = self.fan.keys[layer][:, :, :end], self.fan.values[layer][:, :, :end]
-        keys[:, :, self.first :] = key
-        values[:, :, self.first :] = value
-        mixed = F.scaled_dot_product_attention(query, keys, values, self._mask)
+        keys[:, :, self.first : end] = key
+        values[:, :, self.first : end] = value
+        mixed = F.scaled_dot_product_attention(query, keys[:, :, :end], values[:, :, :end], self._mask)
         return mixed.transpose(1, 2).flatten(0, 1)
 
 

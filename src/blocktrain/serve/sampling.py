@@ -31,6 +31,16 @@ def pick(shares: Tensor, uniform: Tensor) -> Tensor:
     return at.clamp_max(shares.size(-1) - 1)
 
 
+def log_likelihood(logits: Tensor, tails: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
+    """[M]: the sum over each candidate's bytes, from the logits before each of them [M, N, 256]."""
+    return log_share(probabilities(logits, temperature, top_p), tails).sum(-1)
+
+
+def log_share(shares: Tensor, picked: Tensor) -> Tensor:
+    """[…]: of the byte that was picked from each distribution […, 256]; finite also where it has none."""
+    return shares.gather(-1, picked[..., None].long())[..., 0].clamp_min(torch.finfo(shares.dtype).tiny).log()
+
+
 def uniforms(seed: int, stream: int, rows: int, first: int, count: int) -> Tensor:
     """[rows, count] numbers of [0, 1), double: each a function of (seed, stream, row, position) alone."""
     row, position = np.arange(rows, dtype=np.uint64)[:, None], np.arange(first, first + count, dtype=np.uint64)[None, :]

@@ -240,6 +240,7 @@ class Segment:
             tail_logits=self._evidence(t.tail_logits, work.tail_hidden, t.missing),
             draft_prompt_logits=work.draft_prompt_logits if t.draft else t.draft_prompt_logits,
             draft_tail_logits=work.draft_tail_logits if t.draft else t.draft_tail_logits,
+            draft_log_likelihood=work.draft_log_likelihood if t.draft else t.draft_log_likelihood,
         )
 
     def _evidence(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blocktrain.serve.request import DEFAULT_CANDIDATES, WrittenByte
-from blocktrain.serve.sampling import CHOOSE, pick, probabilities, uniforms
+from blocktrain.serve.sampling import CHOOSE, log_likelihood, pick, uniforms
 from blocktrain.serve.traversal import Draft, Noise, Traversal
 from blocktrain.serve.writer import Writer
 
@@ -77,18 +77,12 @@ class WeighedSweep(Writer):
     def _shares(self, reply: Traversal, logits: Tensor) -> Tensor:
         """Each candidate's chance to be the answer, [M]."""
         assert reply.tails is not None
-        drafter = _before_each(reply.draft_prompt_logits, reply.draft_tail_logits)
+        if reply.draft_log_likelihood is None:
+            return torch.ones(1, dtype=torch.double)
         if self.request.temperature == 0:
             return one_hot(log_likelihood(logits, reply.tails))
-        weights = log_likelihood(logits, reply.tails, self.request.temperature)
-        weights -= log_likelihood(drafter, reply.tails, self.request.temperature, self.request.top_p)
-        return weights.softmax(-1)
-
-
-def log_likelihood(logits: Tensor, tails: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
-    """[M]: the sum over each candidate's bytes, from the logits before each of them [M, N, 256]."""
-    shares = probabilities(logits, temperature, top_p)
-    return shares.gather(-1, tails[..., None].long())[..., 0].log().sum(-1)
+        likelihood = log_likelihood(logits, reply.tails, self.request.temperature)
+        return (likelihood - reply.draft_log_likelihood.cpu()).softmax(-1)
 
 
 def effective_candidates(shares: Tensor) -> float:

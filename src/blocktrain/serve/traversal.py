@@ -78,7 +78,8 @@ class Traversal:
     prompt_logits: Tensor | None = None  # [read, 256]: the weighted evidence so far, after the last segment the answer
     tail_logits: Tensor | None = None  # [R, N, 256]
     draft_prompt_logits: Tensor | None = None  # [256], of the first segment alone where it drafted
-    draft_tail_logits: Tensor | None = None  # [R, N, 256]
+    draft_tail_logits: Tensor | None = None  # [1, N, 256], of a single row
+    draft_log_likelihood: Tensor | None = None  # [R], log q of each of several rows: all that weighing them needs
     written: bytes | None = None  # by a sweep, after the last segment
     degraded: bool = False  # some stage was missing
     trace: tuple[Hop, ...] = ()  # who worked on it, for how long

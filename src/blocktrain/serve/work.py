@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blocktrain.model.memory import Fan, Memory, Part, Strand
-from blocktrain.serve.sampling import DRAFT, pick, probabilities, uniforms
+from blocktrain.serve.sampling import DRAFT, log_share, pick, probabilities, uniforms
 from blocktrain.serve.traversal import Traversal
 
 Hidden = dict[int, Tensor]  # block -> its hidden vectors at some tokens, [T, D]
@@ -29,6 +29,7 @@ class Work:
     tails: Tensor | None = None
     draft_prompt_logits: Tensor | None = None
     draft_tail_logits: Tensor | None = None
+    draft_log_likelihood: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.tails = self.traversal.tails
@@ -78,12 +79,15 @@ class Drafting:
         self._logits = [prompt_logits.expand(self.draft.candidates, -1)]
         self._bytes: list[Tensor] = []
         self._hidden: list[Hidden] = []
+        self._log_likelihood = torch.zeros(self.draft.candidates, dtype=torch.double)
         self._fan = None if self.draft.candidates == 1 else Fan(work.the_memory, self.draft.candidates, self.remaining)
 
     def draw(self) -> Tensor:
         """The next byte of every row."""
         shares = probabilities(self._logits[-1], *self._settings)
-        self._bytes.append(pick(shares, self._uniforms[:, len(self._bytes)]).to(torch.uint8))
+        picked = pick(shares, self._uniforms[:, len(self._bytes)])
+        self._log_likelihood += log_share(shares, picked)
+        self._bytes.append(picked.to(torch.uint8))
         self.remaining -= 1
         return self._bytes[-1]
 
@@ -102,7 +106,10 @@ class Drafting:
         if not self._bytes:
             return
         work.tails = torch.stack(self._bytes, 1)
-        work.draft_tail_logits = torch.stack(self._logits[1:], 1)
+        if self._fan is None:
+            work.draft_tail_logits = torch.stack(self._logits[1:], 1)
+        else:
+            work.draft_log_likelihood = self._log_likelihood.float()
         work.tail_hidden = {index: torch.stack([step[index] for step in self._hidden], 1) for index in self._hidden[0]}
         if self._fan is None:
             work.the_memory.text += bytes(work.tails[0].tolist())

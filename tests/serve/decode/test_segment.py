@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from blocktrain.checkpoint import RunDirectory
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.model.memory import common_prefix
+from blocktrain.serve.sampling import log_likelihood
 from blocktrain.serve.segment import LocalForward, Segment
 from blocktrain.serve.traversal import CacheMiss, Draft, Noise, Traversal
 
@@ -171,9 +172,23 @@ def test_a_draft_is_a_function_of_seed_and_place(model, segments):
 
 def test_draft_logits_travel_exactly_in_half_precision(model, segments):
     (segment,) = segments(model("stacked"), [[0, 1, 2, 3]])
-    reply = segment.advance([Traversal("s", TEXT[:10], draft=Draft(5, 2))])[0]
+    reply = segment.advance([Traversal("s", TEXT[:10], draft=Draft(5))])[0]
     for logits in (reply.draft_prompt_logits, reply.draft_tail_logits):
         assert torch.equal(logits, logits.half().float())
+
+
+def test_of_several_drafted_rows_only_their_likelihoods_travel(model, segments):
+    """The first of many rows is the row that is drafted alone, whose logits say how likely it was."""
+    (segment,) = segments(model("stacked"), [[0, 1, 2, 3]])
+    settings = {"seed": 2, "temperature": 0.7, "top_p": 0.9}
+    one, many = (
+        segment.advance([Traversal("s", TEXT[:10], draft=Draft(5, candidates, **settings))])[0] for candidates in (1, 3)
+    )
+    before = torch.cat([one.draft_prompt_logits.expand(1, 1, 256), one.draft_tail_logits[:, :-1]], 1)
+    alone = log_likelihood(before, one.tails, settings["temperature"], settings["top_p"])
+    assert (many.draft_tail_logits, one.draft_log_likelihood) == (None, None)
+    assert torch.equal(many.tails[:1], one.tails)
+    torch.testing.assert_close(many.draft_log_likelihood[:1].double(), alone, atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)

@@ -11,9 +11,9 @@ import torch
 
 from blocktrain.errors import ConfigError
 from blocktrain.serve.decode import Mode, Request, check, decoder
-from blocktrain.serve.sampling import probabilities
+from blocktrain.serve.sampling import log_likelihood, probabilities
 from blocktrain.serve.segment import LocalForward
-from blocktrain.serve.sweep import effective_candidates, log_likelihood
+from blocktrain.serve.sweep import effective_candidates
 
 PROMPT = b"The president of "
 

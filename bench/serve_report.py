@@ -1,0 +1,188 @@
+"""What bench/serve.py found: one line a way and distance, whether the goals are met, and the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from blocktrain.checkpoint import write_whole
+from blocktrain.figures import PALETTE, write_figure
+from blocktrain.serve.decode import Mode
+from common import markdown, table, write_json
+from serve_modes import BASELINE, point, ways
+
+GOAL_RTT_MS = 100
+GOAL_SPEEDUPS = {"sweep": 50.0, "sweep-few": 50.0, "window": 50.0, "denoise": 50.0, "speculative": 5.0}
+GOAL_ADDED_SHARE = 0.05
+ORDER = [way.name for way in ways(1, 1)]  # a result file that was read again has lost it
+Lines = list[dict[str, Any]]
+
+
+def summarise(document: Mapping[str, Any]) -> dict[str, Any]:
+    lines = lines_of(document)
+    return {"points": lines, "goals": goals_of(lines, document.get("gateway"))}
+
+
+def lines_of(document: Mapping[str, Any]) -> Lines:
+    """The medians of every way at every distance, beside the baseline's at the same distance."""
+    modes = document["settings"]["modes"]
+    groups: dict[tuple[str, float], Lines] = {}
+    for output in document["outputs"]:
+        groups.setdefault((output["way"], output["rtt_ms"]), []).append(output)
+    lines = [
+        asdict(point(groups[key], Mode(modes[key[0]])))
+        for key in sorted(groups, key=lambda key: (key[1], ORDER.index(key[0])))
+    ]
+    baseline = {line["rtt_ms"]: line["bytes_per_second"] for line in lines if line["way"] == BASELINE}
+    for line in lines:
+        base = baseline.get(line["rtt_ms"])
+        line["speedup"] = line["bytes_per_second"] / base if base else None
+    return lines
+
+
+def goals_of(lines: Lines, gateway: Mapping[str, Any] | None) -> Lines:
+    goals = [
+        {"goal": f"{way} at {GOAL_RTT_MS} ms, times the baseline", "wanted": wanted, "got": line["speedup"]}
+        for way, wanted in GOAL_SPEEDUPS.items()
+        for line in lines
+        if (line["way"], line["rtt_ms"]) == (way, GOAL_RTT_MS) and line["speedup"] is not None
+    ]
+    for goal in goals:
+        goal["met"] = goal["got"] >= goal["wanted"]
+    if gateway:
+        added = gateway["added_share"]
+        text = "the gateway adds to a sweep in one process, as a share of its time"
+        goals.append({"goal": text, "wanted": GOAL_ADDED_SHARE, "got": added, "met": added < GOAL_ADDED_SHARE})
+    return goals
+
+
+def report(document: Mapping[str, Any], base: Path) -> None:
+    summary = summarise(document)
+    head, rows = cells_of(summary["points"], document["settings"]["labels"])
+    print(table(head, rows))
+    print(story(document, summary["goals"]))
+    page = "\n".join([markdown(head, rows), story(document, summary["goals"]), ""])
+    write_whole(base.with_suffix(".md"), page.encode())
+    write_json(base.with_suffix(".json"), {**document, "summary": summary})
+    for path in write_figure(figure(summary["points"], document), base, skipped=print):
+        print(f"wrote {path}")
+
+
+def cells_of(lines: Lines, labels: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    head = ["way", "RTT ms", "bytes", "bytes/s", "range", "× baseline", "traversals", "a byte", "first byte s"]
+    head += ["stages' CPU s", "wire a byte", "nats/byte", "distinct-4"]
+    rows = [
+        [
+            labels[line["way"]],
+            f"{line['rtt_ms']:g}",
+            str(line["output_bytes"]),
+            f"{line['bytes_per_second']:.1f}",
+            f"{line['slowest']:.1f}–{line['fastest']:.1f}",
+            "–" if line["speedup"] is None else f"{line['speedup']:.1f}",
+            f"{line['traversals_per_output']:g}",
+            f"{line['traversals_per_byte']:.4f}",
+            f"{line['first_byte_seconds']:.3f}",
+            f"{line['stage_cpu_seconds']:.2f}",
+            f"{line['wire_bytes_per_byte']:,.0f}",
+            f"{line['nats_per_byte']:.3f}",
+            f"{line['distinct_4_grams']:.3f}",
+        ]
+        for line in lines
+    ]
+    return head, rows
+
+
+def story(document: Mapping[str, Any], goals: Lines) -> str:
+    """What the table does not say by itself."""
+    settings, held_out = document["settings"], document["held_out"]
+    spans = settings["blocks"]["denoise"]
+    loads = [load[0] for load in document["load"].values()]
+    parts = [
+        f"{settings['stages']} stages of {settings['stage_threads']} thread, links of {settings['rate_mbit']:g} "
+        f"Mbit/s, wire {settings['wire']}, prompts of {settings['prompt_bytes']} held-out bytes, temperature "
+        f"{settings['temperature']:g}. Rates are medians over outputs as long as the table says. What does not fit "
+        f"one window behind its prompt takes two sweeps. Rates are by the clock, beside whatever else ran; the stages' "
+        f"own processor time for an output has a column. Load of the machine ({document['machine']['cores']} cores): "
+        f"{min(loads):.1f} to {max(loads):.1f}.",
+        f"Under the end-to-end reference held-out text itself has {held_out['nats_per_byte']:.3f} nats/byte, and "
+        f"{held_out['distinct_4_grams']:.3f} of its 4-grams are distinct.",
+        f"The denoising model is a toy (width {spans['width']}, {spans['steps']} steps, spans of "
+        f"{spans['context'] // 2} bytes): its line shows what such a sweep costs, its nats/byte that it cannot write.",
+        f"Speculative decoding at temperature 0 wrote the bytes of autoregressive decoding through the served chain: "
+        f"{document.get('greedy_bytes_compared', 0)} bytes compared.",
+        *drafting(document),
+    ]
+    if gateway := document.get("gateway"):
+        parts.append(
+            f"HTTP, gateway and three stages without relays, against one process: {gateway['added_share']:+.1%} "
+            f"(median of {len(gateway['gateway_seconds'])} alternating pairs; of the fastest: "
+            f"{gateway['added_share_of_fastest']:+.1%}; "
+            f"of processor time: {gateway['added_cpu_share']:+.1%}; load {gateway['load'][0]:.1f})."
+        )
+    parts += [
+        f"{'Met' if goal['met'] else 'MISSED'}: {goal['goal']}: {goal['got']:.3g}, wanted {goal['wanted']:g}."
+        for goal in goals
+    ]
+    return "\n\n".join(parts)
+
+
+def drafting(document: Mapping[str, Any]) -> list[str]:
+    """How good the first stage's drafts are, over all distances."""
+    speculated = [output for output in document["outputs"] if output["way"] == "speculative"]
+    swept = [
+        count for output in document["outputs"] if output["way"] == "sweep" for count in output["effective_candidates"]
+    ]
+    parts = []
+    if drafted := sum(output["drafted"] for output in speculated):
+        parts.append(
+            f"Of the drafted bytes {sum(output['accepted'] for output in speculated) / drafted:.1%} were accepted."
+        )
+    if swept:
+        count = document["settings"]["candidates"]
+        parts.append(f"Effective candidates of a weighing: {sum(swept) / len(swept):.2f} of {count} on average.")
+    return parts
+
+
+def figure(lines: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> go.Figure:
+    """Throughput against distance, one line a way, with the range of the outputs."""
+    drawn, labels = go.Figure(), document["settings"]["labels"]
+    colors = dict(zip(ORDER, ("black", *PALETTE), strict=True))
+    for way in ORDER:
+        own = [line for line in lines if line["way"] == way]
+        if not own:
+            continue
+        rates = [line["bytes_per_second"] for line in own]
+        drawn.add_scatter(
+            x=[line["rtt_ms"] for line in own],
+            y=rates,
+            error_y={
+                "array": [line["fastest"] - line["bytes_per_second"] for line in own],
+                "arrayminus": [line["bytes_per_second"] - line["slowest"] for line in own],
+                "thickness": 1,
+            },
+            text=[""] * (len(rates) - 1) + [f"  {rates[-1]:.1f}"],
+            textposition="bottom right" if way == "autoregressive" else "middle right",
+            mode="lines+markers+text",
+            name=labels[way],
+            line={"color": colors[way], "width": 2, "dash": "dot" if way == BASELINE else "solid"},
+            marker_size=8,
+        )
+    drawn.update_layout(
+        title=f"Bytes per second over {document['settings']['stages']} hosts, by the round-trip time between them",
+        xaxis={
+            "title": "round-trip time of each link, ms",
+            "tickvals": sorted({line["rtt_ms"] for line in lines}),
+            "range": [-8, 1.1 * max(line["rtt_ms"] for line in lines) + 5],
+        },
+        yaxis={"title": "output bytes per second (logarithmic)", "type": "log", "dtick": 1},
+        legend={"orientation": "h", "y": -0.2},
+        template="plotly_white",
+        width=1100,
+        height=680,
+        font_size=14,
+    )
+    return drawn

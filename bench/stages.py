@@ -1,0 +1,42 @@
+"""Stage processes, as a user starts them, for the experiments that serve."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def blocktrain_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs until it is told to stop."""
+    command = [sys.executable, "-m", "blocktrain", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def stage_process(model: Path, blocks: range, threads: int, *options: str) -> Iterator[subprocess.Popen[str]]:
+    own = ["--blocks", f"{blocks[0]}-{blocks[-1]}", "--threads", str(threads)]
+    with blocktrain_process("stage", str(model), *own, *options) as process:
+        yield process
+
+
+def cpu_s(process: subprocess.Popen[str]) -> float:
+    """Processor time that it has used."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    """The first word that it prints once it listens."""
+    assert process.stdout is not None
+    if not (words := process.stdout.readline().split()):
+        raise RuntimeError(f"a process of this experiment ended with code {process.wait()} before it listened")
+    return words[0]

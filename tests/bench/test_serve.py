@@ -1,0 +1,124 @@
+"""The serving experiment at its quick size: real stages, relays and a gateway; and the relay by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+WAYS = ["baseline", "autoregressive", "speculative", "sweep", "sweep-few", "window", "denoise"]
+pytestmark = pytest.mark.timeout(300)  # it starts processes that import torch
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """A module of bench/ by its name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCH)
+        yield importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def folder(bench, tmp_path_factory):
+    out = tmp_path_factory.mktemp("serve")
+    text = out / "text.txt"
+    text.write_bytes(b"".join(b"%d bottles of beer on the wall, %d bottles of beer. " % (n, n) for n in range(600)))
+    bench("serve").main(["--quick", "--corpus", str(text), "--out", str(out), "--work", str(out / "work")])
+    return out
+
+
+@pytest.fixture(scope="module")
+def document(folder):
+    return json.loads((folder / "serve.json").read_text())
+
+
+def test_every_way_is_measured_at_every_distance(document):
+    points = document["summary"]["points"]
+    assert [(point["rtt_ms"], point["way"]) for point in points] == [(rtt, way) for rtt in (0, 20) for way in WAYS]
+    assert all(point["bytes_per_second"] > 0 and point["wire_bytes_per_byte"] > 0 for point in points)
+    assert all(point["nats_per_byte"] > 0 and 0 < point["distinct_4_grams"] <= 1 for point in points)
+
+
+def test_no_output_is_faster_than_its_traversals_allow(document):
+    """Four one-way trips each: gateway, three stages, gateway."""
+    for output in document["outputs"]:
+        assert output["seconds"] >= output["traversals"] * 4 * output["rtt_ms"] / 2000
+        assert output["first_byte_seconds"] <= output["seconds"]
+
+
+def test_a_sweep_takes_one_traversal_and_the_baseline_one_a_byte(document):
+    traversals = {output["way"]: (output["traversals"], output["output_bytes"]) for output in document["outputs"]}
+    assert traversals["sweep"] == traversals["denoise"] == (1, 24)
+    assert traversals["baseline"] == traversals["autoregressive"] == (24, 24)
+
+
+def test_the_first_stage_holds_two_of_four_blocks(document):
+    assert {tuple(map(tuple, about["shares"])) for about in document["settings"]["blocks"].values()} == {
+        ((0, 1), (2, 2), (3, 3))
+    }
+
+
+def test_the_results_say_what_was_drafted_compared_and_added(document):
+    assert document["greedy_bytes_compared"] > 0
+    assert len(document["gateway"]["gateway_seconds"]) == len(document["gateway"]["in_process_seconds"]) > 0
+    points = {point["way"]: point for point in document["summary"]["points"]}
+    assert 0 <= points["speculative"]["acceptance"] <= 1
+    assert 1 <= points["sweep"]["effective_candidates"] <= 8
+
+
+def test_results_name_the_corpus_and_not_its_place(folder):
+    written = (folder / "serve.json").read_text() + (folder / "serve.md").read_text()
+    assert '"corpus": "text.txt"' in written
+    assert str(folder) not in written
+    assert (folder / "serve.html").is_file()
+
+
+def test_a_relay_delays_each_direction_and_limits_the_rate(bench):
+    """100 kB at 8 Mbit/s are 0.1 s on the line, each way, and each way is half of 0.2 s long."""
+    relays, data = bench("serve_relay"), bytes(100_000)
+
+    async def main() -> tuple[float, int]:
+        distance = relays.Distance(rate_bits=8e6, rtt_s=0.2)
+        echo = await asyncio.start_server(_echo, "127.0.0.1", 0)
+        server = await relays.relay(("127.0.0.1", 0), echo.sockets[0].getsockname(), distance)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        began_s = time.monotonic()
+        writer.write(data)
+        assert await reader.readexactly(len(data)) == data
+        took_s = time.monotonic() - began_s
+        writer.close()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # both sides hear of it
+        server.close()
+        echo.close()
+        return took_s, distance.num_bytes
+
+    took_s, num_bytes = asyncio.run(main())
+    assert took_s >= 0.3
+    assert num_bytes == 2 * len(data)
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(2**16):
+        writer.write(data)
+    writer.close()
+
+
+def test_a_repeated_text_has_few_distinct_grams(bench):
+    distinct = bench("serve_models").distinct_grams
+    assert distinct(b"abcdefgh") == 1
+    assert distinct(b"abababab") == pytest.approx(2 / 5)
+
+
+def test_the_judge_scores_bytes_beyond_its_window_once_each(bench, folder):
+    models = bench("serve_models")
+    reference = next((folder / "work").glob("serve-*-reference-*"))
+    judge = models.Judge(reference)
+    text = (b"99 bottles of beer on the wall. " * 20)[: 3 * judge.context]
+    losses = models.surprises(judge._model, text[: judge.context])
+    assert judge.nats_per_byte(text[:10], text[10 : judge.context]) == pytest.approx(sum(losses[9:]) / len(losses[9:]))
+    assert judge.nats_per_byte(text[:10], text[10:]) > 0
