@@ -29,6 +29,7 @@ GRACE_S = 20.0
 STAGES = 3
 PROMPT_BYTES = 100
 WORKERS = 4
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class DemoFailed(BlockTrainError):
@@ -59,6 +60,8 @@ def demo(
     settings = ["--preset", preset]
     for change in (*shared_among(workers, spec), *(changes or ())):
         settings += ["--set", change]
+    for number in STOPPING:  # also where the shell that started it has them ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         with ExitStack() as stack:
             model = _train(stack, folder, settings, workers)
@@ -90,9 +93,7 @@ def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int
     from blocktrain.swarm.client import CoordinatorClient
     from blocktrain.wire.invite import parse_invite
 
-    process = stack.enter_context(
-        _process(folder, "coordinator", ["coordinator", *settings, "--dir", str(folder / "swarm")])
-    )
+    process = _start(stack, folder, "coordinator", ["coordinator", *settings, "--dir", str(folder / "swarm")])
     command = process.first_line()
     invite = command.split("'")[1]
     say(f"the coordinator runs; any machine that reaches it joins with: {command}")
@@ -100,7 +101,7 @@ def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int
         team = [process]
         for number in range(1, workers + 1):
             arguments = ["worker", invite, "--name", f"worker-{number}", "--home", str(folder / f"worker-{number}")]
-            team.append(crew.enter_context(_process(folder, f"worker-{number}", arguments)))
+            team.append(_start(crew, folder, f"worker-{number}", arguments))
         with CoordinatorClient(parse_invite(invite)) as client:
             _watch(client, team)
     export(invite, folder / "model", home=folder / "worker-1")
@@ -135,7 +136,7 @@ def _all_scored(facts: Mapping[str, Any], num_phases: int) -> bool:
 
 def _serve(stack: ExitStack, folder: Path, model: Path) -> str:
     arguments = ["serve", str(model), "--stages", str(STAGES), "--port", "0"]
-    return stack.enter_context(_process(folder, "serve", arguments)).first_line()
+    return _start(stack, folder, "serve", arguments).first_line()
 
 
 def _continue(url: str, prompt: str) -> None:
@@ -202,12 +203,11 @@ class Process:
             self._popen.stdout.close()
 
 
-@contextmanager
-def _process(folder: Path, name: str, arguments: Sequence[str]) -> Iterator[Process]:
-    """Ended with the block. In a session of its own, so that the terminal's Ctrl-C is for the demo alone."""
+def _start(stack: ExitStack, folder: Path, name: str, arguments: Sequence[str]) -> Process:
+    """Ended with the stack. In a session of its own, so that the terminal's Ctrl-C is for the demo alone."""
     log = folder / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as said:
+    with log.open("w") as said, _uninterrupted():
         popen = subprocess.Popen(
             [sys.executable, "-m", "blocktrain", *arguments],
             stdout=subprocess.PIPE,
@@ -215,8 +215,20 @@ def _process(folder: Path, name: str, arguments: Sequence[str]) -> Iterator[Proc
             text=True,
             start_new_session=True,
         )
-    process = Process(name, popen, log)
+        process = Process(name, popen, log)
+        stack.callback(process.end)
+    return process
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A Ctrl-C counts when the block is done: between a process's start and somebody who ends it, it would be lost."""
+    asked: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: asked.append(got)) for number in STOPPING}
     try:
-        yield process
+        yield
     finally:
-        process.end()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        raise KeyboardInterrupt
