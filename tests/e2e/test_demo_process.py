@@ -38,6 +38,7 @@ def living(folder: Path) -> list[str]:
 def test_the_demo_trains_serves_and_writes_twice(demo, tmp_path):
     out, said = demo.communicate(timeout=280)
     assert demo.returncode == 0, said
+    assert "watch it train: http://127.0.0.1:" in said
     assert out.count("The president") == 2
     assert said.count("traversals of the 3 stages") == 2
     assert "held out 5.545 nats/byte" in said

@@ -97,6 +97,7 @@ def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int
     command = process.first_line()
     invite = command.split("'")[1]
     say(f"the coordinator runs; any machine that reaches it joins with: {command}")
+    say(f"watch it train: {_dashboard(folder / 'swarm')}")
     with ExitStack() as crew:
         team = [process]
         for number in range(1, workers + 1):
@@ -106,6 +107,15 @@ def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int
             _watch(client, team)
     export(invite, folder / "model", home=folder / "worker-1")
     return folder / "model"
+
+
+def _dashboard(swarm: Path) -> str:
+    """The coordinator's page, with the admin's token: it is this user's own run."""
+    from blocktrain.cli.serving import ADMIN_FILE, known_invite
+
+    admin = known_invite(swarm / ADMIN_FILE)
+    assert admin is not None, "the coordinator has written it before it printed its invite"
+    return f"{admin.url}/#{admin.token}"
 
 
 def _watch(client: CoordinatorClient, team: Sequence[Process]) -> None:
