@@ -49,6 +49,23 @@ def sentences() -> bytes:
     return b"".join(b"%d bottles of beer on the wall, %d bottles of beer. " % (n, n) for n in range(400))
 
 
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory, sentences: bytes) -> Path:
+    """The directory of a small model that has learned something; tests only read it. Its text is beside it."""
+    from blocktrain.checkpoint import RunDirectory
+    from blocktrain.corpus import load_corpus
+    from blocktrain.spec import preset
+    from blocktrain.train.run import train_run
+
+    folder = tmp_path_factory.mktemp("trained")
+    text = folder / "text.txt"
+    text.write_bytes(sentences)
+    spec = preset("tiny").with_(**{"corpus.source": str(text), "train.steps": 60})
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    train_run(RunDirectory.create(folder / "run", spec, corpus.sha256), corpus)
+    return folder / "run"
+
+
 @pytest.fixture
 def text(tmp_path: Path, sentences: bytes) -> Path:
     path = tmp_path / "text.txt"

@@ -1,11 +1,24 @@
-"""What the experiments' tests share: their pages are written, their pictures are not, since each starts a browser
-(tests/test_figures.py draws one)."""
+"""What the experiments' tests share: the scripts by name; and their pages are written, their pictures are not, since
+each starts a browser (tests/test_figures.py draws one)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Callable[[str], ModuleType]]:
+    """A module of bench/ by its name, found as its own scripts find it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCH)
+        yield importlib.import_module
 
 
 @pytest.fixture(scope="package", autouse=True)

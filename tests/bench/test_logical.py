@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 
 from blocktrain.model.block import logical_parameters, physical_parameters
 from blocktrain.spec import Denoise, EndToEnd
 
-BENCH = Path(__file__).parents[2] / "bench"
 pytestmark = pytest.mark.timeout(300)  # it starts processes that import torch
 
 
 @pytest.fixture(scope="module")
-def logical():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCH)
-        yield importlib.import_module("logical")
+def logical(bench):
+    return bench("logical")
 
 
 @pytest.fixture(scope="module")

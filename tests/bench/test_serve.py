@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import time
-from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
 WAYS = ["baseline", "autoregressive", "speculative", "sweep", "sweep-few", "window", "denoise"]
 pytestmark = pytest.mark.timeout(300)  # it starts processes that import torch
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """A module of bench/ by its name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCH)
-        yield importlib.import_module
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The costs of a swarm at their quick size: real processes, a few of everything."""
 
 import asyncio
-import importlib
 import json
 from pathlib import Path
 
@@ -11,14 +10,6 @@ from blocktrain.spec import preset
 
 BENCH = Path(__file__).parents[2] / "bench"
 pytestmark = pytest.mark.timeout(600)  # it starts processes that import torch, on a machine that may be busy
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """bench/ as it is found by its own scripts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCH)
-        yield importlib.import_module
 
 
 @pytest.fixture(scope="module")

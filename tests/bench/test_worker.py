@@ -1,7 +1,5 @@
-import importlib
 import json
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,16 +7,7 @@ import torch
 
 from blocktrain.spec import preset
 
-BENCH = Path(__file__).parents[2] / "bench"
 pytestmark = pytest.mark.timeout(300)  # it starts processes that import torch
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """Its scripts, by name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCH)
-        yield importlib.import_module
 
 
 @pytest.fixture(scope="module")

@@ -7,75 +7,26 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from blocktrain.checkpoint import RunDirectory
-from blocktrain.corpus import load_corpus
 from blocktrain.errors import StageUnreachable
 from blocktrain.serve.decode import Mode, Request, decode
 from blocktrain.serve.pipeline import Pipeline, PipelineSettings
 from blocktrain.serve.segment import LocalForward
 from blocktrain.serve.traversal import Forward
-from blocktrain.spec import preset
-from blocktrain.train.run import train_run
 
-Process = subprocess.Popen[str]
-Start = Callable[..., Process]
 LIMIT_S = 60.0
 PROMPT = "9 bottles of"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    text = folder / "text.txt"
-    text.write_text("".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " for n in range(400)))
-    spec = preset("tiny").with_(**{"corpus.source": str(text), "train.steps": 40})
-    corpus = load_corpus(spec.corpus, spec.model.context)
-    train_run(RunDirectory.create(folder / "run", spec, corpus.sha256), corpus)
-    return folder / "run"
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts commands, none of which outlives the test. What they say on either stream is read in order."""
-    started: list[Process] = []
-
-    def start(*arguments: object) -> Process:
-        command = [sys.executable, "-m", "blocktrain", *map(str, arguments)]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            stream.close()
-
-
-def line_with(process: Process, words: str) -> str:
-    """Reads on to the next line that has the words."""
-    assert process.stdout is not None
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if words in line:
-            return line
-    raise AssertionError(f"it ended without saying {words!r}: {''.join(said)}")
-
-
-def address_of(stage: Process) -> str:
-    return line_with(stage, " serves ").split()[0]
+def address_of(stage: Any) -> str:
+    return stage.line_with(" serves ").split()[0]
 
 
 def process_of(line: str) -> int:
@@ -100,10 +51,10 @@ def greedy(mode: Mode = Mode.AUTOREGRESSIVE) -> Request:
     return Request(prompt=PROMPT.encode(), max_bytes=40, mode=mode, temperature=0.0)
 
 
-def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_when_told(model, start):
-    server = start("serve", model, "--stages", 2, "--port", 0, "--wire", "fp32")
-    stages = [process_of(line_with(server, ", process ")) for _ in range(2)]
-    url = line_with(server, "http://").strip()
+def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_when_told(trained_run, start):
+    server = start("serve", trained_run, "--stages", 2, "--port", 0, "--wire", "fp32")
+    stages = [process_of(server.line_with(", process ")) for _ in range(2)]
+    url = server.line_with("http://").strip()
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "stream": True,
             "mode": "autoregressive"}  # fmt: skip
     text, parts = "", 0
@@ -117,45 +68,45 @@ def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_wh
                 parts += 1
                 if parts == 3:
                     os.kill(stages[0], signal.SIGKILL)
-    assert text.encode() == truth(model, greedy())
-    assert process_of(line_with(server, ", process ")) not in stages
+    assert text.encode() == truth(trained_run, greedy())
+    assert process_of(server.line_with(", process ")) not in stages
     server.terminate()
     said, _ = server.communicate(timeout=LIMIT_S)
     assert server.returncode == 0, said
 
 
-def test_a_stage_ends_when_the_process_that_started_it_is_gone(model, start):
-    stage = start("stage", model, "--blocks", "0", "--listen", "tcp://127.0.0.1:*", "--with-parent")
+def test_a_stage_ends_when_the_process_that_started_it_is_gone(trained_run, start):
+    stage = start("stage", trained_run, "--blocks", "0", "--listen", "tcp://127.0.0.1:*", "--with-parent")
     address_of(stage)
     stage.stdin.close()  # as a kill of its parent does
     assert stage.wait(LIMIT_S) == 0
 
 
-def test_a_gateway_with_keys_answers_the_openai_client_through_stages_and_ends_when_told(tmp_path, model, start):
+def test_a_gateway_with_keys_answers_the_openai_client_through_stages_and_ends_when_told(tmp_path, trained_run, start):
     (tmp_path / "api-keys").write_text("# alice\nthe-long-key-of-alice\n")
     start("keys", tmp_path / "chain.key").wait(LIMIT_S)
     keys = ["--keys", tmp_path / "chain.key"]
     stages = [
-        start("stage", model, "--blocks", span, "--listen", "tcp://127.0.0.1:*", *keys) for span in ("0-1", "2-3")
+        start("stage", trained_run, "--blocks", span, "--listen", "tcp://127.0.0.1:*", *keys) for span in ("0-1", "2-3")
     ]
     addresses = ",".join(map(address_of, stages))
     door = ["--port", 0, "--wire", "fp32", "--json-logs", "--api-key-file", tmp_path / "api-keys"]
     gateway = start("gateway", "--stages", addresses, *keys, *door)
-    url = line_with(gateway, "http://").strip()
+    url = gateway.line_with("http://").strip()
     fields = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
     with openai.OpenAI(base_url=url, api_key="the-long-key-of-alice", timeout=LIMIT_S) as client:
         text = client.completions.create(**fields).choices[0].text
-    assert text.encode() == truth(model, greedy())
-    assert json.loads(line_with(gateway, "completions"))["bytes_written"] == 40
+    assert text.encode() == truth(trained_run, greedy())
+    assert json.loads(gateway.line_with("completions"))["bytes_written"] == 40
     with openai.OpenAI(base_url=url, api_key="another") as stranger, pytest.raises(openai.AuthenticationError):
         stranger.completions.create(**fields)
     gateway.terminate()
     assert gateway.wait(LIMIT_S) == 0
 
 
-def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(model, start):
+def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(trained_run, start):
     processes = [
-        start("stage", model, "--blocks", span, "--listen", "tcp://127.0.0.1:*") for span in ("0-1", "2-3", "2-3")
+        start("stage", trained_run, "--blocks", span, "--listen", "tcp://127.0.0.1:*") for span in ("0-1", "2-3", "2-3")
     ]
     addresses = [address_of(process) for process in processes]
 
@@ -175,12 +126,12 @@ def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(model, start):
             processes[0].kill()
             with pytest.raises(StageUnreachable, match=re.escape(addresses[0])):
                 await written_by(pipeline, greedy())
-            back = start("stage", model, "--blocks", "0-1", "--listen", addresses[0])
+            back = start("stage", trained_run, "--blocks", "0-1", "--listen", addresses[0])
             assert await asyncio.to_thread(address_of, back) == addresses[0]
             await until_alive(pipeline, addresses[0])
             assert await written_by(pipeline, greedy()) == truths[Mode.AUTOREGRESSIVE]
 
-    truths = {mode: truth(model, greedy(mode)) for mode in (Mode.SPECULATIVE, Mode.AUTOREGRESSIVE)}
+    truths = {mode: truth(trained_run, greedy(mode)) for mode in (Mode.SPECULATIVE, Mode.AUTOREGRESSIVE)}
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
@@ -189,12 +140,12 @@ async def until_alive(pipeline: Pipeline, address: str) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_a_stage_follows_a_training_run_and_swaps_to_what_is_newer(tmp_path, model, start):
-    text = model.parent / "text.txt"
+def test_a_stage_follows_a_training_run_and_swaps_to_what_is_newer(tmp_path, trained_run, start):
+    text = trained_run.parent / "text.txt"
     changes = ["objective.kind=denoise", "train.steps=20", "swarm.round_steps=10"]
     options = [part for change in changes for part in ("--set", change)]
     coordinator = start("coordinator", "--preset", "tiny", "--corpus", text, "--dir", tmp_path / "c", *options)
-    invite = line_with(coordinator, "blocktrain worker '").split("'")[1]
+    invite = coordinator.line_with("blocktrain worker '").split("'")[1]
     home = ["--home", tmp_path / "home"]
     address = address_of(start("stage", invite, "--listen", "tcp://127.0.0.1:*", "--poll", 0.5, *home))
 

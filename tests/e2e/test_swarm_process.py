@@ -4,38 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from blocktrain.cli.main import app
 
-Process = subprocess.Popen[str]
-Start = Callable[..., Process]
 QUICK = ["swarm.deadline_floor_s=1", "swarm.deadline_ceiling_s=4"]  # so that a dead worker is soon done without
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts commands, none of which outlives the test. What they say on either stream is read in order."""
-    started: list[Process] = []
-
-    def start(*arguments: object) -> Process:
-        command = [sys.executable, "-m", "blocktrain", *map(str, arguments)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()  # does nothing to one that has ended
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def coordinator_command(text: Path, folder: Path, *settings: str) -> list[object]:
@@ -43,29 +19,18 @@ def coordinator_command(text: Path, folder: Path, *settings: str) -> list[object
     return ["coordinator", "--preset", "tiny", "--corpus", text, "--dir", folder, *changes]
 
 
-def line_with(process: Process, words: str) -> str:
-    """Reads on to the next line that has the words."""
-    assert process.stdout is not None
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if words in line:
-            return line
-    raise AssertionError(f"it ended without saying {words!r}: {''.join(said)}")
+def invite_of(coordinator: Any) -> str:
+    return coordinator.line_with("blocktrain worker '").split("'")[1]
 
 
-def invite_of(coordinator: Process) -> str:
-    return line_with(coordinator, "blocktrain worker '").split("'")[1]
-
-
-def rest_of(process: Process) -> str:
+def rest_of(process: Any) -> str:
     """What it says until it ends, well."""
     said, _ = process.communicate()
     assert process.returncode == 0, said
     return said
 
 
-def kill(process: Process) -> None:
+def kill(process: Any) -> None:
     process.kill()
     process.wait()
 
@@ -105,12 +70,12 @@ def test_a_killed_worker_and_a_killed_coordinator_do_not_end_a_run(tmp_path, tex
     coordinator = start(*command)
     invite = invite_of(coordinator)
     doomed = start("worker", invite, "--home", tmp_path / "doomed")
-    line_with(doomed, "nats/byte")  # it is in the middle of a round
+    doomed.line_with("nats/byte")  # it is in the middle of a round
     kill(doomed)
     survivor = start("worker", invite, "--home", tmp_path / "survivor")
-    line_with(survivor, "submitted: ")
+    survivor.line_with("submitted: ")
     kill(coordinator)
-    line_with(survivor, "does not answer: trying again until it does")
+    survivor.line_with("does not answer: trying again until it does")
     assert invite_of(start(*command)) == invite
     said = rest_of(survivor)
     assert "answers again" in said
@@ -124,7 +89,7 @@ def test_ctrl_c_hands_in_what_a_worker_has_done(tmp_path, text, start):
     coordinator = start(*coordinator_command(text, tmp_path / "c", "train.steps=5000", "swarm.round_steps=5000"))
     invite = invite_of(coordinator)
     worker = start("worker", invite, "--home", tmp_path / "home")
-    line_with(worker, "nats/byte")
+    worker.line_with("nats/byte")
     worker.send_signal(signal.SIGINT)
     said, _ = worker.communicate()
     assert worker.returncode == 130, said

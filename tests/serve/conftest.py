@@ -14,14 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocktrain.checkpoint import RunDirectory
-from blocktrain.corpus import load_corpus
 from blocktrain.model.block import build_block
 from blocktrain.serve.pipeline import Pipeline, PipelineSettings
 from blocktrain.serve.segment import LocalForward, Segment
 from blocktrain.serve.stage import Stage, StageSettings
 from blocktrain.spec import RunSpec, preset
-from blocktrain.train.run import train_run
 
 LIMIT_S = 30.0  # for what happens at once
 KINDS = ("stacked", "denoise", "end_to_end", "droppable")
@@ -113,18 +110,6 @@ def free_address() -> str:
     """Nobody listens there."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-
-
-@pytest.fixture(scope="session")
-def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a small model that has learned something; tests only read it."""
-    folder = tmp_path_factory.mktemp("trained")
-    text = folder / "text.txt"
-    text.write_text("".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " for n in range(400)))
-    spec = preset("tiny").with_(**{"corpus.source": str(text), "train.steps": 60})
-    corpus = load_corpus(spec.corpus, spec.model.context)
-    train_run(RunDirectory.create(folder / "run", spec, corpus.sha256), corpus)
-    return folder / "run"
 
 
 @pytest.fixture

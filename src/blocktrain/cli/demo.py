@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktrain.cli.console import duration, quantity, say
-from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
+from blocktrain.cli.options import EXIT_INTERRUPTED, read_spec, require_positive
 from blocktrain.errors import BlockTrainError
 
 if TYPE_CHECKING:
@@ -53,8 +53,6 @@ def demo(
     A coordinator and workers train it as a swarm, then stages and a gateway serve it, each a process of its own. Ctrl-C
     stops all of them; the same command goes on where it was."""
     require_positive("--workers", workers)
-
-    from blocktrain.cli.options import read_spec
 
     spec = read_spec(None, preset, None, None, changes)
     settings = ["--preset", preset]
@@ -115,30 +113,27 @@ def _dashboard(swarm: Path) -> str:
 
     admin = known_invite(swarm / ADMIN_FILE)
     assert admin is not None, "the coordinator has written it before it printed its invite"
-    return f"{admin.url}/#{admin.token}"
+    return admin.page
 
 
 def _watch(client: CoordinatorClient, team: Sequence[Process]) -> None:
     """Until every phase is trained and the result is scored."""
-    from blocktrain.cli.swarm_progress import swarm_progress
+    from blocktrain.cli.swarm_progress import all_finished, swarm_progress
     from blocktrain.spec import RunSpec
 
-    spec = RunSpec.model_validate(client.run_info().spec)
-    with swarm_progress(spec) as show:
+    with swarm_progress(RunSpec.model_validate(client.run_info().spec)) as show:
         while True:
             facts, curves = client.status(), client.curves()
             show(facts, curves)
-            if _all_scored(facts, len(spec.phases)):
+            if all_finished(facts) and _newest_is_scored(facts):
                 return
             for each in team:
                 each.require_alive(may_end=each.name != "coordinator")
             time.sleep(LOOK_EVERY_S)
 
 
-def _all_scored(facts: Mapping[str, Any], num_phases: int) -> bool:
-    finished = sum(phase["finished"] for phase in facts["phases"]) == num_phases
-    scored = facts["evaluations"][-1]["versions"] if facts["evaluations"] else None
-    return finished and bool(scored == facts["versions"])
+def _newest_is_scored(facts: Mapping[str, Any]) -> bool:
+    return bool(facts["evaluations"]) and bool(facts["evaluations"][-1]["versions"] == facts["versions"])
 
 
 # Serving

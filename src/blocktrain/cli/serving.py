@@ -146,9 +146,9 @@ def _print_invites(run: OpenRun, host: str, port: int, tls: Tls | None) -> Invit
         for role, path in _INVITES
     ]
     worker, admin, viewer = invites
-    say(f"dashboard: {viewer.url}/#{viewer.token} (to look at)")
+    say(f"dashboard: {viewer.page} (to look at)")
     if sys.stderr.isatty():
-        say(f"dashboard for you, with pause and invite: {admin.url}/#{admin.token}")
+        say(f"dashboard for you, with pause and invite: {admin.page}")
     say(f"an admin's invite is in {run.folder / ADMIN_FILE}; workers join with:")
     print(f"blocktrain worker '{worker}'", flush=True)
     return worker

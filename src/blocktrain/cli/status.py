@@ -50,7 +50,7 @@ def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int |
         print(json.dumps(facts, indent=indent), flush=True)
         return
     paused = ", paused" if facts["paused"] else ""
-    print(f"{facts['name']}: {_finished(facts)} of {facts['num_phases']} phases finished{paused}\n")
+    print(f"{facts['name']}: {num_finished(facts)} of {facts['num_phases']} phases finished{paused}\n")
     show_table(
         ["phase", "blocks", "step", "version", "round", "at work", "deadline", "why"],
         phase_rows(spec.phases, facts),
@@ -100,5 +100,5 @@ def evaluation_line(evaluations: Sequence[Mapping[str, Any]]) -> str:
     return f"held-out loss: {score['nats_per_byte']:.4f} nats/byte, {score['reading']}, of versions {versions}"
 
 
-def _finished(facts: Mapping[str, Any]) -> int:
+def num_finished(facts: Mapping[str, Any]) -> int:
     return sum(phase["finished"] for phase in facts["phases"])

@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from blocktrain.cli.console import say
 from blocktrain.cli.progress import LINE_EVERY_S, bars
+from blocktrain.cli.status import num_finished
 from blocktrain.cli.training import phase_label
 from blocktrain.spec import NUM_SYMBOLS, RunSpec
 
@@ -40,9 +41,8 @@ class Lines:
         self._said_s, self._last = float("-inf"), ""
 
     def __call__(self, facts: Facts, curves: Curves) -> None:
-        done = all(phase["finished"] for phase in facts["phases"]) and len(facts["phases"]) == facts["num_phases"]
         line = self._line(facts, curves)
-        if line != self._last and (done or self._clock() - self._said_s >= LINE_EVERY_S):
+        if line != self._last and (all_finished(facts) or self._clock() - self._said_s >= LINE_EVERY_S):
             self._said_s, self._last = self._clock(), line
             say(line)
 
@@ -64,14 +64,19 @@ class Bars:
         self._whole = progress.add_task("the composed model", total=None, start=False, facts="")
 
     def __call__(self, facts: Facts, curves: Curves) -> None:
+        of_phase = losses(curves)
         for phase in facts["phases"]:
             task = self._tasks[phase["phase"]]
             if phase["step"] or phase["round"]:
                 self._progress.start_task(task)
-            loss = losses(curves).get(phase["phase"])
+            loss = of_phase.get(phase["phase"])
             facts_of = f"{phase['step']}/{phase['steps']}" + (f"  loss {loss:.3f} nats/byte" if loss else "")
             self._progress.update(task, completed=phase["step"], facts=facts_of)
         self._progress.update(self._whole, facts=told(facts, curves))
+
+
+def all_finished(facts: Facts) -> bool:
+    return num_finished(facts) == int(facts["num_phases"])
 
 
 def told(facts: Facts, curves: Curves) -> str:

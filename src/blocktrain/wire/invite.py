@@ -29,6 +29,11 @@ class Invite:
     def url(self) -> str:
         return f"{'https' if self.tls else 'http'}://{_bracketed(self.host)}:{self.port}"
 
+    @property
+    def page(self) -> str:
+        """The dashboard, for a browser: what follows the # is never sent, so no log has the token."""
+        return f"{self.url}/#{self.token}"
+
     def __str__(self) -> str:
         scheme = "bts" if self.tls else "bt"
         return f"{scheme}://{_bracketed(self.host)}:{self.port}/{self.fingerprint or ''}#{self.token}"
