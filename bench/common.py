@@ -1,20 +1,59 @@
-"""What the experiments share: the machine they ran on, the file they keep, the table they print."""
+"""What the experiments share: the machine they ran on, the file they keep, the table they print, the goals they are
+held against. An experiment is a module with main(argv) and pure functions of the document that main has written:
+`section` (Markdown for docs/results.md), `figures` and `verdicts`. Next: page.py, which makes one page of them."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 import torch
 
 from blocktrain.checkpoint import write_whole
+from blocktrain.figures import write_figure
 from blocktrain.spec import RunSpec
 
 RESULTS = Path(__file__).parent / "results"
+Document = Mapping[str, Any]  # a result file
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A goal of an experiment, the figure it is held against, and what the paper has for it."""
+
+    what: str
+    ours: str
+    goal: str
+    reached: bool
+    paper: str = "–"
+
+    @property
+    def answer(self) -> str:
+        return "reached" if self.reached else "not reached"
+
+
+def at_most(what: str, value: float, limit: float, form: str = ".3f", paper: str = "–", about: str = "") -> Verdict:
+    return Verdict(what, f"{value:{form}}{about}", f"≤ {limit:{form}}", value <= limit, paper)
+
+
+def at_least(what: str, value: float, limit: float, form: str = ".3f", paper: str = "–", about: str = "") -> Verdict:
+    return Verdict(what, f"{value:{form}}{about}", f"≥ {limit:{form}}", value >= limit, paper)
+
+
+def goal_lines(verdicts: Sequence[Verdict]) -> str:
+    """One line a goal, as a section ends."""
+    return "".join(f"- goal: {v.what} {v.goal}: {v.answer} ({_figures(v)})\n" for v in verdicts)
+
+
+def _figures(verdict: Verdict) -> str:
+    return verdict.ours if verdict.paper == "–" else f"{verdict.ours}; the paper: {verdict.paper}"
 
 
 def machine() -> dict[str, Any]:
@@ -25,6 +64,17 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
+
+
+@contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    """Of torch, for as long as something is measured."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def proc_status(key: str, pid: int | str = "self") -> int:
@@ -48,6 +98,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, document: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+
+
+def write_pictures(pictures: Mapping[str, go.Figure], folder: Path) -> None:
+    """Beside the result file, for whoever ran the experiment; the page has its own."""
+    for name, figure in pictures.items():
+        for path in write_figure(figure, folder / name, skipped=print):
+            print(f"wrote {path}")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

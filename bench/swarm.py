@@ -9,7 +9,7 @@
     python bench/swarm.py --corpus PATH [--parts share,load]
 
 Each part is written to the result file when it is done; parts that are not asked for stay as they are there. Nothing
-here says how fast a step is or how good a model: see worker.py and quality.py."""
+here says how fast a step is or how good a model: see speed.py and quality.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The memory of one worker, measured: what it holds between steps and the peak of whole steps, each kind of worker in a
-process of its own. Next: worker.py, which reports it."""
+process of its own. Next: memory.py, which reports it."""
 
 import json
 import subprocess
@@ -30,14 +30,12 @@ Snapshots = dict[int, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of worker. `total_goal` says whether its total memory has a goal; with a scaffold or a look-ahead it is
-    stated only."""
+    """One kind of worker."""
 
     name: str
     spec: RunSpec
     phase_index: int
     compiled: bool = False
-    total_goal: bool = True
 
     @property
     def phase(self) -> Phase:
@@ -79,8 +77,8 @@ def memory_cases(base: RunSpec, num_blocks: int) -> list[Case]:
         Case("end to end", reference_of(spec), 0),
         Case("middle block", alone, middle),
         Case("last block", alone, num_blocks - 1),
-        Case("middle, scaffold", spec.with_(objective=Stacked(scaffold=1)), middle, total_goal=False),
-        Case("middle, look-ahead", spec.with_(objective=ahead), middle, total_goal=False),
+        Case("middle, scaffold", spec.with_(objective=Stacked(scaffold=1)), middle),
+        Case("middle, look-ahead", spec.with_(objective=ahead), middle),
         Case("denoise", spec.with_(objective=Denoise()), middle),
     ]
 
@@ -92,7 +90,7 @@ def all_cases(spec: RunSpec) -> list[Case]:
 
 
 def quick_cases(spec: RunSpec) -> list[Case]:
-    chosen = ("end to end", "middle block", "middle, scaffold", "denoise")
+    chosen = ("end to end", "middle, scaffold")
     return [case for case in memory_cases(spec, spec.model.blocks) if case.name in chosen]
 
 
@@ -227,8 +225,7 @@ def memory_row(case: Case, memory: Memory, reference: Memory) -> dict[str, Any]:
         "held_ratio": memory.held / reference.held,
         "tensor_peak_ratio": memory.tensor_peak / reference.tensor_peak,
         "rss_peak_ratio": memory.rss_peak / reference.rss_peak,
-        "state_goal": len(case.phase.blocks) / blocks + SLACK if not case.is_reference else None,
-        "total_goal": 1 / blocks + SLACK if case.total_goal and not case.is_reference else None,
+        "goal": None if case.is_reference else 1 / blocks + SLACK,
     }
 
 
@@ -242,7 +239,7 @@ def in_own_process(case: Case, steps: int) -> Memory:
         "steps": steps,
         "threads": torch.get_num_threads(),
     }
-    command = [sys.executable, str(Path(__file__).with_name("worker.py")), "--measure", json.dumps(settings)]
+    command = [sys.executable, str(Path(__file__).with_name("memory.py")), "--measure", json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"measuring {case.name} failed: {done.stderr.strip()[-2000:]}")

@@ -1,3 +1,5 @@
+"""The speed of a worker at its quick size, and the parts of its measurement."""
+
 import json
 from itertools import count
 from types import SimpleNamespace
@@ -7,63 +9,29 @@ import torch
 
 from blocktrain.spec import preset
 
-pytestmark = pytest.mark.timeout(300)  # it starts processes that import torch
-
-
-@pytest.fixture(scope="module")
-def worker(bench):
-    return bench("worker")
-
 
 @pytest.fixture(scope="module")
 def speed(bench):
-    return bench("worker_speed")
+    return bench("speed_measure")
 
 
 @pytest.fixture(scope="module")
 def memory(bench):
-    return bench("worker_memory")
+    return bench("memory_measure")
 
 
 @pytest.fixture(scope="module")
-def written(worker, tmp_path_factory):
+def written(bench, tmp_path_factory):
     """One quick run of the whole script."""
-    out, threads = tmp_path_factory.mktemp("worker"), torch.get_num_threads()
-    worker.main(["--quick", "--out", str(out)])
-    assert torch.get_num_threads() == threads
+    out = tmp_path_factory.mktemp("speed")
+    bench("speed").main(["--quick", "--out", str(out)])
+    assert (out / "speed.html").is_file()
     return out
 
 
 @pytest.fixture(scope="module")
 def document(written):
-    return json.loads((written / "worker.json").read_text())
-
-
-def test_the_result_says_what_was_run_on_which_machine(document, written):
-    assert document["spec"]["name"] == "tiny"
-    assert {"cores", "torch", "threads", "platform"} <= document["machine"].keys()
-    assert (written / "worker.html").is_file()
-
-
-def test_a_worker_holds_its_share_of_the_state(document):
-    rows = {row["name"]: row for row in document["memory"]}
-    assert rows["end to end"]["state_ratio"] == 1
-    assert rows["middle block"]["state_ratio"] <= rows["middle block"]["state_goal"] == 0.35
-    assert rows["middle, scaffold"]["state_ratio"] == pytest.approx(2 * rows["middle block"]["state_ratio"], rel=0.01)
-    assert rows["middle, scaffold"]["total_goal"] is None
-
-
-def test_memory_adds_up(document):
-    for row in document["memory"]:
-        held = row["bytes"]
-        assert held["weights"] >= held["gradients"] > 0
-        assert held["state"] == held["weights"] + held["gradients"] + held["optimiser"] <= held["held"]
-        assert held["tensor_peak"] > held["held"] - held["gradients"]
-        assert held["rss_peak"] > 0
-
-
-def test_a_worker_needs_less_memory_than_the_whole_model(document):
-    assert all(row["tensor_peak_ratio"] < 1 for row in document["memory"][1:])
+    return json.loads((written / "speed.json").read_text())
 
 
 def test_every_phase_and_the_reference_are_timed(document):
@@ -81,9 +49,12 @@ def test_the_shares_of_a_step_are_all_of_it(document):
     assert min(shares.values()) > 0
 
 
-def test_no_path_of_the_machine_gets_into_the_result(worker):
-    spec = preset("tiny").with_(**{"corpus.source": "/home/somebody/texts"})
-    assert worker.portable(spec)["corpus"]["source"] == "texts"
+def test_the_section_says_whether_the_loop_is_fast_enough(bench, document):
+    loop = document["speed"]["loop"][0]
+    loop |= {"ratio": 0.899}
+    verdict = bench("speed").verdicts(document)[0]
+    assert (verdict.ours, verdict.goal, verdict.reached) == ("0.899", "≥ 0.900", False)
+    assert f"- goal: {verdict.what} ≥ 0.900: not reached (0.899)" in bench("speed").section(document)
 
 
 def test_turns_alternate_in_order_and_compare_within_a_turn(speed):

@@ -1,5 +1,5 @@
 """The speed of one worker, measured: its steps against the reference's and against the same layers in a bare loop, and
-where a step's time goes. Next: worker.py, which reports it."""
+where a step's time goes. Next: speed.py, which reports it."""
 
 import statistics
 import sys
@@ -21,7 +21,7 @@ from blocktrain.train.flops import phase_flops
 from blocktrain.train.optim import Muon
 from blocktrain.train.reference import reference_of
 from blocktrain.train.trainer import BlockTrainer
-from worker_memory import Case, snapshots_of
+from memory_measure import Case, snapshots_of
 
 SPANS = ("data", "optimiser")  # what happens inside them counts as theirs, whatever it is
 MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
