@@ -23,11 +23,11 @@ from blocktrain.wire.invite import Invite, parse_invite
 
 HERE = Path(__file__).parent
 NAMES = ("ada", "grace", "alan", "edsger")
-POINTS = 8  # of the held-out curve
+LAST_PHASE, FAR_ENOUGH = 2, 24  # steps of it, for curves that are worth a look
 SETTINGS = (
-    "train.steps=[64, 40, 800]",
+    "train.steps=[48, 24, 800]",
     "swarm.round_steps=8",
-    "swarm.evaluate_every=1",
+    "swarm.evaluate_every=2",
     "swarm.deadline_floor_s=120",  # so that the round stays open while the pictures are taken
     "swarm.deadline_ceiling_s=180",
     "train.windows=8",
@@ -62,7 +62,7 @@ def take_pictures(folder: Path, processes: list[subprocess.Popen[bytes]]) -> Non
     for name in NAMES:
         invite = (folder / "run" / "invite").read_text().strip()
         start("worker", invite, "--home", str(folder / name), "--name", name)
-    wait_for(lambda: len(status(admin)["evaluations"]) >= POINTS)
+    wait_for(lambda: steps_of(LAST_PHASE, admin) >= FAR_ENOUGH)
     wait_for(lambda: state_of(NAMES[-1], admin) == "at work")
     processes[-1].kill()  # edsger's machine is switched off
     wait_for(lambda: state_of(NAMES[-1], admin) == "late")
@@ -82,6 +82,10 @@ def picture(browser: Browser, admin: Invite, path: Path, look: dict[str, Any]) -
     page.locator("#invite").evaluate("it => { it.value = \"blocktrain worker 'bt://HOST:PORT/#TOKEN'\"; }")
     page.screenshot(path=path, full_page="phone" not in path.name)
     page.close()
+
+
+def steps_of(phase: int, admin: Invite) -> int:
+    return next((int(each["step"]) for each in status(admin)["phases"] if each["phase"] == phase), 0)
 
 
 def state_of(name: str, admin: Invite) -> str:
