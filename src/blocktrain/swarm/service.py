@@ -118,7 +118,7 @@ def build_service(
 ) -> FastAPI:
     """`rate` bounds the requests from one address with one token; the address as a whole may ask TOKENS times that.
     `invite` is the workers', for admins to hand on."""
-    service = FastAPI(title="BlockTrain coordinator", version="1", docs_url="/docs", redoc_url=None)
+    service = FastAPI(title="BlockTrain coordinator", version="1", docs_url=None, redoc_url=None)
     answers = Answers()
     service.add_middleware(_Doorkeeper, rate=rate or Rate(), clock=clock, answers=answers)
     service.add_exception_handler(BlockTrainError, _refused)
@@ -383,7 +383,7 @@ def _unknown(request: Request, error: Exception) -> Response:
     if error.status_code == 400:  # what a JSON parser gives up on
         return _answer(422, Problem(code="malformed", message=f"{error.detail}: mend the request", retry=False))
     code = "method" if error.status_code == 405 else "unknown"
-    message = f"{request.method} {request.url.path[:80]}: {error.detail}: see /docs for what there is"
+    message = f"{request.method} {request.url.path[:80]}: {error.detail}: see /openapi.json for what there is"
     return _answer(error.status_code, Problem(code=code, message=message, retry=False), error.headers)
 
 
