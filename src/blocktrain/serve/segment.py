@@ -21,9 +21,11 @@ from blocktrain.errors import ConfigError
 from blocktrain.mapped import MappedTensors
 from blocktrain.model.block import Block, DenoiseBlock, block_shapes, build_block
 from blocktrain.model.memory import Fan, Memory, Part, Recall, Strand, Tokens
+from blocktrain.model.quick import QuickBlock, QuickSteps
 from blocktrain.model.streamed import streamed_block
+from blocktrain.serve.drafting import Drafting
 from blocktrain.serve.traversal import CacheMiss, Hop, ModelInfo, Traversal, check_states, check_traversal, last_present
-from blocktrain.serve.work import Drafting, Hidden, Work
+from blocktrain.serve.work import Hidden, Work
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec, Stacked
 
 DEFAULT_CACHE_BYTES = 2**30
@@ -50,6 +52,7 @@ class Segment:
         self._modules = {index: _loaded(spec, index, tensors[index]).to(self._device) for index in self.blocks}
         self._weights = (combine or {}).get("mean" if self.info.independent else "stack")
         self._sessions = Sessions(cache_bytes)
+        self._quick_blocks: dict[int, QuickBlock | None] = {}
         self._first_layer, self._num_layers = {}, 0
         for index, block in self._modules.items():
             self._first_layer[index] = self._num_layers
@@ -185,13 +188,38 @@ class Segment:
     def _draft(self, works: Sequence[Work]) -> None:
         """Every drafter's rows, a byte a pass, all drafters in the same passes."""
         drafts = [Drafting(work, self._draft_logits(work.prompt_hidden, last=1)) for work in works]
-        while going := [drafting for drafting in drafts if drafting.remaining]:
-            texts = [drafting.draw() for drafting in going]
-            parts = [drafting.next_part() for drafting in going]
-            for drafting, hidden in zip(going, self._run(works[0].present, parts, torch.cat(texts), None), strict=True):
+        going: list[Drafting] = []
+        while still := [drafting for drafting in drafts if drafting.remaining]:
+            if len(still) != len(going):
+                going, step = still, self._stepper(works[0].present, still)
+            for drafting, hidden in zip(going, step([drafting.draw() for drafting in going]), strict=True):
                 drafting.take(hidden, self._draft_logits(hidden))
         for drafting in drafts:
             drafting.finish()
+
+    def _stepper(
+        self, present: Sequence[int], drafts: Sequence[Drafting]
+    ) -> Callable[[Sequence[Tensor]], list[Hidden]]:
+        """How the drafts' next bytes become their hidden vectors after each block."""
+        quick = [self._quick(index) for index in present]
+        if None in quick:
+            return lambda texts: self._run(present, [each.next_part() for each in drafts], torch.cat([*texts]), None)
+        first = self._modules[present[0]]
+        blocks = [block for block in quick if block is not None]
+        steps = QuickSteps(blocks, (first.cos, first.sin), [drafting.lane for drafting in drafts])
+
+        def step(texts: Sequence[Tensor]) -> list[Hidden]:
+            each = map(torch.from_numpy, steps.step(torch.cat([*texts]).numpy()))
+            rows = [torch.split(hidden, [len(text) for text in texts]) for hidden in each]
+            return [dict(zip(present, own, strict=True)) for own in zip(*rows, strict=True)]
+
+        return step
+
+    def _quick(self, index: int) -> QuickBlock | None:
+        """Made by the first draft: other segments need none."""
+        if index not in self._quick_blocks:
+            self._quick_blocks[index] = QuickBlock.of(self._modules[index], self._first_layer[index])
+        return self._quick_blocks[index]
 
     def _draft_logits(self, hidden: Hidden, last: int = 0) -> Tensor:
         """What these blocks alone say [T, 256]: the last one of a stack, all of them in equal shares where they are
