@@ -454,7 +454,7 @@ def test_a_peer_that_speaks_otherwise_is_said(serve):
                 await other.send_multipart([sender, b'{"protocol": 9, "kind": "welcome"}'])
 
             task = asyncio.create_task(answer())
-            with pytest.raises(ConfigError, match="protocol 9, this side speaks 1"):
+            with pytest.raises(ConfigError, match="protocol 9, this side speaks 2"):
                 async with Pipeline([address], serve.quick):
                     pass
             await task
@@ -465,7 +465,7 @@ def test_a_peer_that_speaks_otherwise_is_said(serve):
 GARBAGE = {
     "not JSON": [b"hello?"],
     "many frames": [b"x"] * 50,
-    "another protocol": [b'{"protocol": 2, "kind": "hello", "id": 1}'],
+    "another protocol": [b'{"protocol": 3, "kind": "hello", "id": 1}'],
     "an answer nobody asked for": [*encode(Hello(id=1)), b"payload"],
     "nothing": [b""],
 }

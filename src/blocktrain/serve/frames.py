@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blocktrain.errors import FrameError, TensorError
 from blocktrain.serve.messages import PROTOCOL, AnyMessage, Head, Message
-from blocktrain.serve.traversal import Draft, Hop, Noise, Traversal, Wire
+from blocktrain.serve.traversal import Draft, Hop, Noise, Traversal, Weigh, Wire
 from blocktrain.spec import NUM_SYMBOLS
 from blocktrain.wire import tensors as wire_tensors
 
@@ -29,6 +29,7 @@ EXACT = {  # what was drawn from decides what is accepted
     "draft_prompt_logits": 1,
     "draft_tail_logits": 3,
     "draft_log_likelihood": 1,
+    "shares": 1,
 }
 AXES = {**BYTES, **FLOATS, **EXACT}
 STATES = ("prompt_state", "tail_state")
@@ -63,7 +64,10 @@ def decode(frames: Sequence[bytes]) -> tuple[Any, Traversal | None]:
 
 def head_of(traversal: Traversal) -> Head:
     t = traversal
-    parts = {name: asdict(part) if part else None for name, part in (("draft", t.draft), ("noise", t.noise))}
+    parts = {
+        name: asdict(part) if part else None
+        for name, part in (("draft", t.draft), ("weigh", t.weigh), ("noise", t.noise))
+    }
     trace = [asdict(hop) for hop in t.trace]
     plain = {name: getattr(t, name) for name in ("session", "start", "read", "missing", "wire", "degraded")}
     return Head.model_validate({**plain, **parts, "trace": trace})
@@ -159,6 +163,7 @@ def _traversal(head: Head, payload: bytes) -> Traversal:
     return Traversal(
         **plain,
         draft=Draft(**head.draft.model_dump()) if head.draft else None,
+        weigh=Weigh(**head.weigh.model_dump()) if head.weigh else None,
         noise=Noise(**head.noise.model_dump()) if head.noise else None,
         trace=tuple(Hop(**hop.model_dump()) for hop in head.trace),
         **values,

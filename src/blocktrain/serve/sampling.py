@@ -33,6 +33,10 @@ def pick(shares: Tensor, uniform: Tensor) -> Tensor:
 
 def log_likelihood(logits: Tensor, tails: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
     """[M]: the sum over each candidate's bytes, from the logits before each of them [M, N, 256]."""
+    if temperature and top_p == 1:
+        scaled = logits if temperature == 1 else logits / temperature
+        picked = scaled.gather(-1, tails[..., None].long())[..., 0]
+        return (picked - scaled.logsumexp(-1)).double().sum(-1)
     return log_share(probabilities(logits, temperature, top_p), tails).sum(-1)
 
 

@@ -25,6 +25,7 @@ from blocktrain.model.quick import QuickBlock, QuickSteps
 from blocktrain.model.streamed import streamed_block
 from blocktrain.serve.drafting import Drafting
 from blocktrain.serve.traversal import CacheMiss, Hop, ModelInfo, Traversal, check_states, check_traversal, last_present
+from blocktrain.serve.weighing import weighed
 from blocktrain.serve.work import Hidden, Work
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec, Stacked
 
@@ -257,9 +258,10 @@ class Segment:
         t = t.with_(trace=(*t.trace, hop), degraded=t.degraded or bool(t.missing))
         if work.memory is None:
             return t
-        hands_on = not self.info.independent and work.present[-1] != last_present(self.info, t.missing)
         last = work.present[-1]
-        return t.with_(
+        ends_here = last == last_present(self.info, t.missing)
+        hands_on = not self.info.independent and not ends_here
+        done = t.with_(
             draft=None,
             tails=work.tails,
             prompt_state=work.prompt_hidden[last][None, t.start - work.first :] if hands_on else None,
@@ -270,6 +272,7 @@ class Segment:
             draft_tail_logits=work.draft_tail_logits if t.draft else t.draft_tail_logits,
             draft_log_likelihood=work.draft_log_likelihood if t.draft else t.draft_log_likelihood,
         )
+        return weighed(done, done.weigh) if ends_here and done.weigh is not None else done
 
     def _evidence(
         self, so_far: Tensor | None, hidden: Hidden, missing: Collection[int], last: int = 0

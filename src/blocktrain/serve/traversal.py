@@ -48,6 +48,15 @@ class Draft:
 
 
 @dataclass(frozen=True)
+class Weigh:
+    """Let the last segment choose one of several drafted rows by its weight under the whole model."""
+
+    temperature: float
+    seed: int
+    offset: int  # as a draft's
+
+
+@dataclass(frozen=True)
 class Noise:
     """Let the first segment put noise behind the prompt, for the blocks to turn into `length` bytes as they pass."""
 
@@ -69,6 +78,7 @@ class Traversal:
     start: int = 0
     read: int = 1  # how many of the prompt's last positions are read out; the tails are read at every position
     draft: Draft | None = None  # done and cleared by the first segment
+    weigh: Weigh | None = None  # done and cleared by the last segment
     noise: Noise | None = None  # stays: the span is denoised by every block
     missing: tuple[int, ...] = WHOLE  # blocks to do without
     wire: Wire = "fp32"
@@ -80,6 +90,7 @@ class Traversal:
     draft_prompt_logits: Tensor | None = None  # [256], of the first segment alone where it drafted
     draft_tail_logits: Tensor | None = None  # [1, N, 256], of a single row
     draft_log_likelihood: Tensor | None = None  # [R], log q of each of several rows: all that weighing them needs
+    shares: Tensor | None = None  # [R], the chances that the rows had, where one of them was chosen
     written: bytes | None = None  # by a sweep, after the last segment
     degraded: bool = False  # some stage was missing
     trace: tuple[Hop, ...] = ()  # who worked on it, for how long
@@ -148,6 +159,8 @@ def check_traversal(t: Traversal, info: ModelInfo, upstream: bool) -> None:
         raise ConfigError("this model's blocks were not trained on spans: send no noise")
     if t.tails is not None and (t.tails.dim() != 2 or t.tails.dtype != torch.uint8 or not t.tails.numel()):
         raise ConfigError(f"tails of {t.tails.dtype} {list(t.tails.shape)} were sent: send uint8 [rows, bytes]")
+    if t.weigh and (not t.draft if t.tails is None else t.draft_log_likelihood is None):
+        raise ConfigError("rows are weighed with the log-likelihoods of their draft: ask for a draft of several")
     if t.draft and (t.tails is not None or upstream or t.draft.candidates < 1 or t.draft.length < 0):
         raise ConfigError("a draft is made by the first segment, for 1 or more candidates, where no tails are given")
 
