@@ -33,11 +33,11 @@ class Gated:
         self.segment, self.gate, self.entered = segment, threading.Event(), threading.Event()
         self.batches: list[int] = []
 
-    def advance(self, batch: Sequence[Traversal]):
+    def advance(self, batch: Sequence[Traversal], ahead=None):
         self.batches.append(len(batch))
         self.entered.set()
         assert self.gate.wait(30)
-        return self.segment.advance(batch)
+        return self.segment.advance(batch, ahead)
 
     def forget(self, session: str) -> None:
         self.segment.forget(session)

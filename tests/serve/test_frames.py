@@ -14,7 +14,7 @@ from blocktrain.errors import FrameError
 from blocktrain.serve import frames
 from blocktrain.serve.frames import decode, encode, head_of, quantised, without_states
 from blocktrain.serve.messages import PROTOCOL, Answer, Cancel, Hello, Walk
-from blocktrain.serve.traversal import Draft, Hop, Noise, Traversal, Weigh
+from blocktrain.serve.traversal import Draft, Hop, Noise, Piece, Traversal, Weigh
 from blocktrain.wire.tensors import encode as encode_tensors
 
 PROMPT = b"Once upon a time"
@@ -37,6 +37,7 @@ def full_traversal(wire: str = "fp32") -> Traversal:
         read=2,
         draft=Draft(2, 2, 7, 0.5, 0.9, offset=4),
         weigh=Weigh(0.5, 7, offset=4),
+        piece=Piece("stream", first=3, total=5),
         noise=Noise(5, 9),
         missing=(1,),
         wire=wire,

@@ -66,8 +66,8 @@ def quick_layer(layer: Layer, modulation: Modulation | None) -> QuickLayer:
         look_shift, up_shift = F.linear(shift_a, look).numpy(), F.linear(shift_m, up).numpy()
         look, up = look * (1 + scale_a), up * (1 + scale_m)
         out, down = out * (1 + gate_a)[:, None], down * (1 + gate_m)[:, None]
-    turned = (matrix.T.contiguous() for matrix in (look, out, up, down))
-    return QuickLayer(layer.heads, *turned, look_shift, up_shift)
+    look, out, up, down = (matrix.T.contiguous() for matrix in (look, out, up, down))
+    return QuickLayer(layer.heads, look, out, up, down, look_shift, up_shift)
 
 
 class Lane:

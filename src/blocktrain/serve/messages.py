@@ -86,6 +86,12 @@ class WeighPart(Part):
     offset: Count
 
 
+class PiecePart(Part):
+    stream: Name
+    first: Count
+    total: Annotated[int, Field(ge=1, le=2**16)]
+
+
 class NoisePart(Part):
     length: Annotated[int, Field(ge=1, le=2**16)]
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
@@ -107,6 +113,7 @@ class Head(Part):
     read: Count
     draft: DraftPart | None
     weigh: WeighPart | None
+    piece: PiecePart | None
     noise: NoisePart | None
     missing: tuple[Block, ...]
     wire: Wire

@@ -3,15 +3,44 @@ Next: drafting.py, its rows while they are drafted; segment.py, which runs many 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from blocktrain.model.memory import Memory
-from blocktrain.serve.traversal import Traversal
+from blocktrain.model.memory import Fan, Memory
+from blocktrain.serve.traversal import Piece, Traversal
 
 Hidden = dict[int, Tensor]  # block -> its hidden vectors at some tokens, [T, D]
+
+
+@dataclass
+class Streamed:
+    """What a segment remembers of rows that come in pieces."""
+
+    stream: str
+    columns: int = 0  # so far
+    fan: Fan | None = None
+    pieces: list[Traversal] = field(default_factory=list)  # scored, in the last segment
+
+    @property
+    def num_bytes(self) -> int:
+        evidence = [piece.tail_logits for piece in self.pieces if piece.tail_logits is not None]
+        return sum(each.nbytes for each in evidence) + (self.fan.num_bytes if self.fan else 0)
+
+    def gather(self, piece: Traversal) -> Traversal:
+        """All pieces as one traversal once the last has come; until then the piece itself."""
+        self.pieces.append(piece)
+        if not piece.is_last:
+            return piece
+        tails, logits = ([getattr(each, name) for each in self.pieces] for name in ("tails", "tail_logits"))
+        return piece.with_(
+            piece=None,
+            tails=torch.cat(tails, 1),
+            tail_logits=torch.cat(logits, 1),
+            prompt_logits=self.pieces[0].prompt_logits,
+        )
 
 
 @dataclass
@@ -29,14 +58,32 @@ class Work:
     draft_prompt_logits: Tensor | None = None
     draft_tail_logits: Tensor | None = None
     draft_log_likelihood: Tensor | None = None
+    piece: Piece | None = None
+    streamed: Streamed | None = None  # where the rows come in pieces
+    ahead: Callable[[Traversal], None] | None = None  # takes pieces of what is drafted
 
     def __post_init__(self) -> None:
-        self.tails = self.traversal.tails
+        self.tails, self.piece = self.traversal.tails, self.traversal.piece
 
     @property
     def the_memory(self) -> Memory:
         assert self.memory is not None
         return self.memory
+
+    @property
+    def has_prompt(self) -> bool:
+        """Later pieces bring more of their rows only."""
+        return self.piece is None or self.piece.first == 0
+
+    def fan(self) -> Fan:
+        """Where the rows' own keys and values go."""
+        assert self.tails is not None
+        if self.streamed is None:
+            return Fan(self.the_memory, *self.tails.shape)
+        if self.streamed.fan is None:
+            assert self.piece is not None
+            self.streamed.fan = Fan(self.the_memory, self.tails.size(0), self.piece.total)
+        return self.streamed.fan
 
     @property
     def single_tail(self) -> Tensor | None:
