@@ -14,6 +14,7 @@ import zmq
 import zmq.asyncio
 
 from blocktrain.errors import ConfigError, Overloaded, StageUnreachable
+from blocktrain.serve import drafting
 from blocktrain.serve.frames import MAX_PAYLOAD_BYTES, encode
 from blocktrain.serve.keys import ChainKey
 from blocktrain.serve.messages import Hello
@@ -41,6 +42,16 @@ class Gated:
 
     def forget(self, session: str) -> None:
         self.segment.forget(session)
+
+
+class Forgetful(Gated):
+    """Loses all sessions before it computes for the second time."""
+
+    def advance(self, batch: Sequence[Traversal], ahead=None):
+        self.gate.set()
+        if len(self.batches) == 1:
+            self.segment._sessions._held.clear()
+        return super().advance(batch, ahead)
 
 
 async def somebody_before(gated: Gated) -> None:
@@ -299,6 +310,22 @@ def test_a_walk_tried_again_while_it_is_computed_is_computed_once(serve):
             gated.gate.set()
             assert_right(await reply, serve)
             assert gated.batches == [1]
+
+    asyncio.run(main())
+
+
+def test_a_stage_that_loses_the_pieces_sent_ahead_gets_the_draft_once_more(serve, monkeypatch):
+    monkeypatch.setattr(drafting, "PIECE_COLUMNS", 3)
+
+    async def main():
+        text = TEXT.with_(draft=Draft(11, candidates=3, seed=5))
+        forgetful = Forgetful(serve.segment_of("stacked", RIGHT))
+        async with serve.chain_of([serve.segment_of("stacked", LEFT), forgetful]) as pipeline:
+            reply = await pipeline(text)
+            truth = serve.local_of("stacked", LEFT, RIGHT).run(text)
+            assert torch.equal(reply.tails, truth.tails)
+            torch.testing.assert_close(reply.tail_logits, truth.tail_logits, atol=1e-5, rtol=1e-4)
+            assert pipeline.stats().retries == 1
 
     asyncio.run(main())
 

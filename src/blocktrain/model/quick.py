@@ -84,7 +84,7 @@ class Lane:
 
 
 class QuickSteps:
-    """Steps of the rows of all lanes together; `step` fills the next position of each."""
+    """Steps of the rows of all lanes together; `step` fills the next position of each, `rows` says whose are whose."""
 
     def __init__(self, blocks: Sequence[QuickBlock], rotary: tuple[Tensor, Tensor], lanes: Sequence[Lane]) -> None:
         self._blocks, self._lanes = blocks, lanes
@@ -93,7 +93,7 @@ class QuickSteps:
         rows, width, heads = sum(lane.rows for lane in lanes), blocks[0].table.shape[1], blocks[0].layers[0].heads
         self._row_lanes = np.repeat(np.arange(len(lanes)), [lane.rows for lane in lanes])
         ends = np.cumsum([lane.rows for lane in lanes]).tolist()
-        self._slices = [slice(end - lane.rows, end) for lane, end in zip(lanes, ends, strict=True)]
+        self.rows = [slice(end - lane.rows, end) for lane, end in zip(lanes, ends, strict=True)]
         self._attention = _Attention(rows, heads, width)
         self._normed, self._added, self._wide = _array(rows, width), _array(rows, width), _array(rows, 4 * width)
         self._size = _array(rows, 1)
@@ -123,7 +123,7 @@ class QuickSteps:
         if layer.look_shift is not None:
             attention.seen += layer.look_shift
         attention.turn()
-        for lane, rows in zip(self._lanes, self._slices, strict=True):
+        for lane, rows in zip(self._lanes, self.rows, strict=True):
             attention.mix(lane, rows, number)
         torch.mm(attention.mixed_t, layer.attention_out, out=self._added_t)
         hidden += self._added

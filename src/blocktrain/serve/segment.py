@@ -222,9 +222,8 @@ class Segment:
         steps = QuickSteps(blocks, (first.cos, first.sin), [drafting.lane for drafting in drafts])
 
         def step(texts: Sequence[Tensor]) -> list[Hidden]:
-            each = map(torch.from_numpy, steps.step(torch.cat([*texts]).numpy()))
-            rows = [torch.split(hidden, [len(text) for text in texts]) for hidden in each]
-            return [dict(zip(present, own, strict=True)) for own in zip(*rows, strict=True)]
+            hidden = dict(zip(present, steps.step(torch.cat([*texts]).numpy()), strict=True))
+            return [{index: torch.from_numpy(each[rows]) for index, each in hidden.items()} for rows in steps.rows]
 
         return step
 
@@ -320,12 +319,13 @@ class Session:
         """What is remembered of the pieces before this one; the last one is the end of it."""
         if t.piece is None or t.tails is None:
             return None
+        rows, columns = t.tails.shape
         if not t.piece.first:
-            self.streamed = Streamed(t.piece.stream)
+            self.streamed = Streamed(t.piece.stream, rows, t.piece.total)
         known = self.streamed
-        if known is None or (known.stream, known.columns) != (t.piece.stream, t.piece.first):
+        if known is None or not known.expects(t.piece, rows):
             raise CacheMiss(t.session, len(t.prompt) + t.piece.first, len(t.prompt) + (known.columns if known else 0))
-        known.columns += t.tails.size(1)
+        known.columns += columns
         if t.is_last:
             self.streamed = None
         return known

@@ -20,6 +20,8 @@ class Streamed:
     """What a segment remembers of rows that come in pieces."""
 
     stream: str
+    rows: int
+    total: int  # columns
     columns: int = 0  # so far
     fan: Fan | None = None
     pieces: list[Traversal] = field(default_factory=list)  # scored, in the last segment
@@ -28,6 +30,10 @@ class Streamed:
     def num_bytes(self) -> int:
         evidence = [piece.tail_logits for piece in self.pieces if piece.tail_logits is not None]
         return sum(each.nbytes for each in evidence) + (self.fan.num_bytes if self.fan else 0)
+
+    def expects(self, piece: Piece, rows: int) -> bool:
+        own = (self.stream, self.rows, self.total, self.columns)
+        return own == (piece.stream, rows, piece.total, piece.first)
 
     def gather(self, piece: Traversal) -> Traversal:
         """All pieces as one traversal once the last has come; until then the piece itself."""
@@ -81,8 +87,7 @@ class Work:
         if self.streamed is None:
             return Fan(self.the_memory, *self.tails.shape)
         if self.streamed.fan is None:
-            assert self.piece is not None
-            self.streamed.fan = Fan(self.the_memory, self.tails.size(0), self.piece.total)
+            self.streamed.fan = Fan(self.the_memory, self.streamed.rows, self.streamed.total)
         return self.streamed.fan
 
     @property
