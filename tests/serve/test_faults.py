@@ -14,6 +14,7 @@ import zmq
 import zmq.asyncio
 
 from blocktrain.errors import ConfigError, Overloaded, StageUnreachable
+from blocktrain.serve import drafting
 from blocktrain.serve.frames import MAX_PAYLOAD_BYTES, encode
 from blocktrain.serve.keys import ChainKey
 from blocktrain.serve.messages import Hello
@@ -33,14 +34,24 @@ class Gated:
         self.segment, self.gate, self.entered = segment, threading.Event(), threading.Event()
         self.batches: list[int] = []
 
-    def advance(self, batch: Sequence[Traversal]):
+    def advance(self, batch: Sequence[Traversal], ahead=None):
         self.batches.append(len(batch))
         self.entered.set()
         assert self.gate.wait(30)
-        return self.segment.advance(batch)
+        return self.segment.advance(batch, ahead)
 
     def forget(self, session: str) -> None:
         self.segment.forget(session)
+
+
+class Forgetful(Gated):
+    """Loses all sessions before it computes for the second time."""
+
+    def advance(self, batch: Sequence[Traversal], ahead=None):
+        self.gate.set()
+        if len(self.batches) == 1:
+            self.segment._sessions._held.clear()
+        return super().advance(batch, ahead)
 
 
 async def somebody_before(gated: Gated) -> None:
@@ -303,6 +314,22 @@ def test_a_walk_tried_again_while_it_is_computed_is_computed_once(serve):
     asyncio.run(main())
 
 
+def test_a_stage_that_loses_the_pieces_sent_ahead_gets_the_draft_once_more(serve, monkeypatch):
+    monkeypatch.setattr(drafting, "PIECE_COLUMNS", 3)
+
+    async def main():
+        text = TEXT.with_(draft=Draft(11, candidates=3, seed=5))
+        forgetful = Forgetful(serve.segment_of("stacked", RIGHT))
+        async with serve.chain_of([serve.segment_of("stacked", LEFT), forgetful]) as pipeline:
+            reply = await pipeline(text)
+            truth = serve.local_of("stacked", LEFT, RIGHT).run(text)
+            assert torch.equal(reply.tails, truth.tails)
+            torch.testing.assert_close(reply.tail_logits, truth.tail_logits, atol=1e-5, rtol=1e-4)
+            assert pipeline.stats().retries == 1
+
+    asyncio.run(main())
+
+
 def test_a_swap_under_load_never_mixes_two_versions(serve):
     async def main():
         old = [serve.segment_of("stacked", span, seed=0) for span in (LEFT, RIGHT)]
@@ -454,7 +481,7 @@ def test_a_peer_that_speaks_otherwise_is_said(serve):
                 await other.send_multipart([sender, b'{"protocol": 9, "kind": "welcome"}'])
 
             task = asyncio.create_task(answer())
-            with pytest.raises(ConfigError, match="protocol 9, this side speaks 1"):
+            with pytest.raises(ConfigError, match="protocol 9, this side speaks 2"):
                 async with Pipeline([address], serve.quick):
                     pass
             await task
@@ -465,7 +492,7 @@ def test_a_peer_that_speaks_otherwise_is_said(serve):
 GARBAGE = {
     "not JSON": [b"hello?"],
     "many frames": [b"x"] * 50,
-    "another protocol": [b'{"protocol": 2, "kind": "hello", "id": 1}'],
+    "another protocol": [b'{"protocol": 3, "kind": "hello", "id": 1}'],
     "an answer nobody asked for": [*encode(Hello(id=1)), b"payload"],
     "nothing": [b""],
 }

@@ -14,7 +14,7 @@ from blocktrain.errors import FrameError
 from blocktrain.serve import frames
 from blocktrain.serve.frames import decode, encode, head_of, quantised, without_states
 from blocktrain.serve.messages import PROTOCOL, Answer, Cancel, Hello, Walk
-from blocktrain.serve.traversal import Draft, Hop, Noise, Traversal
+from blocktrain.serve.traversal import Draft, Hop, Noise, Piece, Traversal, Weigh
 from blocktrain.wire.tensors import encode as encode_tensors
 
 PROMPT = b"Once upon a time"
@@ -36,6 +36,8 @@ def full_traversal(wire: str = "fp32") -> Traversal:
         start=3,
         read=2,
         draft=Draft(2, 2, 7, 0.5, 0.9, offset=4),
+        weigh=Weigh(0.5, 7, offset=4),
+        piece=Piece("stream", first=3, total=5),
         noise=Noise(5, 9),
         missing=(1,),
         wire=wire,
@@ -46,6 +48,7 @@ def full_traversal(wire: str = "fp32") -> Traversal:
         draft_prompt_logits=random(256).half().float(),
         draft_tail_logits=random(2, 2, 256).half().float(),
         draft_log_likelihood=random(2),
+        shares=random(2),
         written=b"abc",
         degraded=True,
         trace=(Hop("tcp://a:1", (0, 1), 0.1, 0.2, 0.3),),

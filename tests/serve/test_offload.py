@@ -11,7 +11,7 @@ from blocktrain.checkpoint import RunDirectory, copy_as
 from blocktrain.model.block import block_shapes
 from blocktrain.model.stack import BlockModel
 from blocktrain.serve.segment import LocalForward, Segment
-from blocktrain.serve.traversal import Noise, Traversal
+from blocktrain.serve.traversal import Draft, Noise, Traversal
 from blocktrain.spec import Denoise, EndToEnd, RunSpec, preset
 
 SHAPE = {"model.layers": [5, 2, 3, 2], "model.physical_layers": [2, 1, 2, 2]}
@@ -48,6 +48,17 @@ def test_an_offloaded_float32_model_answers_as_the_loaded_one_bit_for_bit(tmp_pa
     asked = Traversal("s", PROMPT, read=5)
     loaded, offloaded = (chain(run, offload=offload).run(asked) for offload in (False, True))
     assert torch.equal(loaded.prompt_logits, offloaded.prompt_logits)
+
+
+@pytest.mark.parametrize("candidates", [1, 3])
+@pytest.mark.parametrize("spec", [STACK, DENOISE], ids=["stack", "denoise"])
+def test_an_offloaded_model_drafts_the_bytes_of_the_loaded_one(tmp_path, spec, candidates):
+    """The loaded one by the quick steps of model/quick.py, the other by its layers' own."""
+    run = saved(tmp_path, spec)
+    asked = Traversal("s", PROMPT, draft=Draft(9, candidates, seed=3))
+    loaded, offloaded = (chain(run, offload=offload).run(asked) for offload in (False, True))
+    assert torch.equal(loaded.tails, offloaded.tails)
+    torch.testing.assert_close(loaded.tail_logits, offloaded.tail_logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("spec", [STACK, DENOISE], ids=["stack", "denoise"])

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from blocktrain.errors import ConfigError
+from blocktrain.serve import drafting
 from blocktrain.serve.decode import Mode, Request, decode
-from blocktrain.serve.traversal import Draft, Forward, Noise, Traversal
+from blocktrain.serve.traversal import Draft, Forward, Noise, Traversal, Weigh
 
 PROMPT = b"The quick brown fox jumps"
 SPLITS = [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0,), (1, 2), (3,)), ((0,), (1,), (2,), (3,))]
@@ -158,5 +159,23 @@ def test_a_chain_writes_the_bytes_of_the_model_in_one_process_in_every_mode(serv
             served = await written_by(pipeline, request)
         assert served == await written_by(serve.local_of(kind, (0,), (1, 2, 3)), request)
         assert len(served) == 25
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["stacked", "denoise"])
+@pytest.mark.parametrize("spans", [((0, 1), (2, 3)), ((0,), (1, 2), (3,))], ids=len)
+def test_pieces_sent_ahead_make_the_draft_that_one_process_makes(serve, kind, spans, monkeypatch):
+    monkeypatch.setattr(drafting, "PIECE_COLUMNS", 3)
+
+    async def main():
+        text = Traversal("s", PROMPT, draft=Draft(11, candidates=3, seed=5))
+        async with serve.chain_of([serve.segment_of(kind, span) for span in spans]) as pipeline:
+            for weigh in (None, Weigh(1.0, seed=5, offset=25)):
+                truth = serve.local_of(kind, *spans).run(text.with_(weigh=weigh))
+                reply = await pipeline(text.with_(weigh=weigh))
+                assert_same(reply, truth)
+                assert reply.piece is None
+                assert pipeline.stats().retries == 0
 
     asyncio.run(main())

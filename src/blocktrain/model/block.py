@@ -67,6 +67,16 @@ class Block(nn.Module):
         """The block's hidden stream at new positions, from their bytes and the stream of the block before."""
         raise NotImplementedError
 
+    @property
+    def step_gain(self) -> Tensor | None:
+        """Of its own view of the bytes, where `step` adds that to the stream of the block before."""
+        return None
+
+    @property
+    def step_modulation(self) -> Modulation | None:
+        """Of the layers in `step`."""
+        return None
+
     def answer(self, hidden_TD: Tensor) -> Tensor:
         """The logits of what `step` gave."""
         return F.linear(lean_norm(hidden_TD), self.readout)
@@ -100,6 +110,10 @@ class StackedBlock(Block):
     def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
         own = self.gain * lean_norm(F.embedding(bytes_T, self.embedding))
         return self.run_steps(own if state_TD is None else own + state_TD, recall)
+
+    @property
+    def step_gain(self) -> Tensor:
+        return self.gain
 
     def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> Tensor:
         """The next state alone, for a block whose logits nobody asks for."""
@@ -159,11 +173,11 @@ class DenoiseBlock(Block):
 
     def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
         """Along the mean path, where z says nothing: it needs no other block's stream."""
-        return self.run_steps(lean_norm(F.embedding(bytes_T, self.embedding)), recall, self._quiet_modulation)
+        return self.run_steps(lean_norm(F.embedding(bytes_T, self.embedding)), recall, self.step_modulation)
 
     @cached_property
-    def _quiet_modulation(self) -> Modulation:
-        """Of `step`. Kept: whoever takes steps has done with training."""
+    def step_modulation(self) -> Modulation:
+        """Kept: whoever takes steps has done with training."""
         modulation = self._modulation(self.embedding.new_full((1,), self.sigma_high))
         return tuple(each[0] for each in modulation)
 

@@ -93,6 +93,10 @@ class Fan:
             [_fanned(each[:, : self.filled], rows, length) for each in side] for side in (trunk.keys, trunk.values)
         )
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.nbytes for each in (*self.keys, *self.values))
+
     def next(self, count: int) -> Fronds:
         first, self.filled = self.filled, self.filled + count
         return Fronds(self, first, count)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blocktrain.errors import FrameError, TensorError
 from blocktrain.serve.messages import PROTOCOL, AnyMessage, Head, Message
-from blocktrain.serve.traversal import Draft, Hop, Noise, Traversal, Wire
+from blocktrain.serve.traversal import Draft, Hop, Noise, Piece, Traversal, Weigh, Wire
 from blocktrain.spec import NUM_SYMBOLS
 from blocktrain.wire import tensors as wire_tensors
 
@@ -29,8 +29,15 @@ EXACT = {  # what was drawn from decides what is accepted
     "draft_prompt_logits": 1,
     "draft_tail_logits": 3,
     "draft_log_likelihood": 1,
+    "shares": 1,
 }
 AXES = {**BYTES, **FLOATS, **EXACT}
+PARTS: dict[str, type[Draft | Weigh | Piece | Noise]] = {
+    "draft": Draft,
+    "weigh": Weigh,
+    "piece": Piece,
+    "noise": Noise,
+}
 STATES = ("prompt_state", "tail_state")
 HALF: Mapping[Wire, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -63,7 +70,7 @@ def decode(frames: Sequence[bytes]) -> tuple[Any, Traversal | None]:
 
 def head_of(traversal: Traversal) -> Head:
     t = traversal
-    parts = {name: asdict(part) if part else None for name, part in (("draft", t.draft), ("noise", t.noise))}
+    parts = {name: asdict(part) if (part := getattr(t, name)) else None for name in PARTS}
     trace = [asdict(hop) for hop in t.trace]
     plain = {name: getattr(t, name) for name in ("session", "start", "read", "missing", "wire", "degraded")}
     return Head.model_validate({**plain, **parts, "trace": trace})
@@ -156,11 +163,13 @@ def _traversal(head: Head, payload: bytes) -> Traversal:
         if name in values:
             values[name] = bytes(values[name].numpy())
     plain = {name: getattr(head, name) for name in ("session", "start", "read", "missing", "wire", "degraded")}
+    parts: dict[str, Any] = {
+        name: kind(**vars(part)) if (part := getattr(head, name)) else None for name, kind in PARTS.items()
+    }
     return Traversal(
         **plain,
-        draft=Draft(**head.draft.model_dump()) if head.draft else None,
-        noise=Noise(**head.noise.model_dump()) if head.noise else None,
-        trace=tuple(Hop(**hop.model_dump()) for hop in head.trace),
+        **parts,
+        trace=tuple(Hop(**vars(hop)) for hop in head.trace),
         **values,
     )
 

@@ -259,7 +259,10 @@ class Journey:
                 self._tries -= 1  # it is the way to find out, no failure
                 self._traversal = self._traversal.with_(start=0)
                 self._drop(attempt)
-            case "bad_request" | "cache_miss":
+            case "cache_miss":  # of a piece: those before it went another way, or were given up
+                self._reason = refusal.message
+                self._drop(attempt)
+            case "bad_request":
                 raise ConfigError(refusal.message)
             case "malformed":
                 raise FrameError(refusal.message)

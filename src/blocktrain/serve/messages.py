@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from blocktrain.serve.traversal import ModelInfo, Wire
 
-PROTOCOL = 1
+PROTOCOL = 2
 WIRES: tuple[Wire, ...] = ("fp32", "fp16", "bf16", "int8")
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -80,6 +80,18 @@ class DraftPart(Part):
     offset: Count
 
 
+class WeighPart(Part):
+    temperature: Annotated[float, Field(ge=0, le=1e6)]
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
+    offset: Count
+
+
+class PiecePart(Part):
+    stream: Name
+    first: Count
+    total: Annotated[int, Field(ge=1, le=2**16)]
+
+
 class NoisePart(Part):
     length: Annotated[int, Field(ge=1, le=2**16)]
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
@@ -100,6 +112,8 @@ class Head(Part):
     start: Count
     read: Count
     draft: DraftPart | None
+    weigh: WeighPart | None
+    piece: PiecePart | None
     noise: NoisePart | None
     missing: tuple[Block, ...]
     wire: Wire

@@ -229,7 +229,9 @@ class Pipeline:
     async def _fan_out(
         self, pin: Pin, traversal: Traversal, ranges: Sequence[tuple[int, int]], deadline_s: float
     ) -> Traversal:
-        """All stages at once; where the first one drafts, it goes ahead, since the others weigh what it wrote."""
+        """All stages at once; where the first one drafts, it goes ahead, since the others weigh what it wrote. No stage
+        has all evidence, so whoever asked chooses."""
+        traversal = traversal.with_(weigh=None)
 
         def ask(t: Traversal, blocks: tuple[int, int]) -> Coroutine[Any, Any, Traversal]:
             return self._journey(pin, t, blocks, deadline_s)

@@ -27,18 +27,30 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) 
 def pick(shares: Tensor, uniform: Tensor) -> Tensor:
     """The byte at which the cumulated shares [R, 256] pass each uniform number [R] of [0, 1)."""
     cumulated = shares.cumsum(-1)
-    at = torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
-    return at.clamp_max(shares.size(-1) - 1)
+    at = (cumulated <= uniform[:, None] * cumulated[:, -1:]).sum(-1)
+    return at.clamp_max_(shares.size(-1) - 1)
 
 
 def log_likelihood(logits: Tensor, tails: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
     """[M]: the sum over each candidate's bytes, from the logits before each of them [M, N, 256]."""
+    if temperature and top_p == 1:
+        scaled = logits if temperature == 1 else logits / temperature
+        picked = scaled.gather(-1, tails[..., None].long())[..., 0]
+        return (picked - scaled.logsumexp(-1)).double().sum(-1)
     return log_share(probabilities(logits, temperature, top_p), tails).sum(-1)
 
 
 def log_share(shares: Tensor, picked: Tensor) -> Tensor:
     """[…]: of the byte that was picked from each distribution […, 256]; finite also where it has none."""
-    return shares.gather(-1, picked[..., None].long())[..., 0].clamp_min(torch.finfo(shares.dtype).tiny).log()
+    return log_of(share_of(shares, picked))
+
+
+def share_of(shares: Tensor, picked: Tensor) -> Tensor:
+    return shares.gather(-1, picked[..., None].long())[..., 0]
+
+
+def log_of(shares: Tensor) -> Tensor:
+    return shares.clamp_min(torch.finfo(shares.dtype).tiny).log()
 
 
 def uniforms(seed: int, stream: int, rows: int, first: int, count: int) -> Tensor:

@@ -20,14 +20,18 @@ from blocktrain.checkpoint import Manifest, RunDirectory
 from blocktrain.errors import ConfigError
 from blocktrain.mapped import MappedTensors
 from blocktrain.model.block import Block, DenoiseBlock, block_shapes, build_block
-from blocktrain.model.memory import Fan, Memory, Part, Recall, Strand, Tokens
+from blocktrain.model.memory import Memory, Part, Recall, Strand, Tokens
+from blocktrain.model.quick import QuickBlock, QuickSteps
 from blocktrain.model.streamed import streamed_block
+from blocktrain.serve.drafting import Drafting
 from blocktrain.serve.traversal import CacheMiss, Hop, ModelInfo, Traversal, check_states, check_traversal, last_present
-from blocktrain.serve.work import Drafting, Hidden, Work
+from blocktrain.serve.weighing import weighed
+from blocktrain.serve.work import Hidden, Streamed, Work
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec, Stacked
 
 DEFAULT_CACHE_BYTES = 2**30
 Answer = Traversal | CacheMiss | ConfigError
+Ahead = Callable[[Traversal], None]
 
 
 class Segment:
@@ -50,6 +54,7 @@ class Segment:
         self._modules = {index: _loaded(spec, index, tensors[index]).to(self._device) for index in self.blocks}
         self._weights = (combine or {}).get("mean" if self.info.independent else "stack")
         self._sessions = Sessions(cache_bytes)
+        self._quick_blocks: dict[int, QuickBlock | None] = {}
         self._first_layer, self._num_layers = {}, 0
         for index, block in self._modules.items():
             self._first_layer[index] = self._num_layers
@@ -79,15 +84,18 @@ class Segment:
         self._sessions.forget(session)
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[Traversal]) -> list[Answer]:
+    def advance(self, batch: Sequence[Traversal], ahead: Mapping[int, Ahead] | None = None) -> list[Answer]:
         """Each traversal through these blocks, all in common passes; what is wrong with one stands in its place and
-        troubles no other."""
+        troubles no other. `ahead` takes pieces of the drafts at these places while they are drafted; the answer is
+        then the last piece."""
         answers: dict[int, Answer] = {}
         for positions in _side_by_side(batch):
             began_s, works = time.perf_counter(), []
             for at in positions:
                 try:
-                    works.append((at, self._admit(batch[at])))
+                    work = self._admit(batch[at])
+                    work.ahead = (ahead or {}).get(at) if not self._ends(work) else None
+                    works.append((at, work))
                 except (CacheMiss, ConfigError) as refused:
                     answers[at] = refused
             drafted_s = self._compute([work for _, work in works])
@@ -104,7 +112,12 @@ class Segment:
         needs_state = upstream and not self.info.independent and bool(present)
         if t.noise is not None or not present:
             return Work(t, present, needs_state)
-        memory = self._sessions.memory(t, self._new_memory)
+        session = self._sessions.session(t, self._new_memory)
+        memory, streamed = session.memory, session.stream_of(t)
+        if t.piece is not None and t.piece.first:
+            if needs_state:
+                check_states(t, self.spec.model.width)
+            return Work(t, present, needs_state, memory, streamed=streamed)
         first = min(memory.common_prefix(t.prompt), t.start if needs_state else len(t.prompt) - t.read)
         if needs_state:
             if first < t.start:
@@ -113,7 +126,7 @@ class Segment:
         elif not self.info.independent:
             first = min(first, t.start)  # the next segment wants the states from there on
         memory.keep(first)
-        return Work(t, present, needs_state, memory, first)
+        return Work(t, present, needs_state, memory, first, streamed=streamed)
 
     def _new_memory(self) -> Memory:
         model = self.spec.model
@@ -129,7 +142,7 @@ class Segment:
         mine = [work for work in works if work.memory is not None]
         for _, group in groupby(sorted(mine, key=_skipping), key=_skipping):
             alike = list(group)
-            self._run_prompts(alike)
+            self._run_prompts([work for work in alike if work.has_prompt])
             self._run_fans([work for work in alike if work.tails is not None and work.tails.size(0) != 1])
             drafters = [work for work in alike if work.traversal.draft is not None]
             if drafters:
@@ -154,6 +167,8 @@ class Segment:
 
     def _run_prompts(self, works: Sequence[Work]) -> None:
         """The positions of the prompts that are not in memory; a single tail is just more of the same text."""
+        if not works:
+            return
         parts, texts, states = [], [], []
         for work in works:
             text = work.new_text()
@@ -173,8 +188,7 @@ class Segment:
         parts, texts, states = [], [], []
         for work in works:
             assert work.tails is not None
-            rows, length = work.tails.shape
-            parts.append(Fan(work.the_memory, rows, length).next(length))
+            parts.append(work.fan().next(work.tails.size(1)))
             texts.append(work.tails.reshape(-1))
             states.append(work.traversal.tail_state)
         in_common = torch.cat([s.flatten(0, 1) for s in states if s is not None]) if works[0].needs_state else None
@@ -185,13 +199,39 @@ class Segment:
     def _draft(self, works: Sequence[Work]) -> None:
         """Every drafter's rows, a byte a pass, all drafters in the same passes."""
         drafts = [Drafting(work, self._draft_logits(work.prompt_hidden, last=1)) for work in works]
-        while going := [drafting for drafting in drafts if drafting.remaining]:
-            texts = [drafting.draw() for drafting in going]
-            parts = [drafting.next_part() for drafting in going]
-            for drafting, hidden in zip(going, self._run(works[0].present, parts, torch.cat(texts), None), strict=True):
+        going: list[Drafting] = []
+        while still := [drafting for drafting in drafts if drafting.remaining]:
+            if len(still) != len(going):
+                going, step = still, self._stepper(works[0].present, still)
+            for drafting, hidden in zip(going, step([drafting.draw() for drafting in going]), strict=True):
                 drafting.take(hidden, self._draft_logits(hidden))
+                if drafting.piece_is_due and drafting.work.ahead is not None:
+                    drafting.work.ahead(self._finish(drafting.cut_piece(), 0.0, 0.0))
         for drafting in drafts:
             drafting.finish()
+
+    def _stepper(
+        self, present: Sequence[int], drafts: Sequence[Drafting]
+    ) -> Callable[[Sequence[Tensor]], list[Hidden]]:
+        """How the drafts' next bytes become their hidden vectors after each block."""
+        quick = [self._quick(index) for index in present]
+        if None in quick:
+            return lambda texts: self._run(present, [each.next_part() for each in drafts], torch.cat([*texts]), None)
+        first = self._modules[present[0]]
+        blocks = [block for block in quick if block is not None]
+        steps = QuickSteps(blocks, (first.cos, first.sin), [drafting.lane for drafting in drafts])
+
+        def step(texts: Sequence[Tensor]) -> list[Hidden]:
+            hidden = dict(zip(present, steps.step(torch.cat([*texts]).numpy()), strict=True))
+            return [{index: torch.from_numpy(each[rows]) for index, each in hidden.items()} for rows in steps.rows]
+
+        return step
+
+    def _quick(self, index: int) -> QuickBlock | None:
+        """Made by the first draft: other segments need none."""
+        if index not in self._quick_blocks:
+            self._quick_blocks[index] = QuickBlock.of(self._modules[index], self._first_layer[index])
+        return self._quick_blocks[index]
 
     def _draft_logits(self, hidden: Hidden, last: int = 0) -> Tensor:
         """What these blocks alone say [T, 256]: the last one of a stack, all of them in equal shares where they are
@@ -229,12 +269,15 @@ class Segment:
         t = t.with_(trace=(*t.trace, hop), degraded=t.degraded or bool(t.missing))
         if work.memory is None:
             return t
-        hands_on = not self.info.independent and work.present[-1] != last_present(self.info, t.missing)
-        last = work.present[-1]
-        return t.with_(
+        last, ends_here = work.present[-1], self._ends(work)
+        hands_on = not self.info.independent and not ends_here
+        done = t.with_(
             draft=None,
+            piece=work.piece,
             tails=work.tails,
-            prompt_state=work.prompt_hidden[last][None, t.start - work.first :] if hands_on else None,
+            prompt_state=work.prompt_hidden[last][None, t.start - work.first :]
+            if hands_on and work.prompt_hidden
+            else None,
             tail_state=work.tail_hidden[last] if hands_on and work.tail_hidden else None,
             prompt_logits=self._evidence(t.prompt_logits, work.prompt_hidden, t.missing, last=t.read),
             tail_logits=self._evidence(t.tail_logits, work.tail_hidden, t.missing),
@@ -242,6 +285,13 @@ class Segment:
             draft_tail_logits=work.draft_tail_logits if t.draft else t.draft_tail_logits,
             draft_log_likelihood=work.draft_log_likelihood if t.draft else t.draft_log_likelihood,
         )
+        if ends_here and work.streamed is not None:
+            done = work.streamed.gather(done)
+        return weighed(done, done.weigh) if ends_here and done.piece is None and done.weigh is not None else done
+
+    def _ends(self, work: Work) -> bool:
+        """Whether no block comes after these."""
+        return bool(work.present) and work.present[-1] == last_present(self.info, work.traversal.missing)
 
     def _evidence(
         self, so_far: Tensor | None, hidden: Hidden, missing: Collection[int], last: int = 0
@@ -259,6 +309,26 @@ class Segment:
 class Session:
     memory: Memory
     missing: tuple[int, ...]  # other blocks below make other keys
+    streamed: Streamed | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.memory.num_bytes + (self.streamed.num_bytes if self.streamed else 0)
+
+    def stream_of(self, t: Traversal) -> Streamed | None:
+        """What is remembered of the pieces before this one; the last one is the end of it."""
+        if t.piece is None or t.tails is None:
+            return None
+        rows, columns = t.tails.shape
+        if not t.piece.first:
+            self.streamed = Streamed(t.piece.stream, rows, t.piece.total)
+        known = self.streamed
+        if known is None or not known.expects(t.piece, rows):
+            raise CacheMiss(t.session, len(t.prompt) + t.piece.first, len(t.prompt) + (known.columns if known else 0))
+        known.columns += columns
+        if t.is_last:
+            self.streamed = None
+        return known
 
 
 class Sessions:
@@ -270,14 +340,14 @@ class Sessions:
 
     @property
     def num_bytes(self) -> int:
-        return sum(session.memory.num_bytes for session in self._held.values())
+        return sum(session.num_bytes for session in self._held.values())
 
-    def memory(self, t: Traversal, new: Callable[[], Memory]) -> Memory:
+    def session(self, t: Traversal, new: Callable[[], Memory]) -> Session:
         held = self._held.get(t.session)
         if held is None or held.missing != t.missing:
             held = self._held[t.session] = Session(new(), t.missing)
         self._held.move_to_end(t.session)
-        return held.memory
+        return held
 
     def forget(self, session: str) -> None:
         self._held.pop(session, None)
@@ -286,7 +356,7 @@ class Sessions:
         """At least the newest stays: without it a session would never get on."""
         excess = self.num_bytes - self._limit_bytes
         while excess > 0 and len(self._held) > 1:
-            excess -= self._held.popitem(last=False)[1].memory.num_bytes
+            excess -= self._held.popitem(last=False)[1].num_bytes
 
 
 class LocalForward:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self
 
 from blocktrain.errors import ConfigError, FrameError, StageUnreachable
@@ -47,7 +48,9 @@ class Computes(Protocol):
     info: ModelInfo
     blocks: tuple[int, ...]
 
-    def advance(self, batch: Sequence[Traversal]) -> Sequence[Outcome]: ...
+    def advance(
+        self, batch: Sequence[Traversal], ahead: Mapping[int, Callable[[Traversal], None]] | None = None
+    ) -> Sequence[Outcome]: ...
 
     def forget(self, session: str) -> None: ...
 
@@ -80,7 +83,7 @@ class Stage:
         self._key, self._clock = key, clock
         self._segments: dict[str, Computes] = {segment.info.version: segment}  # the newest last
         self._room = WaitingRoom(self.settings.max_waiting, self.settings.max_waiting_bytes)
-        self._computing: dict[str, Arrival] = {}
+        self._computing: dict[tuple[str, int], Arrival] = {}
         self._cancelled, self._forgotten = Recent(REMEMBERED), Recent(REMEMBERED)
         self._arrived = asyncio.Event()
         self._batch_s = 0.0
@@ -181,8 +184,9 @@ class Stage:
     def _admit(self, work: Arrival) -> None:
         if self._unwanted(work):
             return
-        if (same := self._computing.get(work.walk.id)) is not None and same.walk.head == work.walk.head:
-            self._computing[work.walk.id] = work  # tried again: computed once, sent on by the newer route
+        same = self._computing.get(work.key)
+        if same is not None and same.walk.head == work.walk.head and not _goes_ahead(same):
+            self._computing[work.key] = work  # tried again: computed once, sent on by the newer route
         elif work.walk.version not in self._segments:
             held = ", ".join(self.versions)
             self._refuse(work, "version", f"{self.address} holds version {held}, not {work.walk.version}")
@@ -216,21 +220,28 @@ class Stage:
             if not batch:
                 continue
             began_s = self._clock()
-            self._computing = {work.walk.id: work for work in batch}
-            outcomes = await loop.run_in_executor(self._thread, self._advance, batch)
+            self._computing = {work.key: work for work in batch}
+            ahead = {at: partial(self._send_ahead, loop, work) for at, work in enumerate(batch) if _goes_ahead(work)}
+            outcomes = await loop.run_in_executor(self._thread, self._advance, batch, ahead)
             took_s = self._clock() - began_s
             self._batch_s += (took_s - self._batch_s) * (SMOOTHING if self._batch_s else 1)
             newest, self._computing = self._computing, {}
             for work, outcome in zip(batch, outcomes, strict=True):
-                self._finish(newest[work.walk.id], outcome, began_s - work.arrived_s, took_s)
+                self._finish(newest[work.key], outcome, began_s - work.arrived_s, took_s)
 
-    def _advance(self, batch: Sequence[Arrival]) -> Sequence[Outcome | Exception]:
+    def _send_ahead(self, loop: asyncio.AbstractEventLoop, work: Arrival, piece: Traversal) -> None:
+        """On the computing thread, which drafts on."""
+        loop.call_soon_threadsafe(self._finish, work, piece, 0.0, 0.0)
+
+    def _advance(
+        self, batch: Sequence[Arrival], ahead: Mapping[int, Callable[[Traversal], None]]
+    ) -> Sequence[Outcome | Exception]:
         """On the computing thread. What goes wrong with all of them is told to each."""
         segment = self._segments.get(batch[0].walk.version)
         if segment is None:  # swapped twice while they waited
             return [KeyError(batch[0].walk.version)] * len(batch)
         try:
-            return segment.advance([work.traversal for work in batch])
+            return segment.advance([work.traversal for work in batch], ahead)
         except Exception as error:
             return [error] * len(batch)
 
@@ -260,6 +271,8 @@ class Stage:
 
     def _hand_on(self, work: Arrival, traversal: Traversal, waited_s: float, took_s: float) -> None:
         walk = work.walk
+        if not walk.route and not traversal.is_last:
+            return  # the segment keeps it until all is there
         if not walk.route:
             traversal = without_states(traversal)
             answer = Answer(id=walk.id, attempt=walk.attempt, head=head_of(traversal))
@@ -272,9 +285,12 @@ class Stage:
                 "head": head_of(traversal),
             }
         )
-        self._start(self._pass_on(work, encode(next_walk, traversal), max(0.0, waited_s), took_s))
+        sending = self._pass_on(work, encode(next_walk, traversal), max(0.0, waited_s), took_s, traversal.is_last)
+        self._start(sending)
 
-    async def _pass_on(self, work: Arrival, frames: list[bytes], waited_s: float, computed_s: float) -> None:
+    async def _pass_on(
+        self, work: Arrival, frames: list[bytes], waited_s: float, computed_s: float, is_last: bool
+    ) -> None:
         walk, to = work.walk, work.walk.route[0]
         try:
             require_key(to, self._key, self.settings.insecure)
@@ -283,6 +299,8 @@ class Stage:
         except (TimeoutError, StageUnreachable, ConfigError) as error:
             text = str(error) or f"{self.address} could not reach {to} for {self.settings.pass_s:g} s"
             self._refuse(work, "unreachable", text, culprit=to)
+            return
+        if not is_last:
             return
         note = Passed(
             id=walk.id,
@@ -317,3 +335,9 @@ class Stage:
             post(self._router, [to, *encode(message, traversal)], to.hex())
         except StageUnreachable:
             return
+
+
+def _goes_ahead(work: Arrival) -> bool:
+    """Whether the next stage may have what is drafted while more is drafted."""
+    draft = work.traversal.draft
+    return draft is not None and draft.candidates > 1 and bool(work.walk.route)

@@ -1,15 +1,12 @@
 """Sweeps: the whole output in one traversal; in a few where it does not fit the model's window behind its prompt. Two
 forms: noise turned into bytes by every block as it passes, or candidates drafted by the first segment and weighed by
-all. Next: segment.py, which drafts and denoises."""
+all. Next: segment.py, which drafts and denoises; weighing.py, which chooses."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from blocktrain.serve.request import DEFAULT_CANDIDATES, WrittenByte
-from blocktrain.serve.sampling import CHOOSE, log_likelihood, pick, uniforms
-from blocktrain.serve.traversal import Draft, Noise, Traversal
+from blocktrain.serve.traversal import Draft, Noise, Traversal, Weigh
+from blocktrain.serve.weighing import before_each, effective_candidates, weighed
 from blocktrain.serve.writer import Writer
 
 RANKED_TEMPERATURE = 0.3  # at which candidates are drafted when the likeliest of them is wanted
@@ -49,55 +46,29 @@ class WeighedSweep(Writer):
         length = min(self._left, room, request.draft_bytes or room)
         prompt = bytes(self._text[-(context - length) :])
         draft = Draft(length, self._candidates, request.seed, self._draft_temperature, request.top_p, len(self._text))
-        return self._traversal(prompt, draft=draft)
+        return self._traversal(prompt, draft=draft, weigh=self._weigh if self._candidates > 1 else None)
 
     def tell(self, reply: Traversal, seconds: float) -> list[WrittenByte]:
         self._told(reply, seconds)
+        if self._candidates > 1 and reply.shares is None:  # the evidence was summed up here: nobody else had it all
+            reply = weighed(reply, self._weigh)
         assert reply.tails is not None
-        logits = _before_each(reply.prompt_logits, reply.tail_logits)
-        shares = self._shares(reply, logits)
-        uniform = uniforms(self.request.seed, CHOOSE, 1, len(self._text), 1)[0]
-        chosen = int(pick(shares[None], uniform))
-        self.stats.drafted += reply.tails.numel()
+        logits = before_each(reply.prompt_logits, reply.tail_logits)[0]
+        self.stats.drafted += self._candidates * reply.tails.size(1)
         self.stats.accepted += reply.tails.size(1)
-        self.stats.effective_candidates = effective_candidates(shares)
-        values = reply.tails[chosen].tolist()
-        return self._write([WrittenByte(value, logits[chosen, at]) for at, value in enumerate(values)])
+        self.stats.effective_candidates = 1.0 if reply.shares is None else effective_candidates(reply.shares.double())
+        return self._write([WrittenByte(value, logits[at]) for at, value in enumerate(reply.tails[0].tolist())])
 
     @property
     def _candidates(self) -> int:
         return self.request.candidates or DEFAULT_CANDIDATES
 
     @property
+    def _weigh(self) -> Weigh:
+        return Weigh(self.request.temperature, self.request.seed, len(self._text))
+
+    @property
     def _draft_temperature(self) -> float:
         if self.request.temperature == 0 and self._candidates > 1:
             return RANKED_TEMPERATURE
         return self.request.temperature
-
-    def _shares(self, reply: Traversal, logits: Tensor) -> Tensor:
-        """Each candidate's chance to be the answer, [M]."""
-        assert reply.tails is not None
-        if reply.draft_log_likelihood is None:
-            return torch.ones(1, dtype=torch.double)
-        if self.request.temperature == 0:
-            return one_hot(log_likelihood(logits, reply.tails))
-        likelihood = log_likelihood(logits, reply.tails, self.request.temperature)
-        return (likelihood - reply.draft_log_likelihood.cpu()).softmax(-1)
-
-
-def effective_candidates(shares: Tensor) -> float:
-    """1 / Σ share²: M where all count the same, 1 where one takes all."""
-    return float(1 / shares.square().sum())
-
-
-def one_hot(scores: Tensor) -> Tensor:
-    return torch.nn.functional.one_hot(scores.argmax(), len(scores)).double()
-
-
-def _before_each(prompt_logits: Tensor | None, tail_logits: Tensor | None) -> Tensor:
-    """[M, N, 256]: what was said before each byte of each candidate was seen."""
-    assert prompt_logits is not None
-    assert tail_logits is not None
-    rows, _, symbols = tail_logits.shape
-    first = prompt_logits.view(-1, symbols)[-1].expand(rows, 1, symbols)
-    return torch.cat([first, tail_logits[:, :-1]], 1).cpu().float()

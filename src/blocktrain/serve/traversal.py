@@ -48,6 +48,25 @@ class Draft:
 
 
 @dataclass(frozen=True)
+class Weigh:
+    """Let the last segment choose one of several drafted rows by its weight under the whole model."""
+
+    temperature: float
+    seed: int
+    offset: int  # as a draft's
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some columns of the tails, sent ahead while the first segment drafts on. The pieces of a stream come in order,
+    the first with all that belongs to the prompt, the last with all that is known only at the end."""
+
+    stream: str
+    first: int  # columns before these
+    total: int  # columns in all
+
+
+@dataclass(frozen=True)
 class Noise:
     """Let the first segment put noise behind the prompt, for the blocks to turn into `length` bytes as they pass."""
 
@@ -69,6 +88,8 @@ class Traversal:
     start: int = 0
     read: int = 1  # how many of the prompt's last positions are read out; the tails are read at every position
     draft: Draft | None = None  # done and cleared by the first segment
+    weigh: Weigh | None = None  # done and cleared by the last segment
+    piece: Piece | None = None  # what is here of the tails, where they come in pieces
     noise: Noise | None = None  # stays: the span is denoised by every block
     missing: tuple[int, ...] = WHOLE  # blocks to do without
     wire: Wire = "fp32"
@@ -80,9 +101,15 @@ class Traversal:
     draft_prompt_logits: Tensor | None = None  # [256], of the first segment alone where it drafted
     draft_tail_logits: Tensor | None = None  # [1, N, 256], of a single row
     draft_log_likelihood: Tensor | None = None  # [R], log q of each of several rows: all that weighing them needs
+    shares: Tensor | None = None  # [R], the chances that the rows had, where one of them was chosen
     written: bytes | None = None  # by a sweep, after the last segment
     degraded: bool = False  # some stage was missing
     trace: tuple[Hop, ...] = ()  # who worked on it, for how long
+
+    @property
+    def is_last(self) -> bool:
+        """Nothing more of it will come."""
+        return self.piece is None or self.tails is None or self.piece.first + self.tails.size(1) == self.piece.total
 
     def with_(self, **changes: object) -> Traversal:
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -130,7 +157,7 @@ def last_present(info: ModelInfo, missing: Collection[int]) -> int:
 def check_traversal(t: Traversal, info: ModelInfo, upstream: bool) -> None:
     """What anybody may send. Raises ConfigError."""
     num_tail = t.tails.size(1) if t.tails is not None else 0
-    num_new = t.draft.length if t.draft else t.noise.length if t.noise else num_tail
+    num_new = t.draft.length if t.draft else t.noise.length if t.noise else t.piece.total if t.piece else num_tail
     length = len(t.prompt) + num_new
     if not t.prompt or length > info.context:
         raise ConfigError(
@@ -148,12 +175,21 @@ def check_traversal(t: Traversal, info: ModelInfo, upstream: bool) -> None:
         raise ConfigError("this model's blocks were not trained on spans: send no noise")
     if t.tails is not None and (t.tails.dim() != 2 or t.tails.dtype != torch.uint8 or not t.tails.numel()):
         raise ConfigError(f"tails of {t.tails.dtype} {list(t.tails.shape)} were sent: send uint8 [rows, bytes]")
+    if t.weigh and not (t.draft and t.draft.candidates > 1 and t.draft.length) and not _is_drafted(t):
+        raise ConfigError("rows are weighed with the log-likelihoods of their draft: ask for a draft of several")
+    if t.piece and (t.tails is None or t.tails.size(0) < 2 or t.draft or t.piece.first + num_tail > t.piece.total):
+        raise ConfigError("a piece is some columns of several drafted rows: pass on what the stage before gave")
     if t.draft and (t.tails is not None or upstream or t.draft.candidates < 1 or t.draft.length < 0):
         raise ConfigError("a draft is made by the first segment, for 1 or more candidates, where no tails are given")
 
 
+def _is_drafted(t: Traversal) -> bool:
+    """Whether the rows can be weighed, or their last piece will bring what is needed."""
+    return t.tails is not None and (t.draft_log_likelihood is not None or not t.is_last)
+
+
 def check_states(t: Traversal, width: int) -> None:
-    expected = [(1, len(t.prompt) - t.start, width)]
+    expected = [None if t.piece and t.piece.first else (1, len(t.prompt) - t.start, width)]
     got = [None if t.prompt_state is None else tuple(t.prompt_state.shape)]
     if t.tails is not None:
         expected.append((*t.tails.shape, width))

@@ -21,6 +21,11 @@ class Arrival:
     arrived_s: float
 
     @property
+    def key(self) -> tuple[str, int]:
+        """What waits once: a walk, or a piece of it."""
+        return self.walk.id, self.traversal.piece.first if self.traversal.piece else 0
+
+    @property
     def rows(self) -> int:
         tails, draft = self.traversal.tails, self.traversal.draft
         return max(1, tails.size(0) if tails is not None else 0, draft.candidates if draft else 0)
@@ -30,22 +35,23 @@ class Arrival:
 
 
 class WaitingRoom:
-    """First come, first served, in batches of one version. An id waits once: a newer attempt takes its place."""
+    """First come, first served, in batches of one version. A walk, or a piece of one, waits once: a newer attempt takes
+    its place."""
 
     def __init__(self, limit: int, max_bytes: int) -> None:
         self.limit, self.max_bytes = limit, max_bytes
-        self._waiting: OrderedDict[str, Arrival] = OrderedDict()
+        self._waiting: OrderedDict[tuple[str, int], Arrival] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def admit(self, work: Arrival) -> bool:
         """False: full. One alone is always let in, however large."""
-        others = [each for each in self._waiting.values() if each.walk.id != work.walk.id]
+        others = [each for each in self._waiting.values() if each.key != work.key]
         total_bytes = work.num_bytes + sum(each.num_bytes for each in others)
         if others and (len(others) >= self.limit or total_bytes > self.max_bytes):
             return False
-        self._waiting[work.walk.id] = work
+        self._waiting[work.key] = work
         return True
 
     def take(self, max_rows: int) -> list[Arrival]:
@@ -55,14 +61,14 @@ class WaitingRoom:
         for work in tuple(self._waiting.values()):
             if taken and (work.walk.version != taken[0].walk.version or rows + work.rows > max_rows):
                 continue
-            taken.append(self._waiting.pop(work.walk.id))
+            taken.append(self._waiting.pop(work.key))
             rows += work.rows
         return taken
 
     def drop(self, unwanted: Callable[[Arrival], bool]) -> list[Arrival]:
         dropped = [work for work in self._waiting.values() if unwanted(work)]
         for work in dropped:
-            del self._waiting[work.walk.id]
+            del self._waiting[work.key]
         return dropped
 
 

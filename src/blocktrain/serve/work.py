@@ -1,18 +1,52 @@
-"""Work: one traversal while a segment computes it: which positions are new, what came out of them, what is drafted.
-Next: segment.py, which runs many of them in common passes."""
+"""Work: one traversal while a segment computes it: which positions are new, what came out of them.
+Next: drafting.py, its rows while they are drafted; segment.py, which runs many of them in common passes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from blocktrain.model.memory import Fan, Memory, Part, Strand
-from blocktrain.serve.sampling import DRAFT, log_share, pick, probabilities, uniforms
-from blocktrain.serve.traversal import Traversal
+from blocktrain.model.memory import Fan, Memory
+from blocktrain.serve.traversal import Piece, Traversal
 
 Hidden = dict[int, Tensor]  # block -> its hidden vectors at some tokens, [T, D]
+
+
+@dataclass
+class Streamed:
+    """What a segment remembers of rows that come in pieces."""
+
+    stream: str
+    rows: int
+    total: int  # columns
+    columns: int = 0  # so far
+    fan: Fan | None = None
+    pieces: list[Traversal] = field(default_factory=list)  # scored, in the last segment
+
+    @property
+    def num_bytes(self) -> int:
+        evidence = [piece.tail_logits for piece in self.pieces if piece.tail_logits is not None]
+        return sum(each.nbytes for each in evidence) + (self.fan.num_bytes if self.fan else 0)
+
+    def expects(self, piece: Piece, rows: int) -> bool:
+        own = (self.stream, self.rows, self.total, self.columns)
+        return own == (piece.stream, rows, piece.total, piece.first)
+
+    def gather(self, piece: Traversal) -> Traversal:
+        """All pieces as one traversal once the last has come; until then the piece itself."""
+        self.pieces.append(piece)
+        if not piece.is_last:
+            return piece
+        tails, logits = ([getattr(each, name) for each in self.pieces] for name in ("tails", "tail_logits"))
+        return piece.with_(
+            piece=None,
+            tails=torch.cat(tails, 1),
+            tail_logits=torch.cat(logits, 1),
+            prompt_logits=self.pieces[0].prompt_logits,
+        )
 
 
 @dataclass
@@ -30,14 +64,31 @@ class Work:
     draft_prompt_logits: Tensor | None = None
     draft_tail_logits: Tensor | None = None
     draft_log_likelihood: Tensor | None = None
+    piece: Piece | None = None
+    streamed: Streamed | None = None  # where the rows come in pieces
+    ahead: Callable[[Traversal], None] | None = None  # takes pieces of what is drafted
 
     def __post_init__(self) -> None:
-        self.tails = self.traversal.tails
+        self.tails, self.piece = self.traversal.tails, self.traversal.piece
 
     @property
     def the_memory(self) -> Memory:
         assert self.memory is not None
         return self.memory
+
+    @property
+    def has_prompt(self) -> bool:
+        """Later pieces bring more of their rows only."""
+        return self.piece is None or self.piece.first == 0
+
+    def fan(self) -> Fan:
+        """Where the rows' own keys and values go."""
+        assert self.tails is not None
+        if self.streamed is None:
+            return Fan(self.the_memory, *self.tails.shape)
+        if self.streamed.fan is None:
+            self.streamed.fan = Fan(self.the_memory, self.streamed.rows, self.streamed.total)
+        return self.streamed.fan
 
     @property
     def single_tail(self) -> Tensor | None:
@@ -65,51 +116,3 @@ class Work:
         if self.single_tail is not None:
             self.tail_hidden = {index: each[None, own:] for index, each in hidden.items()}
             self.the_memory.text += bytes(self.single_tail[0].tolist())
-
-
-class Drafting:
-    """One traversal's rows while they are drafted. A single row goes on in the session's memory, where its accepted
-    bytes are wanted next; several have a fan."""
-
-    def __init__(self, work: Work, prompt_logits: Tensor) -> None:
-        assert work.traversal.draft is not None
-        self.work, self.draft, self.remaining = work, work.traversal.draft, work.traversal.draft.length
-        self._settings = (self.draft.temperature, self.draft.top_p)
-        self._uniforms = uniforms(self.draft.seed, DRAFT, self.draft.candidates, self.draft.offset, self.draft.length)
-        self._logits = [prompt_logits.expand(self.draft.candidates, -1)]
-        self._bytes: list[Tensor] = []
-        self._hidden: list[Hidden] = []
-        self._log_likelihood = torch.zeros(self.draft.candidates, dtype=torch.double)
-        self._fan = None if self.draft.candidates == 1 else Fan(work.the_memory, self.draft.candidates, self.remaining)
-
-    def draw(self) -> Tensor:
-        """The next byte of every row."""
-        shares = probabilities(self._logits[-1], *self._settings)
-        picked = pick(shares, self._uniforms[:, len(self._bytes)])
-        self._log_likelihood += log_share(shares, picked)
-        self._bytes.append(picked.to(torch.uint8))
-        self.remaining -= 1
-        return self._bytes[-1]
-
-    def next_part(self) -> Part:
-        if self._fan is not None:
-            return self._fan.next(1)
-        return Strand(self.work.the_memory, len(self.work.traversal.prompt) + len(self._bytes) - 1, 1)
-
-    def take(self, hidden: Hidden, logits: Tensor) -> None:
-        self._hidden.append(hidden)
-        self._logits.append(logits)
-
-    def finish(self) -> None:
-        work = self.work
-        work.draft_prompt_logits = self._logits[0][0]
-        if not self._bytes:
-            return
-        work.tails = torch.stack(self._bytes, 1)
-        if self._fan is None:
-            work.draft_tail_logits = torch.stack(self._logits[1:], 1)
-        else:
-            work.draft_log_likelihood = self._log_likelihood.float()
-        work.tail_hidden = {index: torch.stack([step[index] for step in self._hidden], 1) for index in self._hidden[0]}
-        if self._fan is None:
-            work.the_memory.text += bytes(work.tails[0].tolist())

@@ -35,7 +35,7 @@ class Writer:
         self.stats.seconds += seconds
         self.stats.draft_s += sum(hop.drafted_s for hop in reply.trace)
         self.stats.degraded |= reply.degraded
-        single = reply.tails is not None and reply.tails.size(0) == 1
+        single = reply.tails is not None and reply.tails.size(0) == 1 and reply.shares is None  # else one of several
         self._remembered = reply.prompt + (
             bytes(reply.tails[0].tolist()) if single and reply.tails is not None else b""
         )

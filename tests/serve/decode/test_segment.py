@@ -13,7 +13,7 @@ from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.model.memory import common_prefix
 from blocktrain.serve.sampling import log_likelihood
 from blocktrain.serve.segment import LocalForward, Segment
-from blocktrain.serve.traversal import CacheMiss, Draft, Noise, Traversal
+from blocktrain.serve.traversal import CacheMiss, Draft, Noise, Piece, Traversal, Weigh
 
 TOLERANCE = 1e-5
 CUTS = [[[0, 1, 2, 3]], [[0], [1, 2, 3]], [[0, 1], [2], [3]], [[0], [1], [2], [3]]]
@@ -212,6 +212,12 @@ def test_a_denoising_sweep_writes_the_model_s_bytes(model, segments, cut):
         (Traversal("s", TEXT[:5], tails=TAILS.float()), "send uint8"),
         (Traversal("s", TEXT[:5], draft=Draft(3, candidates=0)), "1 or more candidates"),
         (Traversal("s", TEXT[:5], draft=Draft(3), tails=TAILS), "no tails are given"),
+        (Traversal("s", TEXT[:5], tails=TAILS, weigh=Weigh(1.0, 0, 0)), "ask for a draft of several"),
+        (Traversal("s", TEXT[:5], draft=Draft(3), weigh=Weigh(1.0, 0, 0)), "ask for a draft of several"),
+        (Traversal("s", TEXT[:5], piece=Piece("p", 0, 9)), "some columns of several drafted rows"),
+        (Traversal("s", TEXT[:5], tails=TAILS[:1], piece=Piece("p", 0, 9)), "some columns of several drafted rows"),
+        (Traversal("s", TEXT[:5], tails=TAILS, piece=Piece("p", 3, 9)), "some columns of several drafted rows"),
+        (Traversal("s", TEXT[:5], tails=TAILS, piece=Piece("p", 0, 60)), "a prompt of 5 bytes and 60 bytes behind it"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_troubles_no_other(model, segments, traversal, complaint):
@@ -220,6 +226,24 @@ def test_what_makes_no_sense_is_refused_and_troubles_no_other(model, segments, t
     assert isinstance(refused, ConfigError)
     assert complaint in str(refused)
     assert_right(model("stacked"), served)
+
+
+@pytest.mark.parametrize(
+    "tails, piece",
+    [
+        (TAILS, Piece("p", 8, 20)),
+        (TAILS, Piece("other", 7, 20)),
+        (TAILS, Piece("p", 7, 30)),
+        (TAILS[:2], Piece("p", 7, 20)),
+    ],
+)
+def test_a_piece_that_does_not_follow_the_one_before_is_missing_something(model, segments, tails, piece):
+    (segment,) = segments(model("spans"), [[0, 1, 2, 3]])
+    segment.advance([Traversal("s", TEXT[:5], tails=TAILS, piece=Piece("p", 0, 20))])
+    (missed,) = segment.advance([Traversal("s", TEXT[:5], tails=tails, piece=piece)])
+    assert isinstance(missed, CacheMiss)
+    (taken,) = segment.advance([Traversal("s", TEXT[:5], tails=TAILS, piece=Piece("p", 7, 20))])
+    assert taken.tail_logits is not None
 
 
 def test_states_of_other_shapes_are_refused(model, segments):
