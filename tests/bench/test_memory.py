@@ -64,7 +64,7 @@ def test_no_kind_of_worker_is_excused_from_the_goal(memory, document):
         ("0.300 (middle block)", True),
         ("0.500 (middle, scaffold)", False),
     ]
-    assert f"- goal: {verdicts[1].what} ≤ 0.350: " in memory.section(document)
+    assert f"- goal: {verdicts[1].what} ≤ 0.35: " in memory.section(document)
 
 
 def test_no_path_of_the_machine_gets_into_the_result(memory):

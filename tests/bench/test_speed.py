@@ -53,8 +53,8 @@ def test_the_section_says_whether_the_loop_is_fast_enough(bench, document):
     loop = document["speed"]["loop"][0]
     loop |= {"ratio": 0.899}
     verdict = bench("speed").verdicts(document)[0]
-    assert (verdict.ours, verdict.goal, verdict.reached) == ("0.899", "≥ 0.900", False)
-    assert f"- goal: {verdict.what} ≥ 0.900: not reached (0.899)" in bench("speed").section(document)
+    assert (verdict.ours, verdict.goal, verdict.reached) == ("0.899", "≥ 0.9", False)
+    assert f"- goal: {verdict.what} ≥ 0.9: not reached (0.899)" in bench("speed").section(document)
 
 
 def test_turns_alternate_in_order_and_compare_within_a_turn(speed):
