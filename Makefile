@@ -8,7 +8,7 @@ TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 BENCHES := $(wildcard bench/*.py)
 PYTEST_ARGS ?= -n auto --dist loadfile  # a process a core, a file always on one
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format results clean
 .DELETE_ON_ERROR:
 
 # A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
@@ -28,6 +28,10 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# docs/results.md and its pictures, made of the files in bench/results; the pictures take a Chromium.
+results: $(READY)
+	$(BIN)/python bench/page.py
 
 clean:
 	rm -rf $(VENV) demo-run build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

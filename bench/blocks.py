@@ -33,7 +33,7 @@ from common import (
     write_pictures,
 )
 from memory_measure import Case, in_own_process
-from rows import Row, Way, run_rows, signed, summarise, todo
+from training_rows import Row, Way, run_rows, signed, summarise, todo
 
 BLOCKS = (1, 2, 4, 8)
 LAYERS, STEPS, WINDOWS = 8, 200, 1000
@@ -142,8 +142,8 @@ def section(document: Document) -> str:
             f"The same {model['layers']} layers of width {model['width']} in more and more blocks: bytes of "
             f"{first['spec']['corpus']['source']}, context {model['context']}, {train['windows']} windows a step, "
             f"every row with the work of {document['reference_steps']} end-to-end steps of the same blocks, scored on "
-            f"the first {windows} windows of each split. A gap is to the same blocks end to end, seed by seed. Memory is the "
-            "measured peak of all tensors of one worker in the middle of the run.\n",
+            f"the first {windows} windows of each split. A gap is to the same blocks end to end, seed by seed. "
+            "Memory is the measured peak of all tensors of one worker in the middle of the run.\n",
             markdown(HEAD, _cells(document)),
             goal_lines(verdicts(document)),
         ]

@@ -31,7 +31,7 @@ from common import (
     write_pictures,
 )
 from quality_rows import ROWS
-from rows import Way, differences, run_rows, signed, summarise, todo
+from training_rows import Way, differences, run_rows, signed, summarise, todo
 
 HEAD = ["row", "comparison", "seeds", "params", "MB seen", "PFLOP", "valid", "gap", "test", "gap", "± seeds"]
 PAPER_CORPUS, PAPER_CE, PAPER_GAP = "wikitext-2", 1.359, "+0.04 (1.359 against 1.32)"
@@ -127,8 +127,8 @@ def section(document: Document) -> str:
             f"Bytes of {_corpus(document)}, {model['layers']} layers of width {model['width']}, context "
             f"{model['context']}, {train['windows']} windows a step; {model['blocks']} blocks where the row does not "
             f"say otherwise. The reference trains them end to end for {document['reference_steps']} steps. "
-            "Cross entropy is in nats/byte of held-out text; a gap is to the reference of the same seed, a spread is the "
-            "standard deviation over seeds.\n",
+            "Cross entropy is in nats/byte of held-out text; a gap is to the reference of the same seed, a spread "
+            "is the standard deviation over seeds.\n",
             markdown(HEAD, _cells(lines)),
             *([f"Not run yet: {', '.join(missing)}.\n"] if missing else []),
             goal_lines(verdicts(document)),

@@ -1,4 +1,4 @@
-"""The rows of quality.py: all objectives, schedules and read-outs beside the reference. Next: rows.py."""
+"""The rows of quality.py: all objectives, schedules and read-outs beside the reference. Next: training_rows.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from blocktrain.spec import Denoise, RunSpec, Stacked
 from blocktrain.train.reference import of_equal_work, reference_of, single_block_of
-from rows import Row
+from training_rows import Row
 
 SIMULTANEOUS = Stacked(schedule="simultaneous", scaffold=0)
 GREEDY = Stacked(scaffold=0, later_share=1.0)

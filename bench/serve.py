@@ -31,9 +31,10 @@ from serve_models import Judge, Models, distinct_grams, held_out_texts, obtain
 from serve_modes import BASELINE, Chain, Output, Way, as_record, bytes_within, greedy_is_the_same, measure, ways
 from serve_overhead import gateway_overhead
 from serve_relay import links_to
-from serve_report import GOAL_RTT_MS, report, summarise
+from serve_report import GOAL_RTT_MS, figures, report, section, summarise, verdicts
 from stages import address_of, stage_process
 
+__all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 STAGES = 3
 RTTS_MS = (0, 20, 50, 100, 200)
 RATE_MBIT = 100.0
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     experiment = Experiment(models, options)
     experiment.run(options.parts)
-    report(experiment.document, options.out / options.name)
+    report(experiment.document, options.out / f"{options.name}.json")
 
 
 class Experiment:
