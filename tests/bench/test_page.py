@@ -31,6 +31,16 @@ def found(page, tmp_path, *experiments):
     return page.look(tmp_path, experiments)
 
 
+def test_the_page_that_is_kept_is_that_of_the_results_that_are_kept(page):
+    """Where it is not: make results."""
+    assert (page.DOCS / "results.md").read_text() == page.page(page.look(page.RESULTS))
+
+
+def test_every_picture_of_the_page_is_kept(page):
+    names = [name for each in page.look(page.RESULTS) if each.measured for name in each.figures()]
+    assert sorted(path.stem for path in (page.DOCS / page.IMAGES).glob("*.png")) == sorted(names)
+
+
 def test_a_missing_experiment_is_named_with_its_command(page, tmp_path):
     text = page.page(page.look(tmp_path))
     for each in page.EXPERIMENTS:
