@@ -32,7 +32,7 @@ from common import (
     write_json,
     write_pictures,
 )
-from memory_measure import Case, in_own_process
+from memory_measure import Case, Memory, in_own_process, measure_memory
 from training_rows import Row, Way, run_rows, signed, summarise, todo
 
 BLOCKS = (1, 2, 4, 8)
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     wanted = todo(rows, base, steps, options.seeds, done.get("results", {}))
     way = Way(options.work, 4 if options.quick else options.max_windows, threads=options.threads)
     run_rows(wanted, path, way, reference_steps=steps)
-    measure_memory(rows, base, path)
+    add_memory(rows, base, path, measure_memory if options.quick else in_own_process)
     document = read_json(path)
     print(table(HEAD, _cells(document)), goal_lines(verdicts(document)), sep="\n\n")
     write_pictures(figures(document), options.out)
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure_memory(rows: Sequence[Row], base: RunSpec, path: Path) -> None:
+def add_memory(rows: Sequence[Row], base: RunSpec, path: Path, measure: Callable[[Case, int], Memory]) -> None:
     """The peak bytes of all tensors of a worker in the middle of the run, one thread, each in its own process."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     for row in rows:
@@ -112,7 +112,7 @@ def measure_memory(rows: Sequence[Row], base: RunSpec, path: Path) -> None:
             continue
         spec = row.make(base, 1000)
         with num_threads(1):
-            memory = in_own_process(Case(row.name, spec, len(spec.phases) // 2), steps=3)
+            memory = measure(Case(row.name, spec, len(spec.phases) // 2), 3)
         measured = {"tensor_peak": memory.tensor_peak, "state": memory.state}
         write_json(path, {**document, "memory": {**document.get("memory", {}), row.name: measured}})
 

@@ -52,9 +52,10 @@ PROMPT = b"It is the duty of the President to give to the Congress information o
 
 
 def logical_spec(objective: Objective, positions: int, physical_layers: int, quick: bool) -> RunSpec:
-    width, heads, layers = (64, 2, 12) if quick else (WIDTH, HEADS, LAYERS)
+    """Quick: a single block, so that a single stage has to start."""
+    width, heads, blocks, layers = (64, 2, 1, 4) if quick else (WIDTH, HEADS, BLOCKS, LAYERS)
     model = ModelSpec(
-        width=width, heads=heads, context=positions, blocks=BLOCKS, layers=layers, physical_layers=physical_layers
+        width=width, heads=heads, context=positions, blocks=blocks, layers=layers, physical_layers=physical_layers
     )
     return RunSpec(name="logical", model=model, objective=objective, train=TrainSpec(windows=1))
 
@@ -111,7 +112,7 @@ def stage_processes(model: Path, threads: int) -> Iterator[list[StageProcess]]:
         options = ["--listen", "tcp://127.0.0.1:*", "--offload"]
         started = [
             stack.enter_context(stage_process(model, range(block, block + 1), threads, *options))
-            for block in range(BLOCKS)
+            for block in range(RunDirectory.open(model).spec.model.blocks)
         ]
         yield [StageProcess(process, address_of(process), block) for block, process in enumerate(started)]
 
@@ -316,7 +317,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--work", type=Path, help="where the weights are written meanwhile (default: a temporary folder)"
     )
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, seconds")
+    parser.add_argument("--quick", action="store_true", help="a tiny shape in one block, seconds")
     return parser
 
 

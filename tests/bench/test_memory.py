@@ -1,4 +1,4 @@
-"""The memory of workers at its quick size: each kind in a process of its own."""
+"""The memory of workers at its quick size; one of them in a process of its own."""
 
 import json
 
@@ -48,7 +48,14 @@ def test_memory_adds_up(document):
         assert held["weights"] >= held["gradients"] > 0
         assert held["state"] == held["weights"] + held["gradients"] + held["optimiser"] <= held["held"]
         assert held["tensor_peak"] > held["held"] - held["gradients"]
-        assert held["rss_peak"] > 0
+
+
+def test_a_worker_is_measured_in_a_process_of_its_own(bench, document):
+    measure = bench("memory_measure")
+    case = measure.quick_cases(preset("tiny"))[1]
+    memory = measure.in_own_process(case, steps=1)
+    assert memory.state == document["memory"][1]["bytes"]["state"]
+    assert memory.rss_peak > 0
 
 
 def test_a_worker_needs_less_memory_than_the_whole_model(document):
