@@ -15,10 +15,9 @@ def blocks(bench):
 
 
 @pytest.fixture(scope="module")
-def document(blocks, tmp_path_factory, sentences):
+def document(blocks, tmp_path_factory, small_text):
     folder = tmp_path_factory.mktemp("blocks")
-    (folder / "text.txt").write_bytes(sentences)
-    where = ["--corpus", str(folder / "text.txt"), "--out", str(folder), "--work", str(folder / "work")]
+    where = ["--corpus", str(small_text), "--out", str(folder), "--work", str(folder / "work")]
     blocks.main(["--quick", "--rows", ROWS, "--seeds", "0", *where])
     assert (folder / "blocks.html").is_file()
     return json.loads((folder / "blocks.json").read_text())

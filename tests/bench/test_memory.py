@@ -16,10 +16,10 @@ def memory(bench):
 
 
 @pytest.fixture(scope="module")
-def written(memory, tmp_path_factory):
+def written(memory, tmp_path_factory, small_text):
     """One quick run of the whole script."""
     out, threads = tmp_path_factory.mktemp("memory"), torch.get_num_threads()
-    memory.main(["--quick", "--out", str(out)])
+    memory.main(["--quick", "--corpus", str(small_text), "--out", str(out)])
     assert torch.get_num_threads() == threads
     return out
 
@@ -50,10 +50,10 @@ def test_memory_adds_up(document):
         assert held["tensor_peak"] > held["held"] - held["gradients"]
 
 
-def test_a_worker_is_measured_in_a_process_of_its_own(bench, document):
+def test_a_worker_is_measured_in_a_process_of_its_own(bench, document, small_text):
     measure = bench("memory_measure")
-    case = measure.quick_cases(preset("tiny"))[1]
-    memory = measure.in_own_process(case, steps=1)
+    case = measure.quick_cases(preset("tiny").with_(**{"corpus.source": str(small_text)}))[1]
+    memory = measure.in_own_process(case, steps=2)
     assert memory.state == document["memory"][1]["bytes"]["state"]
     assert memory.rss_peak > 0
 

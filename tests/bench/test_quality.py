@@ -11,11 +11,10 @@ ROWS = "reference,scaffold,one-block-swarm"
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory, sentences):
+def options(tmp_path_factory, small_text):
     folder = tmp_path_factory.mktemp("quality")
-    (folder / "text.txt").write_bytes(sentences)
     size = ["--quick", "--steps", "3", "--rows", ROWS, "--seeds", "0", "--max-windows", "4"]
-    return [*size, "--corpus", str(folder / "text.txt"), "--out", str(folder), "--work", str(folder / "work")], folder
+    return [*size, "--corpus", str(small_text), "--out", str(folder), "--work", str(folder / "work")], folder
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,9 @@ pytestmark = pytest.mark.timeout(300)  # it starts processes that import torch
 
 
 @pytest.fixture(scope="module")
-def folder(bench, tmp_path_factory, sentences):
+def folder(bench, tmp_path_factory, small_text):
     out = tmp_path_factory.mktemp("serve")
-    text = out / "text.txt"
-    text.write_bytes(sentences)
-    bench("serve").main(["--quick", "--corpus", str(text), "--out", str(out), "--work", str(out / "work")])
+    bench("serve").main(["--quick", "--corpus", str(small_text), "--out", str(out), "--work", str(out / "work")])
     return out
 
 

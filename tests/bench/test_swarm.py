@@ -11,10 +11,10 @@ pytestmark = pytest.mark.timeout(600)  # it starts processes that import torch, 
 
 
 @pytest.fixture(scope="module")
-def written(bench, tmp_path_factory):
+def written(bench, tmp_path_factory, small_text):
     """One quick run of the whole script."""
     out = tmp_path_factory.mktemp("swarm")
-    bench("swarm").main(["--quick", "--out", str(out)])
+    bench("swarm").main(["--quick", "--corpus", str(small_text), "--out", str(out)])
     return out
 
 

@@ -13,12 +13,10 @@ def updates(bench):
 
 
 @pytest.fixture(scope="module")
-def result(updates, tmp_path_factory, sentences):
+def result(updates, tmp_path_factory, small_text):
     """Its arguments and the folder it wrote to."""
     folder = tmp_path_factory.mktemp("updates")
-    text = folder / "text.txt"
-    text.write_bytes(sentences)
-    options = ["--quick", "--rows", ROWS, "--max-windows", "4", "--corpus", str(text), "--out", str(folder)]
+    options = ["--quick", "--rows", ROWS, "--max-windows", "4", "--corpus", str(small_text), "--out", str(folder)]
     updates.main(options)
     assert (folder / "updates.html").is_file()
     return options, folder
