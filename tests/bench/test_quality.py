@@ -44,9 +44,9 @@ def test_the_default_does_the_reference_s_work_with_its_parameters(document):
     assert document["results"]["scaffold/0"]["missing"].keys() == {"0", "1", "2", "3"}
 
 
-def test_results_name_the_corpus_and_not_its_place(document, options):
+def test_results_name_the_corpus_and_not_its_place(document, small_text):
     assert document["results"]["scaffold/0"]["spec"]["corpus"]["source"] == "text.txt"
-    assert str(options[1]) not in json.dumps(document)
+    assert str(small_text.parent) not in json.dumps(document)
 
 
 def test_what_is_done_is_not_done_again(quality, document, options, capsys):

@@ -68,10 +68,11 @@ def test_the_results_say_what_was_drafted_compared_and_added(document):
     assert 1 <= points["sweep"]["effective_candidates"] <= 8
 
 
-def test_results_name_the_corpus_and_not_its_place(folder):
+def test_results_name_the_corpus_and_not_its_place(folder, small_text):
     written = (folder / "serve.json").read_text()
     assert '"corpus": "text.txt"' in written
     assert str(folder) not in written
+    assert str(small_text.parent) not in written
     assert (folder / "serve.html").is_file()
 
 

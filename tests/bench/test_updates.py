@@ -38,10 +38,10 @@ def test_a_download_is_four_times_smaller_than_fp32(result):
     assert lines(result[1])["sparse"]["download_ratio"] > 4
 
 
-def test_results_name_the_corpus_and_not_its_place(result):
+def test_results_name_the_corpus_and_not_its_place(result, small_text):
     document = (result[1] / "updates.json").read_text()
     assert '"source": "text.txt"' in document
-    assert str(result[1]) not in document
+    assert str(small_text.parent) not in document
 
 
 def test_what_is_done_is_not_done_again(updates, result, capsys):
