@@ -4,11 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 BENCHES := $(wildcard bench/*.py)
 PYTEST_ARGS ?= -n auto --dist loadfile  # a process a core, a file always on one
 
-.PHONY: demo test check format results clean
+.PHONY: demo test check format docs results clean
 .DELETE_ON_ERROR:
 
 # A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
@@ -29,12 +30,16 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The documents as a site in site/, which works without a server and without a network. Broken links are errors.
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # docs/results.md and its pictures, made of the files in bench/results; the pictures take a Chromium.
 results: $(READY)
 	$(BIN)/python bench/page.py
 
 clean:
-	rm -rf $(VENV) demo-run build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) demo-run build dist site src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and by itself, so that no other requirement chooses its build. The stamp is written last: a broken
@@ -45,4 +50,8 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[dev]"
+	@touch $@
+
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[docs]"
 	@touch $@

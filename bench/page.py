@@ -37,7 +37,7 @@ class Experiment:
 
     @property
     def command(self) -> str:
-        return f"python bench/{self.module.replace('.', '/')}.py{self.options}"
+        return f"python bench/{self.module}.py{self.options}"
 
 
 def _own(name: str) -> Experiment:
@@ -148,6 +148,8 @@ def summary_rows(each: Found) -> list[list[str]]:
 
 
 def _not_measured(each: Found) -> str:
+    if each.module is None:
+        return f"not measured yet: there is no bench/{each.experiment.module}.py"
     return f"not measured yet: run `{each.experiment.command}`"
 
 

@@ -65,7 +65,7 @@ def full_size(spec: RunSpec, small: RunSpec) -> Size:
     return Size(
         spec=spec,
         small=small,
-        large_width=2 * spec.model.width,
+        large_width=4 * spec.model.width,
         shares=(
             ShareCase("two workers, short rounds", spec.swarm.update, 10, workers=2, rounds=2),
             ShareCase("short rounds, sparse", "sparse", 10, workers=1, rounds=1),

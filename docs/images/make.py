@@ -1,5 +1,5 @@
 """Takes the pictures of the dashboard in this folder, from a real run of the small preset: a coordinator and workers as
-processes, one of them killed so that there is something late to see. Needs a Chromium.
+processes, one of them killed at work so that there is something late to see. Needs a Chromium.
 
     python docs/images/make.py
 """
@@ -23,12 +23,13 @@ from blocktrain.wire.invite import Invite, parse_invite
 
 HERE = Path(__file__).parent
 NAMES = ("ada", "grace", "alan", "edsger")
+LAST_PHASE, FAR_ENOUGH = 2, 24  # steps of it, for curves that are worth a look
 SETTINGS = (
-    "train.steps=[64, 40, 800]",
+    "train.steps=[48, 24, 800]",
     "swarm.round_steps=8",
-    "swarm.evaluate_every=3",
-    "swarm.deadline_floor_s=25",
-    "swarm.deadline_ceiling_s=60",
+    "swarm.evaluate_every=2",
+    "swarm.deadline_floor_s=120",  # so that the round stays open while the pictures are taken
+    "swarm.deadline_ceiling_s=180",
     "train.windows=8",
 )
 PICTURES: dict[str, dict[str, Any]] = {
@@ -61,9 +62,10 @@ def take_pictures(folder: Path, processes: list[subprocess.Popen[bytes]]) -> Non
     for name in NAMES:
         invite = (folder / "run" / "invite").read_text().strip()
         start("worker", invite, "--home", str(folder / name), "--name", name)
-    wait_for(lambda: len(status(admin)["evaluations"]) >= 2)
-    processes.pop().kill()  # edsger's machine is switched off
-    wait_for(lambda: any(worker["state"] == "late" for worker in status(admin)["workers"]))
+    wait_for(lambda: steps_of(LAST_PHASE, admin) >= FAR_ENOUGH)
+    wait_for(lambda: state_of(NAMES[-1], admin) == "at work")
+    processes[-1].kill()  # edsger's machine is switched off
+    wait_for(lambda: state_of(NAMES[-1], admin) == "late")
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=path, args=[] if os.geteuid() else ["--no-sandbox"])
@@ -82,13 +84,21 @@ def picture(browser: Browser, admin: Invite, path: Path, look: dict[str, Any]) -
     page.close()
 
 
+def steps_of(phase: int, admin: Invite) -> int:
+    return next((int(each["step"]) for each in status(admin)["phases"] if each["phase"] == phase), 0)
+
+
+def state_of(name: str, admin: Invite) -> str:
+    return next(str(worker["state"]) for worker in status(admin)["workers"] if worker["name"] == name)
+
+
 def status(invite: Invite) -> dict[str, Any]:
     answer = httpx.get(f"{invite.url}/v1/status", headers={"Authorization": f"Bearer {invite.token}"})
     answer.raise_for_status()
     return dict(answer.json())
 
 
-def wait_for(ready: Callable[[], bool], patience_s: float = 240.0) -> None:
+def wait_for(ready: Callable[[], bool], patience_s: float = 1200.0) -> None:
     give_up_s = time.monotonic() + patience_s
     while not ready():
         if time.monotonic() > give_up_s:

@@ -10,6 +10,7 @@ import pytest
 
 from blocktrain.cli.story import STORY_FILE
 from blocktrain.spec import preset
+from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.local import local_swarm
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -64,6 +65,12 @@ def test_a_swarm_is_told_from_its_coordinator_s_directory_and_from_an_export(
     page = page_of(run, swarm_folders[which], "--out", tmp_path / "page.html", "--max-windows", 2)
     assert headings(page) == expected
     assert "1 took part." in page
+
+
+def test_an_export_tells_of_workers_by_their_aliases(run, swarm_folders, tmp_path):
+    told = json.loads((swarm_folders[1] / STORY_FILE).read_text())
+    assert [worker["name"] for worker in told["workers"]] == [alias_of(worker["id"]) for worker in told["workers"]]
+    assert "alert(1)" not in page_of(run, swarm_folders[1], "--out", tmp_path / "page.html", "--max-windows", 2)
 
 
 def test_the_page_needs_no_network_and_runs_no_one_s_markup(run, swarm_folders, tmp_path):

@@ -26,7 +26,7 @@ from blocktrain.swarm.worker import WorkReport
 from blocktrain.wire.invite import Invite, parse_invite
 
 SENTENCES = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " for n in range(400))
-TOKEN = "a-token-for-the-workers"
+TOKEN, ADMIN = "a-token-for-the-workers", "a-token-for-the-admin"
 NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
 SETTINGS = ["--set", "train.steps=4", "--set", "swarm.round_steps=2"]
 
@@ -34,6 +34,7 @@ SETTINGS = ["--set", "train.steps=4", "--set", "swarm.round_steps=2"]
 @dataclass(frozen=True)
 class Swarm:
     invite: str
+    admin: str
     folder: Path
     text: Path
     home: Path
@@ -58,9 +59,10 @@ def swarm(tmp_path_factory) -> Iterator[Swarm]:
     text.write_text(SENTENCES)
     with opened(folder / "state", tiny_spec(text), None, None) as run:
         run.ledger.add_token("worker", "worker", TOKEN, 0.0)
+        run.ledger.add_token("admin", "admin", ADMIN, 0.0)
         with served(run) as invite:
             write_private(folder / "state" / INVITE_FILE, f"{invite}\n".encode())
-            yield Swarm(str(invite), folder / "state", text, folder / "home")
+            yield Swarm(str(invite), str(replace(invite, token=ADMIN)), folder / "state", text, folder / "home")
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +124,11 @@ def test_a_wrong_token_is_refused_with_the_remedy(run, swarm):
 
 
 def test_status_shows_phases_workers_and_the_loss(run, finished):
-    result = run("status", finished.invite)
+    result = run("status", finished.admin)
     assert result.exit_code == 0, result.stderr
     assert "3 of 3 phases finished" in result.stdout
     assert "ada" in result.stdout
+    assert "ada" not in run("status", finished.invite).stdout  # names are for admins
     assert "held-out loss: " in result.stdout
 
 
@@ -206,7 +209,7 @@ def test_an_export_into_another_run_s_directory_is_refused(run, finished, traine
 
 
 def test_the_ledger_is_the_same_from_the_coordinator_and_from_its_disk(run, finished):
-    asked = json.loads(run("ledger", finished.invite, "--json").stdout)
+    asked = json.loads(run("ledger", finished.admin, "--json").stdout)
     assert asked == json.loads(run("ledger", "--dir", finished.folder, "--json").stdout)
     assert {record["worker_name"] for record in asked} == {"ada"}
     assert run("ledger", finished.invite).stdout.count("merged in round") == len(asked)
@@ -224,7 +227,7 @@ def test_a_viewer_may_look_but_not_work_until_revoked(run, finished):
     assert "eve" in run("token", "list", "--dir", finished.folder).stdout
     again = run("token", "revoke", "eve", "--dir", finished.folder)
     assert again.exit_code == 2
-    assert "(worker)" in again.stderr
+    assert "(worker, admin)" in again.stderr
 
 
 def test_an_admin_pauses_a_run_and_status_shows_it_until_it_goes_on(run, finished):

@@ -54,7 +54,7 @@ def wrong(text: str, read: Callable[[str], Any]) -> list[str]:
 
 
 def resolve(document: Any, path: str) -> float:
-    """`a.b.c`, through lists by number, row or name; behind a slash the unit that it is shown in: `a.b / 2**20`."""
+    """`a.b.c`, through lists by number or name; behind a slash the unit that it is shown in: `a.b / 2**20`."""
     keys, _, unit = path.partition(" / ")
     for key in keys.strip().split("."):
         document = _entry(document, key)
@@ -64,7 +64,7 @@ def resolve(document: Any, path: str) -> float:
 
 def _entry(value: Any, key: str) -> Any:
     if isinstance(value, list) and not key.isdigit():
-        return next(entry for entry in value if key in (entry.get("row"), entry.get("name")))
+        return next(entry for entry in value if key in entry.values())  # its name, row, codec …
     return value[int(key)] if isinstance(value, list) else value[key]
 
 

@@ -230,8 +230,8 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "bytes beyond a blob": (blob_bytes("bytes=999999999-"), 416, "range", "ask for bytes=a-b in it"),
     "a Range backwards": (blob_bytes("bytes=5-4"), 416, "range", "ask for bytes=a-b in it"),
     "a Range of lines": (blob_bytes("lines=1-2"), 416, "range", "ask for bytes=a-b in it"),
-    "a page that is none": (ask("GET", "/v2"), 404, "unknown", "see /docs"),
-    "a method that is none": (ask("DELETE", "/v1/run"), 405, "method", "see /docs"),
+    "a page that is none": (ask("GET", "/v2"), 404, "unknown", "see /openapi.json"),
+    "a method that is none": (ask("DELETE", "/v1/run"), 405, "method", "see /openapi.json"),
 }  # fmt: skip
 FORGIVEN = ("a part somewhere else", "another's signature", "part of an upload", "bytes with another hash", "NaN")
 FOR_ITS_TENSORS = {"tensors", "shapes", "missing", "extra", "finite", "norm"}

@@ -158,14 +158,6 @@ def test_a_url_that_cannot_hold_blobs_is_refused_with_an_example(url, monkeypatc
         Blobs(url)
 
 
-def test_only_a_bucket_that_can_sign_gives_urls(folder, monkeypatch):
-    for name, value in {"ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "REGION": "eu-west-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    url = Blobs("s3://bucket/run").presigned_url(SHA256, expires_s=60)
-    assert re.fullmatch(rf"https://.*/run/blobs/{SHA256}\?.*X-Amz-Expires=60.*", url or "")
-    assert Blobs(folder).presigned_url(SHA256) is None
-
-
 @given(st.binary(max_size=300), st.lists(st.integers(0, 120), max_size=8))
 def test_an_upload_in_odd_parts_is_the_whole(data, part_sizes):
     blobs, sha256 = Blobs("memory:///"), hashlib.sha256(data).hexdigest()

@@ -149,7 +149,7 @@ def test_the_numbers_are_those_of_the_api(visit, trained):
     for row, worker in enumerate(facts["workers"]):
         expect(rows.nth(row).locator("th")).to_have_text(worker["alias"])
         expect(rows.nth(row)).to_contain_text(f"{amount(worker['update_bytes'])} / {amount(worker['down_bytes'])}")
-        assert worker["update_bytes"] or worker["name"] == HOSTILE
+        assert worker["update_bytes"] or worker["device"] == HOSTILE
     expect(page.locator("#events li")).to_have_count(len(facts["events"]))
 
 

@@ -20,9 +20,8 @@ from blocktrain.swarm.rounds import Lease, Round, lateness
 from blocktrain.swarm.service import build_service
 from blocktrain.swarm.streaming import Listeners, News, Server, curves_after
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.messages import WORKER_HEADER, Curves
+from blocktrain.wire.messages import WORKER_HEADER, Curves, TrainLease
 
-VIEWER = {"Authorization": "Bearer the-token-of-the-viewer"}
 PATIENCE_S = 20.0
 
 
@@ -48,8 +47,9 @@ def events_of(lines: Iterator[str]) -> Iterator[tuple[str, dict]]:
 
 
 @contextmanager
-def listening(url: str) -> Iterator[Iterator[str]]:
-    with httpx.stream("GET", f"{url}/v1/stream", headers=VIEWER, timeout=PATIENCE_S) as answer:
+def listening(url: str, role: str = "viewer") -> Iterator[Iterator[str]]:
+    headers = {"Authorization": f"Bearer the-token-of-the-{role}"}
+    with httpx.stream("GET", f"{url}/v1/stream", headers=headers, timeout=PATIENCE_S) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield answer.iter_lines()
@@ -202,6 +202,32 @@ def test_an_alias_is_the_same_everywhere_and_not_the_name(house, member):
     member.lease()
     assert house.ask("GET", "/v1/status").json()["workers"][0]["alias"] == alias_of(member.id)
     assert alias_of("00" * 32) == alias_of("00" * 32) != alias_of("01" * 32)
+
+
+@pytest.mark.parametrize("role, name", [("admin", "ada's laptop"), ("worker", None), ("viewer", None)])
+def test_only_admins_are_told_what_workers_call_themselves(house, member, another_member, role, name):
+    lease, _ = [
+        TrainLease.model_validate(house.ask("POST", "/v1/leases", json=each.request(name="ada's laptop")).json())
+        for each in (member, another_member)
+    ]
+    member.send(lease, member.payload(lease))
+    house.now_s += 5000
+    house.coordinator.tick()
+    assert [event.kind for event in house.ledger.events()] == ["joined", "joined", "late", "merged"]
+    workers = house.ask("GET", "/v1/status", role).json()["workers"]
+    assert [worker["name"] for worker in workers] == [name or alias_of(worker["id"]) for worker in workers]
+    (contribution,) = house.ask("GET", "/v1/contributions", role).json()
+    assert contribution["worker_name"] == (name or alias_of(member.id))
+    paths = ("/v1/run", "/v1/status", "/v1/events", "/v1/curves", "/v1/contributions", "/v1/manifest", "/metrics")
+    assert name or not any("laptop" in house.ask("GET", path, role).text for path in paths)
+
+
+def test_a_listener_is_told_names_as_its_role_allows(house, member):
+    house.ask("POST", "/v1/leases", json=member.request(name="ada's laptop"))
+    with served(house) as (url, _):
+        for role, shown in (("viewer", alias_of(member.id)), ("admin", "ada's laptop")):
+            with listening(url, role) as lines:
+                assert next(events_of(lines))[1]["workers"][0]["name"] == shown
 
 
 # Who asks

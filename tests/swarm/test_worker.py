@@ -1,5 +1,6 @@
 """A worker at a real coordinator, without sockets: what it keeps when things go wrong, and what it throws away."""
 
+import hashlib
 import os
 import time
 
@@ -97,6 +98,23 @@ def test_the_cache_holds_the_corpus_and_what_the_last_lease_needed(new_house, hi
     assert corpus <= cached
     assert len(cached - corpus) <= 2 * house.spec.model.blocks
     assert house.ledger.versions(0)[0].sha256 not in cached
+
+
+def test_blocks_that_only_run_lie_whole_in_files_even_where_only_the_difference_was_fetched(new_house, hire, tmp_path):
+    worker = hire(new_house(**{"train.steps": 4}))
+    mapped, put_down = [], worker._put_down
+
+    def watched(version, tensors):
+        mapped.append(version)
+        return put_down(version, tensors)
+
+    worker._put_down = watched
+    worker.run()
+    from_difference = [version for version in mapped if version.version > 0]
+    assert from_difference
+    for version in from_difference:
+        file = tmp_path / "blobs" / version.tensors.sha256
+        assert hashlib.sha256(file.read_bytes()).hexdigest() == version.tensors.sha256
 
 
 def test_a_cached_blob_goes_when_it_is_neither_wanted_nor_new(tmp_path):

@@ -23,6 +23,7 @@ from blocktrain.figures import Line
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.watching import status_for
 
 Record: TypeAlias = dict[str, Any]
 STORY_FILE = "swarm.json"  # in an exported directory
@@ -57,8 +58,8 @@ def story_of_ledger(folder: Path, url: str | None = None) -> SwarmStory:
 
 
 def save_story(client: CoordinatorClient, folder: Path) -> None:
-    """Who trained an exported model: it stays with the model when the swarm is gone."""
-    status = client.status()
+    """Who trained an exported model, by their aliases: it stays with the model when the swarm is gone."""
+    status = status_for("viewer", client.status())  # also where an admin exports: a model may be handed on
     contributions = [
         {"update": {name: each["update"][name] for name in TOLD}} for each in all_pages(client.contributions)
     ]

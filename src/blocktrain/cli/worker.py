@@ -63,6 +63,7 @@ def worker(
     if name is not None and not 1 <= len(name) <= LONGEST_NAME:
         raise ConfigError(f"--name has {len(name)} characters: give 1 to {LONGEST_NAME}")
 
+    from blocktrain.swarm.aliases import alias_of
     from blocktrain.swarm.client import CoordinatorClient
     from blocktrain.swarm.worker import Worker
     from blocktrain.train.trainer import pick_device
@@ -78,6 +79,7 @@ def worker(
     ):
         name = name or (platform.node() or "worker")[: LONGEST_NAME - 4] + (f"-{number}" if number > 1 else "")
         say(f"{name} on {device.type} with {quantity(memory_bytes, 'B')} for the run at {address.url}")
+        say(f"others see this worker as {alias_of(key.public_key().public_bytes_raw().hex())}")
         shift = Shift(told_to(show, log, counted), stop, once, address.url)
         with CoordinatorClient(address, patience_s=math.inf, sleep=shift.unreachable) as client:
             Worker(

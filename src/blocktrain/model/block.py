@@ -137,10 +137,12 @@ class DenoiseBlock(Block):
             mask = span_mask(T, span_start).to(bytes_BT.device)
             hidden_BTD = hidden_BTD * (torch.arange(T, device=bytes_BT.device) < span_start)[None, :, None]
         hidden_BTD = torch.addcmul(hidden_BTD, c_in, scores_BTV @ self.readout)
-        out = self.read_out(self.run_layers(hidden_BTD, mask, self._modulation(sigma_B)))
+        hidden_BTD = self.run_layers(hidden_BTD, mask, self._modulation(sigma_B))
         if self.objective.evidence == "closed":
-            return noise.evidence(scores_BTV, sigma) + out
-        return self.sharpness * (c_skip * scores_BTV).addcmul_(c_out, out)
+            return noise.evidence(scores_BTV, sigma) + self.read_out(hidden_BTD)
+        # scaled before the read-out: behind it the gradient would hold one more tensor of the logits' size
+        out = F.linear(self.sharpness * c_out * rms_norm(hidden_BTD), self.readout)
+        return out.addcmul_(self.sharpness * c_skip, scores_BTV)
 
     def forward(self, bytes_BT: Tensor, z_BTV: Tensor, span_start: int | None = None) -> tuple[Tensor, Tensor]:
         """One Euler step over the block's own range."""

@@ -1,5 +1,6 @@
 """Aliases: what people call a worker. A name that is made from its public key tells who did what and not whose machine
-it was; the name that a worker gives itself is often a host's. Pure. Next: watching.py, which shows them."""
+it was; the name that a worker gives itself is often a host's, and shown to admins alone. Pure. Next: watching.py, which
+shows both."""
 
 from __future__ import annotations
 

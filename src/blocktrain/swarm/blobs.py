@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,12 +23,11 @@ from urllib.request import url2pathname
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
+from obstore.store import LocalStore, ObjectStore, from_url
 
 from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
 from blocktrain.files import put_in_place, sync_folder
 
-PRESIGNED_S = 3600.0
 MAX_OFFSET_DIGITS = 16
 SEND_BYTES = 8 * 2**20  # of a large blob that travel to a bucket at once, twice over
 BLOBS, UPLOADS, STAGING = "blobs", "uploads", "staging"
@@ -118,13 +116,6 @@ class Blobs:
             name = key.removeprefix(f"{BLOBS}/")
             if _SHA256.fullmatch(name) and (before_s is None or written_s < before_s):
                 yield name
-
-    def presigned_url(self, sha256: str, expires_s: float = PRESIGNED_S) -> str | None:
-        """Where anyone may fetch the blob for a while; None when the store cannot say."""
-        if not isinstance(self._store, S3Store | GCSStore | AzureStore):
-            return None
-        with self._storage():
-            return obstore.sign(self._store, "GET", _key(sha256), timedelta(seconds=expires_s))
 
     def append(self, upload_id: str, offset: int, data: bytes | Iterator[bytes]) -> int:
         """Keeps the next part of an upload and gives the number of bytes that are safe. An upload has one sender."""

@@ -11,6 +11,7 @@ from sqlalchemy import and_, func, insert, select, update
 
 from blocktrain.errors import ConfigError, LedgerConflict
 from blocktrain.swarm import ledger_tables as t
+from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger_book import Book, changed, if_absent
 from blocktrain.swarm.ledger_queries import insert_event, run_of
 from blocktrain.swarm.ledger_records import ROLES, Role, Run, Token, Worker
@@ -110,7 +111,7 @@ class PeopleBook(Book):
             if connection.execute(select(t.workers.c.id).where(t.workers.c.id == id)).one_or_none():
                 return False
             connection.execute(insert(t.workers).values(id=id, first_seen_s=now_s, **seen))
-            insert_event(connection, "joined", f"{name}, {device}", now_s, {"worker": id})
+            insert_event(connection, "joined", f"{alias_of(id)}, {device}", now_s, {"worker": id})
             return True
 
     def workers(self) -> tuple[Worker, ...]:

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, and_, insert, select, update
 
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm import ledger_tables as t
+from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger_book import PAGE, Book, changed, if_absent
 from blocktrain.swarm.ledger_open import new_mark
 from blocktrain.swarm.ledger_queries import (
@@ -273,10 +274,11 @@ def _names(phase: int, round: int) -> dict[str, int]:
 def _expire_leases(connection: Connection, phase: int, round: int, now_s: float) -> None:
     """Those that a closing round did without; each is an event."""
     missed = and_(t.leases.c.phase == phase, t.leases.c.round == round, t.leases.c.state == "open")
-    late = select(t.leases.c.worker, t.workers.c.name).join(t.workers, t.workers.c.id == t.leases.c.worker)
-    for worker, name in connection.execute(late.where(missed).order_by(t.leases.c.id).limit(MAX_LATE_EVENTS)).all():
+    late = select(t.leases.c.worker).where(missed).order_by(t.leases.c.id).limit(MAX_LATE_EVENTS)
+    for worker in connection.execute(late).scalars().all():
         data = {**_names(phase, round), "worker": worker}
-        insert_event(connection, "late", f"{name} in phase {phase}, round {round}: it closed without", now_s, data)
+        text = f"{alias_of(worker)} in phase {phase}, round {round}: it closed without"
+        insert_event(connection, "late", text, now_s, data)
     connection.execute(update(t.leases).where(missed).values(state="expired"))
 
 

@@ -38,7 +38,7 @@ from blocktrain.swarm.ledger_records import ROLES, Role
 from blocktrain.swarm.metrics import METRICS_TYPE, Answers, exposition
 from blocktrain.swarm.rates import Limiter, Rate
 from blocktrain.swarm.streaming import EventStream, Listeners, News, told
-from blocktrain.swarm.watching import Watching
+from blocktrain.swarm.watching import Watching, contributions_for, status_for
 from blocktrain.web.dashboard import add_dashboard
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
@@ -118,7 +118,7 @@ def build_service(
 ) -> FastAPI:
     """`rate` bounds the requests from one address with one token; the address as a whole may ask TOKENS times that.
     `invite` is the workers', for admins to hand on."""
-    service = FastAPI(title="BlockTrain coordinator", version="1", docs_url="/docs", redoc_url=None)
+    service = FastAPI(title="BlockTrain coordinator", version="1", docs_url=None, redoc_url=None)
     answers = Answers()
     service.add_middleware(_Doorkeeper, rate=rate or Rate(), clock=clock, answers=answers)
     service.add_exception_handler(BlockTrainError, _refused)
@@ -130,10 +130,10 @@ def build_service(
         return {"status": "ok"}
 
     _add_work(service, coordinator, [Depends(_needs(ledger, "worker", "admin"))])
-    everyone = [Depends(_needs(ledger, "viewer", "worker", "admin"))]
-    _add_model(service, coordinator, everyone)
-    _add_watching(service, coordinator.watching, answers, everyone)
-    _add_stream(service, coordinator.watching, ledger)
+    role_of = Depends(_needs(ledger, *ROLES))  # whoever has a token, and what it may
+    _add_model(service, coordinator, [role_of])
+    _add_watching(service, coordinator.watching, answers, role_of)
+    _add_stream(service, coordinator.watching, ledger, role_of)
     _add_ruling(service, coordinator, ledger, invite, [Depends(_needs(ledger, "admin"))])
     add_dashboard(service)
     return service
@@ -204,12 +204,13 @@ def _add_model(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any])
         return answer
 
 
-def _add_watching(service: FastAPI, watching: Watching, answers: Answers, needs: Sequence[Any]) -> None:
-    """How it goes, for people, dashboards and Prometheus."""
+def _add_watching(service: FastAPI, watching: Watching, answers: Answers, role_of: Any) -> None:
+    """How it goes, for people, dashboards and Prometheus. What workers call themselves is for admins."""
+    needs = [role_of]
 
-    @service.get("/v1/status", dependencies=needs, responses=_problems())
-    def status() -> dict[str, Any]:
-        return watching.status()
+    @service.get("/v1/status", responses=_problems())
+    def status(role: Role = role_of) -> dict[str, Any]:
+        return status_for(role, watching.status())
 
     @service.get("/v1/events", dependencies=needs, responses=_problems(422))
     def events(page: Annotated[EventPage, Query()]) -> list[EventEntry]:
@@ -219,29 +220,30 @@ def _add_watching(service: FastAPI, watching: Watching, answers: Answers, needs:
     def curves() -> Curves:
         return watching.curves()
 
-    @service.get("/v1/contributions", dependencies=needs, responses=_problems(422))
-    def contributions(page: Annotated[Page, Query()]) -> list[dict[str, Any]]:
-        return watching.contributions(page)
+    @service.get("/v1/contributions", responses=_problems(422))
+    def contributions(page: Annotated[Page, Query()], role: Role = role_of) -> list[dict[str, Any]]:
+        return contributions_for(role, watching.contributions(page))
 
     @service.get("/metrics", dependencies=needs, response_class=Response, responses={200: METRICS, **_problems()})
     def metrics() -> Response:
         return Response(exposition(watching.status(), answers), media_type=METRICS_TYPE)
 
 
-def _add_stream(service: FastAPI, watching: Watching, ledger: Ledger) -> None:
+def _add_stream(service: FastAPI, watching: Watching, ledger: Ledger, role_of: Any) -> None:
     """The same as it changes, and what the one who asks may do."""
     news = News(watching)
     service.state.listeners = listeners = Listeners()
-    role_of = Depends(_needs(ledger, *ROLES))
 
     @service.get("/v1/role", responses=_problems())
     def role(role: Role = role_of) -> TokenRole:
         return TokenRole(role=role)
 
-    @service.get("/v1/stream", dependencies=[role_of], include_in_schema=False)  # a schema tells no end
-    async def stream(given: Annotated[HTTPAuthorizationCredentials, Security(BEARER)]) -> Response:
+    @service.get("/v1/stream", include_in_schema=False)  # a schema tells no end
+    async def stream(
+        given: Annotated[HTTPAuthorizationCredentials, Security(BEARER)], role: Role = role_of
+    ) -> Response:
         listeners.enter()
-        events = told(news, listeners, lambda: ledger.role_of(given.credentials) is not None)
+        events = told(news, listeners, role, lambda: ledger.role_of(given.credentials) == role)
         return EventStream(events, listeners.leave)
 
 
@@ -381,7 +383,7 @@ def _unknown(request: Request, error: Exception) -> Response:
     if error.status_code == 400:  # what a JSON parser gives up on
         return _answer(422, Problem(code="malformed", message=f"{error.detail}: mend the request", retry=False))
     code = "method" if error.status_code == 405 else "unknown"
-    message = f"{request.method} {request.url.path[:80]}: {error.detail}: see /docs for what there is"
+    message = f"{request.method} {request.url.path[:80]}: {error.detail}: see /openapi.json for what there is"
     return _answer(error.status_code, Problem(code=code, message=message, retry=False), error.headers)
 
 

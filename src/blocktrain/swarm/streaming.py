@@ -18,7 +18,8 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from blocktrain.errors import BlockTrainError, Overloaded
-from blocktrain.swarm.watching import Watching
+from blocktrain.swarm.ledger_records import Role
+from blocktrain.swarm.watching import Watching, status_for
 from blocktrain.wire.messages import Curves
 
 PAUSE_S = 1.0  # between two looks
@@ -114,7 +115,7 @@ class Listeners:
         return not self._ended.is_set()
 
 
-async def told(news: News, listeners: Listeners, may_listen: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def told(news: News, listeners: Listeners, role: Role, may_listen: Callable[[], bool]) -> AsyncIterator[bytes]:
     """The events of one listener, until the server ends or the token is revoked. Of the curves, first all, then what
     is new."""
     number, shown, silent_s = 0, None, 0.0
@@ -122,7 +123,7 @@ async def told(news: News, listeners: Listeners, may_listen: Callable[[], bool])
         with suppress(BlockTrainError):  # a ledger that cannot answer now may the next time; meanwhile hearts beat
             newest = await run_in_threadpool(news.newest)
             if newest.number != number:
-                yield _event("status", json.dumps(newest.status))
+                yield _event("status", json.dumps(status_for(role, newest.status)))
                 if (more := curves_after(newest.curves, shown)) is not None:
                     yield _event("curves", more.model_dump_json())
                 number, shown, silent_s = newest.number, newest.curves, 0.0

@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import Evaluation, PhaseRecord, RoundLoss, RoundRecord, Worker, round_times_s
+from blocktrain.swarm.ledger_records import (
+    Evaluation,
+    PhaseRecord,
+    Role,
+    RoundLoss,
+    RoundRecord,
+    Worker,
+    round_times_s,
+)
 from blocktrain.swarm.picture import Held, block_pictures, newest_leases, worker_state
 from blocktrain.swarm.rounds import WINDOW, decide, lateness, learned_deadline_s
 from blocktrain.swarm.traffic import Traffic
@@ -120,6 +128,19 @@ class Watching:
                 if (answer := answer_of(evaluation.scores))
             ),
         )
+
+
+def status_for(role: Role, status: Mapping[str, Any]) -> dict[str, Any]:
+    """What workers call themselves, often their host's name, is for admins; others see aliases in its place."""
+    if role == "admin":
+        return dict(status)
+    return {**status, "workers": [{**worker, "name": worker["alias"]} for worker in status["workers"]]}
+
+
+def contributions_for(role: Role, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if role == "admin":
+        return list(map(dict, records))
+    return [{**record, "worker_name": alias_of(record["update"]["worker"])} for record in records]
 
 
 def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:

@@ -16,8 +16,10 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from blocktrain.checkpoint import write_whole
 from blocktrain.corpus import Corpus
 from blocktrain.errors import RequestRefused
+from blocktrain.mapped import MappedTensors
 from blocktrain.model.block import block_shapes
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
@@ -40,7 +42,7 @@ from blocktrain.wire.messages import (
     UpdateReceipt,
     Wait,
 )
-from blocktrain.wire.tensors import decode
+from blocktrain.wire.tensors import decode, encode
 
 Tensors = dict[str, Tensor]
 FOR_GOOD = ("token", "role", "protocol", "signature", "replayed")  # refusals that no other lease would mend
@@ -140,7 +142,7 @@ class Worker:
     def _train(self, lease: TrainLease) -> None:
         self._report(WorkReport("lease", f"phase {lease.phase}, shard {lease.shard}, {lease.steps} steps"))
         started_s = self._clock()
-        trained, around = self._tensors(lease.trained), self._tensors((*lease.below, *lease.ahead))
+        trained, around = self._tensors(lease.trained), self._mapped((*lease.below, *lease.ahead))
         trainer = self._prepared(lease, _by_block(self._feedback.start(_flat(trained))), around)
         losses = self._steps(trainer, lease, started_s)
         unsent = self._feedback.state()
@@ -194,7 +196,7 @@ class Worker:
         return self._client.submit(sign(unsigned, self._key))
 
     def _evaluate(self, lease: EvaluateLease) -> None:
-        model = BlockModel.from_tensors(self._spec, self._tensors(lease.blocks)).to(self._device)
+        model = BlockModel.from_tensors(self._spec, self._mapped(lease.blocks)).to(self._device)
         unborn = set(range(self._spec.model.blocks)) - {each.block for each in lease.blocks}
         combine = {} if unborn else fit_combination(model, self._corpus.valid)
         model.combine = dict(combine)
@@ -215,6 +217,20 @@ class Worker:
         fetched = {key: self._held.get(key) or self._fetch(version) for key, version in wanted.items()}
         self._held = {key: kept for key, kept in self._held.items() if key[0] not in {k for k, _ in wanted}} | fetched
         return {block: fetched[block, number] for block, number in wanted}
+
+    def _mapped(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
+        """The same left in files, for blocks that only run: a worker holds no more of them than it uses."""
+        for version in versions:
+            tensors = self._tensors([version])[version.block]
+            self._held[version.block, version.version] = self._put_down(version, tensors)
+        return {version.block: self._held[version.block, version.version] for version in versions}
+
+    def _put_down(self, version: BlockVersion, tensors: Tensors) -> Tensors:
+        """In the cache, under the name of the whole version, also when only the difference to it was fetched."""
+        path = self._cache / version.tensors.sha256
+        if not path.exists():
+            write_whole(path, encode(tensors))
+        return MappedTensors(path, block_shapes(self._spec, version.block)).tensors
 
     def _fetch(self, version: BlockVersion) -> Tensors:
         """From the version before where that one is here and the difference is offered, else whole."""
