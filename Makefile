@@ -9,7 +9,7 @@ TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 BENCHES := $(wildcard bench/*.py)
 PYTEST_ARGS ?= -n auto --dist loadfile  # a process a core, a file always on one
 
-.PHONY: demo test check format docs clean
+.PHONY: demo test check format docs results clean
 .DELETE_ON_ERROR:
 
 # A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
@@ -33,6 +33,10 @@ format: $(READY)
 # The documents as a site in site/, which works without a server and without a network. Broken links are errors.
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# docs/results.md and its pictures, made of the files in bench/results; the pictures take a Chromium.
+results: $(READY)
+	$(BIN)/python bench/page.py
 
 clean:
 	rm -rf $(VENV) demo-run build dist site src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -40,11 +40,11 @@ class Verdict:
 
 
 def at_most(what: str, value: float, limit: float, form: str = ".3f", paper: str = "–", about: str = "") -> Verdict:
-    return Verdict(what, f"{value:{form}}{about}", f"≤ {limit:{form}}", value <= limit, paper)
+    return Verdict(what, f"{value:{form}}{about}", f"≤ {limit:g}", value <= limit, paper)
 
 
 def at_least(what: str, value: float, limit: float, form: str = ".3f", paper: str = "–", about: str = "") -> Verdict:
-    return Verdict(what, f"{value:{form}}{about}", f"≥ {limit:{form}}", value >= limit, paper)
+    return Verdict(what, f"{value:{form}}{about}", f"≥ {limit:g}", value >= limit, paper)
 
 
 def goal_lines(verdicts: Sequence[Verdict]) -> str:

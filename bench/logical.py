@@ -24,28 +24,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
 import torch
 import torch.nn.functional as F  # noqa: N812
-from plotly.subplots import make_subplots
 from torch import Tensor
 
 from blocktrain.checkpoint import RunDirectory
-from blocktrain.figures import PALETTE, write_figure
 from blocktrain.model.block import block_shapes, logical_parameters, physical_parameters
 from blocktrain.serve.decode import Mode, Request, decode
 from blocktrain.serve.pipeline import Pipeline, PipelineSettings, PipelineStats
 from blocktrain.serve.traversal import Forward, Hop, Traversal
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
 from blocktrain.train.flops import FORWARD, layers_flops
-from common import RESULTS, machine, proc_status, table, write_json
+from common import RESULTS, goal_lines, machine, proc_status, table, write_json, write_pictures
+from logical_report import HEAD, cells, figures, section, shape, story, verdicts
 from stages import address_of, cpu_s, stage_process
 
+__all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 WIDTH, HEADS, BLOCKS, LAYERS = 4224, 33, 3, 354  # 75.80 billion parameters, in three blocks of 118 layers
 NEVER_S = 1e6
 MATMUL_S = 4.0
 LEAST_TRAVERSALS = 3
-GB, GIB = 1e9, 2**30
+GB = 1e9
 PROMPT = b"It is the duty of the President to give to the Congress information of the state of the Union. "
 
 
@@ -53,9 +52,10 @@ PROMPT = b"It is the duty of the President to give to the Congress information o
 
 
 def logical_spec(objective: Objective, positions: int, physical_layers: int, quick: bool) -> RunSpec:
-    width, heads, layers = (64, 2, 12) if quick else (WIDTH, HEADS, LAYERS)
+    """Quick: a single block, so that a single stage has to start."""
+    width, heads, blocks, layers = (64, 2, 1, 4) if quick else (WIDTH, HEADS, BLOCKS, LAYERS)
     model = ModelSpec(
-        width=width, heads=heads, context=positions, blocks=BLOCKS, layers=layers, physical_layers=physical_layers
+        width=width, heads=heads, context=positions, blocks=blocks, layers=layers, physical_layers=physical_layers
     )
     return RunSpec(name="logical", model=model, objective=objective, train=TrainSpec(windows=1))
 
@@ -112,7 +112,7 @@ def stage_processes(model: Path, threads: int) -> Iterator[list[StageProcess]]:
         options = ["--listen", "tcp://127.0.0.1:*", "--offload"]
         started = [
             stack.enter_context(stage_process(model, range(block, block + 1), threads, *options))
-            for block in range(BLOCKS)
+            for block in range(RunDirectory.open(model).spec.model.blocks)
         ]
         yield [StageProcess(process, address_of(process), block) for block, process in enumerate(started)]
 
@@ -249,9 +249,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_json(options.out / f"{options.name}.json", document)
     document["summary"] = summarise(document)
     write_json(options.out / f"{options.name}.json", document)
-    print(report(document))
-    for path in write_figure(figure(document), options.out / options.name, skipped=print):
-        print(f"wrote {path}")
+    print(shape(document), table(HEAD, cells(document)), story(document), goal_lines(verdicts(document)), sep="\n\n")
+    write_pictures({options.name: figures(document)["logical"]}, options.out)
 
 
 def run_model(mode: Mode, spec: RunSpec, options: argparse.Namespace, matmul_s: float) -> dict[str, Any]:
@@ -303,99 +302,6 @@ def summarise(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def report(document: Mapping[str, Any]) -> str:
-    """One screen."""
-    swept, written, summary = document["sweep"], document["autoregressive"], document["summary"]
-    model = swept["spec"]["model"]
-    head = ["way", "output", "traversals", "seconds an output", "wire bytes measured", "peak memory of the stages"]
-    rows = [
-        [
-            "sweep (measured)",
-            f"{swept['output_bytes']} bytes",
-            "1",
-            f"{swept['measured_seconds']:.1f}",
-            f"{swept['measured_wire_bytes']['total']:,}",
-            _gib(swept["stages"]),
-        ],
-        [
-            f"autoregressive ({written['measured_bytes']} bytes measured, the rest extrapolated)",
-            f"{written['output_bytes']} bytes",
-            str(written["output_bytes"]),
-            f"{written['extrapolated_seconds']:.1f}",
-            f"{written['measured_wire_bytes']['total']:,}",
-            _gib(written["stages"]),
-        ],
-    ]
-    loads = " and ".join(f"{part['load']['after'][0]:.1f}" for part in (swept, written))
-    return "\n".join(
-        [
-            f"logical  {summary['logical_parameters']:,} parameters: {model['layers']} layers, width {model['width']}, "
-            f"in {model['blocks']} blocks, {swept['logical_fp16_bytes'] / GB:.1f} GB in half precision",
-            f"physical {summary['physical_parameters']:,} parameters: {model['physical_layers']} real layers a block, "
-            f"{sum(swept['stored_bytes']) / GB:.2f} GB on the disk, left there",
-            "",
-            table(head, rows),
-            "",
-            f"extrapolated speed-up of the sweep: {summary['extrapolated_speedup']:.1f} ×, without any network delay",
-            f"the sweep's {swept['sequence_positions']} positions: {summary['sweep_gflops']:.1f} GFLOP/s, "
-            f"{summary['of_matmul']:.0%} of a plain matmul beside the same load "
-            f"({summary['of_matmul_a_cpu_second']:.0%} by processor time)",
-            f"first byte of the other: {written['first_byte_seconds']:.1f} s, each later one "
-            f"{written['median_later_byte_seconds']:.1f} s; load of the machine at their ends: {loads}",
-        ]
-    )
-
-
-def _gib(stages: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{stage['peak_rss_bytes'] / GIB:.2f}" for stage in stages) + " GiB"
-
-
-def figure(document: Mapping[str, Any]) -> go.Figure:
-    """Time to the left, memory to the right."""
-    swept, written = document["sweep"], document["autoregressive"]
-    drawn = make_subplots(
-        rows=1,
-        cols=2,
-        subplot_titles=[f"Seconds for {swept['output_bytes']} bytes", "Memory, GiB (logarithmic)"],
-        horizontal_spacing=0.12,
-    )
-    names, left = ["one sweep", "autoregressive"], written["extrapolated_seconds"] - written["measured_seconds"]
-    measured = [swept["measured_seconds"], written["measured_seconds"]]
-    blue = {"marker_color": PALETTE[0], "texttemplate": "%{y:.0f} s"}
-    drawn.add_bar(x=names, y=measured, name="measured", **blue, row=1, col=1)
-    if left > 0:
-        hatched = {"marker_color": PALETTE[5], "marker_pattern_shape": "/", "texttemplate": "%{y:.0f} s"}
-        drawn.add_bar(x=names[1:], y=[left], name="extrapolated", **hatched, row=1, col=1)
-    for color, (name, part) in zip(PALETTE[1:], (("sweep", swept), ("autoregressive", written)), strict=False):
-        drawn.add_bar(
-            x=[f"stage {stage['block']}" for stage in part["stages"]],
-            y=[stage["peak_rss_bytes"] / GIB for stage in part["stages"]],
-            name=f"peak resident, {name}",
-            marker_color=color,
-            offsetgroup=name,
-            texttemplate="%{y:.2f}",
-            row=1,
-            col=2,
-        )
-    everything = {
-        "x": ["all weights,<br>logical"],
-        "y": [swept["logical_fp16_bytes"] / GIB],
-        "texttemplate": "%{y:.1f}",
-    }
-    drawn.add_bar(**everything, name="half precision, all logical layers", marker_color="black", row=1, col=2)
-    drawn.update_yaxes(type="log", dtick=1, row=1, col=2)
-    drawn.update_layout(
-        title=f"{swept['logical_parameters'] / GB:.2f} billion logical parameters "
-        f"({swept['physical_parameters'] / GB:.2f} billion real ones) over three stages on one machine",
-        template="plotly_white",
-        width=1200,
-        height=560,
-        font_size=14,
-        barmode="relative",
-    )
-    return drawn
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -411,7 +317,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--work", type=Path, help="where the weights are written meanwhile (default: a temporary folder)"
     )
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, seconds")
+    parser.add_argument("--quick", action="store_true", help="a tiny shape in one block, seconds")
     return parser
 
 

@@ -36,7 +36,7 @@ from common import (
     write_json,
     write_pictures,
 )
-from memory_measure import SLACK, all_cases, measure_here, memory_part, quick_cases
+from memory_measure import SLACK, all_cases, in_own_process, measure_here, measure_memory, memory_part, quick_cases
 
 MB = 2**20
 HEAD = ["worker", "blocks", "state", "held", "tensors", "goal", "resident", "tensors, MiB", "resident, MiB"]
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "spec": portable(spec),
             "corpus_sha256": corpus.sha256,
             "slack": SLACK,
-            "memory": memory_part(cases, steps=3),
+            "memory": memory_part(cases, steps=3, measure=measure_memory if options.quick else in_own_process),
         }
     write_json(options.out / "memory.json", document)
     print(table(HEAD, _cells(document["memory"])), goal_lines(verdicts(document)), sep="\n\n")
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the weights: the bytes do not depend on it")
     parser.add_argument("--threads", type=int, help="of torch, for all measurements (default: torch's own choice)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file and picture go")
-    parser.add_argument("--quick", action="store_true", help="the tiny preset and one worker only, seconds")
+    parser.add_argument("--quick", action="store_true", help="the tiny preset and one worker, all in this process")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser
 

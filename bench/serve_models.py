@@ -18,7 +18,7 @@ from blocktrain.train.reference import equal_work_steps, reference_of
 from blocktrain.train.run import load_model, train_run
 
 SPAN_SHARE = 0.5
-SPAN_STEPS, QUICK_STEPS = 300, 8
+SPAN_STEPS, QUICK_STEPS = 300, 2
 GRAM = 4
 
 

@@ -89,8 +89,8 @@ def section(document: Document) -> str:
         [
             "## Speed of one worker\n",
             f"Steps of the {spec['name']} preset in {spec['model']['blocks']} blocks, {_compiled(speed)}, "
-            f"{document['machine']['threads']} threads: the median of {speed['turns']} turns in which all took "
-            "part. The bare loop has the same layers, batches and optimiser, and nothing else.\n",
+            f"torch's threads: {document['machine']['threads']}; the median of {speed['turns']} turns in which all "
+            "took part. The bare loop has the same layers, batches and optimiser, and nothing else.\n",
             markdown(HEAD, _cells(document)),
             _story(speed),
             "",

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from blocktrain.corpus import load_corpus
-from blocktrain.figures import write_figure
 from blocktrain.spec import RunSpec, preset
-from common import RESULTS, machine, read_json, write_json
+from common import RESULTS, machine, portable, read_json, write_json, write_pictures
 from swarm_load import load_part
 from swarm_memory import memory_part
 from swarm_merging import bytes_part, merging_part
-from swarm_report import figure, goals, summary
+from swarm_report import figures, section, verdicts
 from swarm_share import Case, share_part
 
+__all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 Part = Callable[["Size", Path], Any]
 
 
@@ -110,15 +110,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as folder:
             result = PARTS[name](size, Path(folder))
         document = read_json(path)
-        document |= {"machine": machine(), "spec": _without_path(size.spec), name: result}
+        document |= {"machine": machine(), "spec": portable(size.spec), name: result}
         document.setdefault("load_average", {})[name] = os.getloadavg()[0]
-        write_json(path, {**document, "goals": goals(document)})
+        write_json(path, document)
     document = read_json(path)
-    page = summary(document)
-    print(page)
-    (options.out / "swarm.md").write_text(page)
-    for written in write_figure(figure(document), options.out / "swarm", skipped=print):
-        print(f"wrote {written}")
+    print(section(document))
+    write_pictures(figures(document), options.out)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,13 +132,6 @@ def _size(options: argparse.Namespace) -> Size:
     source = {"corpus.source": options.corpus} if options.corpus else {}
     small = preset("tiny").with_(**source)
     return quick_size(small, small) if options.quick else full_size(preset(options.preset).with_(**source), small)
-
-
-def _without_path(spec: RunSpec) -> dict[str, Any]:
-    """The spec with the corpus by its name alone: where it lies on this machine is nobody's business."""
-    settings = spec.model_dump(mode="json")
-    settings["corpus"]["source"] = Path(spec.corpus.source).name
-    return settings
 
 
 def _share(size: Size, folder: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
 """How many workers can one coordinator serve? Hundreds of connections from a process of their own ask for leases and
 hand in small updates as fast as they are answered; beside them, the same connections ask a bare FastAPI route.
 
-    python bench/swarm_load.py serve           a bare FastAPI route; prints its port
-    python bench/swarm_load.py drive SETTINGS  the connections; prints latencies as JSON; swarm.py starts both
+    python bench/swarm_load.py SETTINGS     the connections; prints latencies as JSON; swarm.py starts it
 
 The client is a few lines on asyncio's streams: a full one would take more of the two than the servers do."""
 
@@ -11,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,33 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvicorn
-from fastapi import FastAPI
 
 from blocktrain.spec import RunSpec
 from blocktrain.wire.invite import Invite, parse_invite
-from blocktrain.wire.messages import Blob, LeaseRequest, TrainLease, Wait
+from blocktrain.wire.messages import Blob, TrainLease
+from swarm_bare import BARE_PATH
 from swarm_processes import Member, cpu_s, phase_tensors, random_update, running_coordinator, started
 
 LINE_END, HEAD_END = b"\r\n", b"\r\n\r\n"
-BARE_PATH = "/bare"
+FEW_CLIENTS = 8
 REQUESTS_AN_UPDATE = 3  # how much is there, the bytes, the notice
-
-
-# --- the bare route --------------------------------------------------------------------------------------------------
-
-
-def serve_bare() -> None:
-    """The same message in, a message out, and nothing between."""
-    app = FastAPI()
-
-    @app.post(BARE_PATH)
-    def bare(request: LeaseRequest) -> Wait:
-        return Wait(seconds=1.0, reason="nothing to do")
-
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
-        print(listener.getsockname()[1], flush=True)
-        uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off")).run(sockets=[listener])
 
 
 # --- the connections -------------------------------------------------------------------------------------------------
@@ -217,7 +198,7 @@ class Load:
     seconds: float
 
     def on_bare(self) -> list[dict[str, Any]]:
-        with started([sys.executable, __file__, "serve"]) as process:
+        with started([sys.executable, str(Path(__file__).with_name("swarm_bare.py"))]) as process:
             assert process.stdout is not None
             invite = Invite("127.0.0.1", int(process.stdout.readline()), "a-token-that-nobody-asks-for")
             return self._driven(["bare"], invite, process.pid)
@@ -227,7 +208,7 @@ class Load:
             return self._driven(["health", "leases", "updates"], coordinator.invite, coordinator.pid)
 
     def _driven(self, works: Sequence[str], invite: Invite, server_pid: int) -> list[dict[str, Any]]:
-        """By a process of so many connections."""
+        """By a process of so many connections; a few of them do not need one."""
         settings = {
             "works": works,
             "spec": self.spec.model_dump(mode="json"),
@@ -236,11 +217,16 @@ class Load:
             "clients": self.clients,
             "seconds": self.seconds,
         }
-        with started([sys.executable, __file__, "drive", json.dumps(settings)]) as process:
-            said, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"the connections for {', '.join(works)} ended with {process.returncode}")
-        return [load_row(work, seen) for work, seen in json.loads(said).items()]
+        seen = asyncio.run(drive(settings)) if self.clients <= FEW_CLIENTS else _driven_apart(settings)
+        return [load_row(work, of_work) for work, of_work in seen.items()]
+
+
+def _driven_apart(settings: Mapping[str, Any]) -> dict[str, Any]:
+    with started([sys.executable, __file__, json.dumps(settings)]) as process:
+        said, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the connections for {', '.join(settings['works'])} ended with {process.returncode}")
+    return dict(json.loads(said))
 
 
 def load_row(work: str, seen: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +247,4 @@ def load_row(work: str, seen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve_bare()
-    else:
-        print(json.dumps(asyncio.run(drive(json.loads(sys.argv[2])))))
+    print(json.dumps(asyncio.run(drive(json.loads(sys.argv[1])))))

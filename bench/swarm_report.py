@@ -1,16 +1,16 @@
-"""What swarm.py found, as goals that are met or not, as a page of tables and as a picture. Computes no measurement; a
-part that was not measured is left out. Next: swarm.py."""
+"""What swarm.py found, as goals that are reached or not, as a section of tables and as a picture. Computes no
+measurement; a part that was not measured is left out. Next: swarm.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from blocktrain.figures import PALETTE
-from common import markdown
+from common import Document, Verdict, at_least, at_most, goal_lines, markdown
 from swarm_memory import MAX_GROWTH
 from swarm_share import COMPUTING, MIN_SHARE
 
@@ -21,32 +21,25 @@ WORKS = {
     "leases": "lease",
     "updates": "update (3 requests)",
 }
-Document = Mapping[str, Any]
 _MERGED = f"<span style='color:{PALETTE[1]}'>as it is</span>"
 _IN_MEMORY = f"<span style='color:{PALETTE[0]}'>in memory alone</span>"
 
 
-def goals(document: Document) -> list[dict[str, Any]]:
+def verdicts(document: Document) -> list[Verdict]:
     """Each goal with the figure that it is held against. What has no goal is only stated."""
-    found: list[dict[str, Any]] = []
-    for row in document.get("share", []):
-        found.append(_goal(f"computing, {row['name']}", row["share"], ">=", MIN_SHARE))
-    if memory := document.get("memory"):
-        for row in memory["growth"]:
-            found.append(_goal(f"memory growth, {_arrival(row['at_once'])}", row["factor"], "<=", MAX_GROWTH))
+    what = "share of a worker's time that is computing"
+    found = [at_least(f"{what}, {row['name']}", row["share"], MIN_SHARE) for row in document.get("share", [])]
+    growth = "growth of the coordinator's memory with the replicas"
+    for row in document.get("memory", {}).get("growth", []):
+        found.append(at_most(f"{growth}, {_arrival(row['at_once'])}", row["factor"], MAX_GROWTH))
     return found
-
-
-def _goal(what: str, value: float, relation: str, limit: float) -> dict[str, Any]:
-    met = value >= limit if relation == ">=" else value <= limit
-    return {"what": what, "value": value, "goal": f"{relation} {limit:g}", "met": met}
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def summary(document: Document) -> str:
-    """The page: what was run where, the goals, and a table a question."""
+def section(document: Document) -> str:
+    """What was run where, a table a question, and the goals."""
     tables: dict[str, Callable[[Any], str]] = {
         "share": _share_table,
         "merging": _merging_table,
@@ -55,21 +48,16 @@ def summary(document: Document) -> str:
         "load": _load_table,
     }
     parts = [draw(document[name]) for name, draw in tables.items() if name in document]
-    return "\n".join([_origin(document), _goals_table(goals(document)), *parts])
+    return "\n".join(["## What a swarm costs\n", _origin(document), *parts, goal_lines(verdicts(document))])
 
 
 def _origin(document: Document) -> str:
-    machine, busy = document["machine"], document["load_average"]
-    loads = ", ".join(f"{name} {value:.1f}" for name, value in busy.items())
+    loads = ", ".join(f"{name} {value:.1f}" for name, value in document["load_average"].items())
     return (
-        f"Written by bench/swarm.py: preset {document['spec']['name']}, corpus {document['spec']['corpus']['source']}, "
-        f"{machine['cores']} cores, torch {machine['torch']}. Load averages after each part: {loads}.\n"
+        f"Coordinator, workers and clients as real processes on loopback, one thread each; preset "
+        f"{document['spec']['name']}, corpus {document['spec']['corpus']['source']}. Load averages after each part: "
+        f"{loads}.\n"
     )
-
-
-def _goals_table(found: Sequence[Document]) -> str:
-    rows = [[goal["what"], f"{goal['value']:.3f}", goal["goal"], "met" if goal["met"] else "missed"] for goal in found]
-    return markdown(["goal", "measured", "wanted", ""], rows)
 
 
 def _share_table(rows: Sequence[Document]) -> str:
@@ -169,7 +157,7 @@ def _load_table(part: Document) -> str:
 # --- picture ---------------------------------------------------------------------------------------------------------
 
 
-def figure(document: Document) -> go.Figure:
+def figures(document: Document) -> dict[str, go.Figure]:
     """A panel a question."""
     panels: dict[str, tuple[str, Callable[[go.Figure, Any, dict[str, int]], None]]] = {
         "share": ("A worker's time that is not computing", _draw_share),
@@ -200,7 +188,7 @@ def figure(document: Document) -> go.Figure:
         margin={"t": 60, "b": 60},
     )
     drawn.update_annotations(font_size=15)
-    return drawn
+    return {"swarm": drawn}
 
 
 def _draw_share(drawn: go.Figure, rows: Sequence[Document], place: dict[str, int]) -> None:

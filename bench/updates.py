@@ -21,7 +21,7 @@ from torch import Tensor
 
 from blocktrain.checkpoint import continue_block
 from blocktrain.corpus import Corpus, load_corpus
-from blocktrain.figures import PALETTE, write_figure
+from blocktrain.figures import PALETTE
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Phase, RunSpec, Stacked, preset
@@ -30,10 +30,24 @@ from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs import CodecSettings, update_settings
 from blocktrain.wire.deltas import EncodedUpdate, ErrorFeedback, encode_difference, read_update
-from common import RESULTS, machine, portable, read_json, table, write_json
+from common import (
+    RESULTS,
+    Document,
+    Verdict,
+    at_least,
+    goal_lines,
+    machine,
+    markdown,
+    portable,
+    read_json,
+    table,
+    write_json,
+    write_pictures,
+)
 
 Tensors = dict[str, Tensor]
 UPLOAD_GOAL, DOWNLOAD_GOAL, LOSS_GOAL = 100, 4, 0.01
+HEAD = ["codec", "seeds", "valid", "lost", "up, KB a round", "up, × fewer", "up, MB a run", "down, × fewer"]
 
 
 @dataclass(frozen=True)
@@ -188,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         document.setdefault("results", {})[f"{row.name}/{spec.seed}"] = record
         write_json(path, document)
         print(f"{row.name} seed {spec.seed}: {record['valid']:.4f} nats/byte on valid", flush=True)
-    report(read_json(path), options.out / options.name)
+    report(read_json(path), path)
 
 
 def _base(options: argparse.Namespace) -> RunSpec:
@@ -233,7 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def summarise(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def summarise(document: Document) -> list[dict[str, Any]]:
     """One line a row: means over seeds, and the loss against fp32 seed by seed."""
     results, lines = document["results"], []
     for row in ROWS:
@@ -268,12 +282,47 @@ def summarise(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def report(document: Mapping[str, Any], base: Path) -> None:
-    lines = summarise(document)
-    goals = {"upload_ratio": UPLOAD_GOAL, "download_ratio": DOWNLOAD_GOAL, "lost": LOSS_GOAL}
-    write_json(base.with_suffix(".json"), {**document, "goals": goals, "summary": lines})
-    head = ["codec", "seeds", "valid", "lost", "up, KB a round", "up, × fewer", "up, MB a run", "down, × fewer"]
-    rows = [
+def report(document: Document, path: Path) -> None:
+    write_json(path, {**document, "summary": summarise(document)})
+    print(table(HEAD, _cells(document)), goal_lines(verdicts(document)), sep="\n\n")
+    write_pictures({path.stem: figures(document)["updates"]}, path.parent)
+
+
+def verdicts(document: Document) -> list[Verdict]:
+    """The smallest updates that cost next to nothing; and what is fetched, whatever the updates."""
+    lines = [line for line in summarise(document) if line["lost"] is not None]
+    harmless = [line for line in lines if line["lost"] <= LOSS_GOAL]
+    fetched = [line for line in lines if line["row"] != "fp32"]
+    found = []
+    if harmless:
+        best = max(harmless, key=lambda line: float(line["upload_ratio"]))
+        what = f"times fewer bytes up than fp32 with at most {LOSS_GOAL:g} nats/byte lost"
+        about = f" ({best['label']}, {best['lost']:+.4f} nats/byte)"
+        found.append(at_least(what, best["upload_ratio"], UPLOAD_GOAL, ".1f", about=about))
+    if fetched:
+        least = min(line["download_ratio"] for line in fetched)
+        found.append(at_least("times fewer bytes down than fp32", least, DOWNLOAD_GOAL, ".1f"))
+    return found
+
+
+def section(document: Document) -> str:
+    line, first = summarise(document)[0], next(iter(document["results"].values()))
+    spec = first["spec"]
+    return "\n".join(
+        [
+            "## Small updates\n",
+            f"{line['replicas']} replicas of the {spec['name']} preset on {spec['corpus']['source']}, "
+            f"{line['rounds']} rounds of {line['round_steps']} steps of {line['windows']} windows, in one process: the "
+            f"same rounds with every codec. *Lost* is nats/byte on the first {first['max_windows']} windows of valid "
+            "against fp32 of the same seed.\n",
+            markdown(HEAD, _cells(document)),
+            goal_lines(verdicts(document)),
+        ]
+    )
+
+
+def _cells(document: Document) -> list[list[str]]:
+    return [
         [
             line["label"],
             str(len(line["seeds"])),
@@ -284,16 +333,13 @@ def report(document: Mapping[str, Any], base: Path) -> None:
             f"{line['upload_bytes_a_run'] / 1e6:.2f}",
             f"{line['download_ratio']:.1f}",
         ]
-        for line in lines
+        for line in summarise(document)
     ]
-    print(table(head, rows))
-    for path in write_figure(_figure(lines), base, skipped=print):
-        print(f"wrote {path}")
 
 
-def _figure(lines: Sequence[Mapping[str, Any]]) -> go.Figure:
+def figures(document: Document) -> dict[str, go.Figure]:
     """What is lost over how small the uploads are; the goal is the lower right."""
-    known = [line for line in lines if line["lost"] is not None]
+    known = [line for line in summarise(document) if line["lost"] is not None]
     figure = go.Figure()
     figure.add_scatter(
         x=[line["upload_ratio"] for line in known],
@@ -315,7 +361,7 @@ def _figure(lines: Sequence[Mapping[str, Any]]) -> go.Figure:
         height=600,
         font_size=14,
     )
-    return figure
+    return {"updates": figure}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Makes the files of the repository that pages link to, such as ../bench/results/serve.md, part of the site. A link to
-a file that is not there stays as it is, and `mkdocs build --strict` refuses it. A hook of mkdocs: see mkdocs.yml."""
+"""Makes the files of the repository that pages link to, such as ../bench/results/serve.json, part of the site. A link
+to a file that is not there stays as it is, and `mkdocs build --strict` refuses it. A hook of mkdocs: see mkdocs.yml."""
 
 from __future__ import annotations
 

@@ -21,6 +21,14 @@ def bench() -> Iterator[Callable[[str], ModuleType]]:
         yield importlib.import_module
 
 
+@pytest.fixture(scope="session")
+def small_text(tmp_path_factory: pytest.TempPathFactory, sentences: bytes) -> Path:
+    """A corpus that every process of an experiment has read at once."""
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_bytes(sentences)
+    return path
+
+
 @pytest.fixture(scope="package", autouse=True)
 def _no_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:

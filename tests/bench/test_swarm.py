@@ -2,21 +2,19 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
 from blocktrain.spec import preset
 
-BENCH = Path(__file__).parents[2] / "bench"
 pytestmark = pytest.mark.timeout(600)  # it starts processes that import torch, on a machine that may be busy
 
 
 @pytest.fixture(scope="module")
-def written(bench, tmp_path_factory):
+def written(bench, tmp_path_factory, small_text):
     """One quick run of the whole script."""
     out = tmp_path_factory.mktemp("swarm")
-    bench("swarm").main(["--quick", "--out", str(out)])
+    bench("swarm").main(["--quick", "--corpus", str(small_text), "--out", str(out)])
     return out
 
 
@@ -73,21 +71,16 @@ def test_clients_are_answered_beside_a_bare_route(document):
     assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in rows.values())
 
 
-def test_goals_say_whether_they_are_met(bench, document):
-    goals = bench("swarm_report").goals({"share": [{"name": "x", "share": 0.94}, {"name": "y", "share": 0.95}]})
-    assert [goal["met"] for goal in goals] == [False, True]
-    assert document["goals"] == bench("swarm_report").goals(document)
+def test_goals_say_whether_they_are_reached(bench):
+    verdicts = bench("swarm").verdicts({"share": [{"name": "x", "share": 0.94}, {"name": "y", "share": 0.95}]})
+    assert [verdict.reached for verdict in verdicts] == [False, True]
 
 
-def test_the_page_is_made_of_the_result_file(bench, document, written):
-    page = (written / "swarm.md").read_text()
-    assert page == bench("swarm_report").summary(document)
-    assert f"| {document['goals'][0]['what']} | {document['goals'][0]['value']:.3f} |" in page
-
-
-def test_the_page_that_is_kept_is_that_of_the_result_that_is_kept(bench):
-    kept = json.loads((BENCH / "results" / "swarm.json").read_text())
-    assert (BENCH / "results" / "swarm.md").read_text() == bench("swarm_report").summary(kept)
+def test_the_section_has_every_question_and_its_goals(bench, document):
+    section = bench("swarm").section(document)
+    assert section.count("\n| --- |") == 5
+    for verdict in bench("swarm").verdicts(document):
+        assert f"- goal: {verdict.what} {verdict.goal}: {verdict.answer} ({verdict.ours})" in section
 
 
 def test_a_stopwatch_counts_a_second_once(bench):

@@ -1,26 +1,25 @@
-"""The experiment with small updates at its quick size, as a user starts it."""
+"""The experiment with small updates at its quick size."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "updates.py"
 ROWS = "fp32,sparse,int8"
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory) -> tuple[list[str], Path]:
-    """The command and the folder it wrote to."""
+def updates(bench):
+    return bench("updates")
+
+
+@pytest.fixture(scope="module")
+def result(updates, tmp_path_factory, small_text):
+    """Its arguments and the folder it wrote to."""
     folder = tmp_path_factory.mktemp("updates")
-    text = folder / "text.txt"
-    text.write_bytes(b"".join(b"%d bottles of beer on the wall, %d bottles of beer. " % (n, n) for n in range(600)))
-    options = ["--quick", "--rows", ROWS, "--max-windows", "4", "--corpus", str(text), "--out", str(folder)]
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), *options]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return command, folder
+    options = ["--quick", "--rows", ROWS, "--max-windows", "4", "--corpus", str(small_text), "--out", str(folder)]
+    updates.main(options)
+    assert (folder / "updates.html").is_file()
+    return options, folder
 
 
 def lines(folder):
@@ -39,15 +38,25 @@ def test_a_download_is_four_times_smaller_than_fp32(result):
     assert lines(result[1])["sparse"]["download_ratio"] > 4
 
 
-def test_results_name_the_corpus_and_not_its_place(result):
+def test_results_name_the_corpus_and_not_its_place(result, small_text):
     document = (result[1] / "updates.json").read_text()
     assert '"source": "text.txt"' in document
-    assert str(result[1]) not in document
+    assert str(small_text.parent) not in document
 
 
-def test_what_is_done_is_not_done_again(result):
-    command, folder = result
+def test_what_is_done_is_not_done_again(updates, result, capsys):
+    options, folder = result
     before = json.loads((folder / "updates.json").read_text())["results"]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert output.startswith("0 rows to run")
+    updates.main(options)
+    assert capsys.readouterr().out.startswith("0 rows to run")
     assert json.loads((folder / "updates.json").read_text())["results"] == before
+
+
+def test_only_updates_that_lose_little_count_as_small(updates, result):
+    document = json.loads((result[1] / "updates.json").read_text())
+    document["results"]["sparse/0"]["valid"] = document["results"]["fp32/0"]["valid"] + 0.02
+    document["results"]["int8/0"]["valid"] = document["results"]["fp32/0"]["valid"]
+    up, down = updates.verdicts(document)
+    assert up.ours.endswith("(int8 (default), +0.0000 nats/byte)")
+    assert (up.reached, down.reached) == (False, True)
+    assert f"- goal: {up.what} ≥ 100: not reached ({up.ours})" in updates.section(document)

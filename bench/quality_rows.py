@@ -1,0 +1,63 @@
+"""The rows of quality.py: all objectives, schedules and read-outs beside the reference. Next: training_rows.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from blocktrain.spec import Denoise, RunSpec, Stacked
+from blocktrain.train.reference import of_equal_work, reference_of, single_block_of
+from training_rows import Row
+
+SIMULTANEOUS = Stacked(schedule="simultaneous", scaffold=0)
+GREEDY = Stacked(scaffold=0, later_share=1.0)
+
+
+def _scaffold(base: RunSpec, steps: int) -> RunSpec:
+    return of_equal_work(base.with_(objective=Stacked()), steps)
+
+
+def _plain(objective: Any, **changes: Any) -> Callable[[RunSpec, int], RunSpec]:
+    return lambda base, steps: base.with_(objective=objective, **{"train.steps": steps, **changes})
+
+
+def _eight(base: RunSpec, steps: int) -> RunSpec:
+    return _scaffold(base.with_(**{"model.blocks": 2 * base.model.blocks}), steps)
+
+
+def _one_block(blocks: int, bytes_factor: int = 1) -> Callable[[RunSpec, int], RunSpec]:
+    def make(base: RunSpec, steps: int) -> RunSpec:
+        layers = blocks * base.model.layers_of(0)
+        return single_block_of(base, num_layers=layers, steps=steps * bytes_factor)
+
+    return make
+
+
+ROWS = (
+    Row("reference", "end to end, the reference", "reference", lambda base, steps: reference_of(base, steps=steps)),
+    Row("scaffold", "stacked, progressive, scaffold (default)", "equal work", _scaffold,
+        without_hosts=True),
+    Row("scaffold-8", "the same in twice as many blocks", "equal work", _eight),
+    Row("scaffold-steps", "stacked, progressive, scaffold", "equal steps", _plain(Stacked(later_share=1.0))),
+    Row("scaffold-workers", "the default, four averaged workers", "equal wall-clock", _scaffold, replicas=4),
+    Row("progressive", "stacked, progressive, no scaffold", "equal steps", _plain(GREEDY)),
+    Row("simultaneous", "stacked, all at once", "equal steps", _plain(SIMULTANEOUS)),
+    Row(
+        "lookahead", "stacked, all at once, look-ahead 1", "equal steps",
+        _plain(SIMULTANEOUS.model_copy(update={"lookahead": 1})),
+    ),
+    Row(
+        "lookahead-stale", "the same, snapshots refreshed every 50 steps", "equal steps",
+        _plain(SIMULTANEOUS.model_copy(update={"lookahead": 1, "refresh_steps": 50})),
+    ),
+    Row("dropout", "the default with state dropout 0.1", "equal work",
+        lambda base, steps: _scaffold(base, steps).with_(**{"objective.state_dropout": 0.1}), without_hosts=True),
+    Row("denoise", "denoise, lognormal ranges (the paper)", "equal steps", _plain(Denoise())),
+    Row("denoise-adaptive", "denoise, adaptive ranges", "equal steps", _plain(Denoise(partition="adaptive"))),
+    Row("denoise-closed", "denoise, closed-form evidence", "equal steps", _plain(Denoise(evidence="closed"))),
+    Row("one-block", "end to end, one block's layers", "equal memory", _one_block(1)),
+    Row("two-blocks", "end to end, two blocks' layers", "equal memory", _one_block(2)),
+    Row("one-block-swarm", "one block's layers, four averaged workers", "equal memory", _one_block(1), replicas=4),
+    Row("one-block-long", "one block's layers, four times the steps", "equal memory", _one_block(1, 4)),
+    Row("two-blocks-long", "two blocks' layers, twice the steps", "equal memory", _one_block(2, 2)),
+)  # fmt: skip

@@ -1,0 +1,31 @@
+"""A bare FastAPI route, to hold a coordinator's against: the message of a lease request in, a message out, and nothing
+between. Imports next to nothing, so that it starts at once.
+
+    python bench/swarm_bare.py     prints its port; swarm_load.py starts it"""
+
+from __future__ import annotations
+
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+from blocktrain.wire.messages import LeaseRequest, Wait
+
+BARE_PATH = "/bare"
+
+
+def serve_bare() -> None:
+    app = FastAPI()
+
+    @app.post(BARE_PATH)
+    def bare(request: LeaseRequest) -> Wait:
+        return Wait(seconds=1.0, reason="nothing to do")
+
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
+        print(listener.getsockname()[1], flush=True)
+        uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off")).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    serve_bare()
