@@ -1,0 +1,268 @@
+"""The swarm beside Flower and hivemind, on the same work and the same machine: workers average tensors of 1, 10, 100 MB
+with nothing between the rounds, and train the same model with the same trainer to the same held-out loss.
+
+    python bench/peers.py [--sides blocktrain,hivemind] [--sizes 1,10] [--workers 2,4] [--parts averaging,training]
+
+Each peer runs in an environment of its own, made with pip under --envs; every cell in a network namespace of its own
+where this user may make one, so that the loopback interface carries nothing else. A cell that is in the result file is
+not run again, one that failed is; --again runs those asked for anew. What goes wrong on a side stands in its rows.
+Next: peers/work.py, what is averaged; peers/ours.py, flower_side.py and hivemind_side.py; peers_report.py, the page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from blocktrain.figures import write_figure
+from blocktrain.model.block import build_block
+from blocktrain.spec import RunSpec, preset
+from common import RESULTS, machine, portable, read_json, write_json
+from peers_report import figures, section, summary
+
+__all__ = ["figures", "main", "section"]
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = Path(__file__).parent / "peers"
+READY = "ready"  # the file that says that an environment is complete
+MAX_ERROR_CHARACTERS = 600
+TOLERANCES = {"fp32": 1e-3, "fp16": 0.02, "uniform8bit": 0.1, "int8": 0.1, "sparse": 2.0}
+WARM_UP = 1
+
+
+@dataclass(frozen=True)
+class Side:
+    script: str
+    codecs: tuple[str, ...]  # fp32 and its smallest
+    requirements: tuple[str, ...] = ()  # none: this interpreter's own environment
+
+
+SIDES = {
+    "blocktrain": Side("ours.py", ("fp32", "int8", "sparse")),
+    "flower": Side("flower_side.py", ("fp32", "fp16"), ("flwr>=1.41,<2",)),
+    "hivemind": Side("hivemind_side.py", ("fp32", "uniform8bit"), ("hivemind==1.1.12",)),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A block of about so many megabytes, and how long its rounds are measured."""
+
+    width: int
+    layers: int
+    rounds: int
+    patience_s: float = 240.0
+
+
+SIZES = {
+    "0.1": Size(32, 1, 2),
+    "1": Size(64, 4, 7),
+    "10": Size(256, 3, 5),
+    "100": Size(832, 3, 2, patience_s=600.0),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(argv)
+    path = options.out / "peers.json"
+    for part in options.parts:
+        for cell in _cells(part, options):
+            document = read_json(path)
+            rows = document.setdefault(part, [])
+            before = [row for row in rows if _key(row) == _key(cell)]
+            if before and not before[0]["error"] and not options.again:
+                continue
+            print(" ".join(str(value) for value in _key(cell)), "…", flush=True)
+            row = _measured(cell, options.envs)
+            print("   ", row["error"] or f"{row['seconds']:.3f} s a round", flush=True)
+            rows[:] = sorted([x for x in rows if _key(x) != _key(cell)] + [row], key=_order)
+            write_json(path, {**document, "machine": machine(), "spec": portable(_spec(SIZES["1"]))})
+    document = read_json(path)
+    print(summary(document))
+    for name, drawn in figures(document).items():
+        for written in write_figure(drawn, options.out / name, skipped=print):
+            print(f"wrote {written}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", type=names, default=["averaging"])
+    parser.add_argument("--sides", type=names, default=list(SIDES))
+    parser.add_argument("--sizes", type=names, default=["1", "10", "100"], help="megabytes of float32")
+    parser.add_argument("--workers", type=names, default=["2", "4", "8"])
+    parser.add_argument("--codecs", type=names, default=[], help="of each side's, only these")
+    parser.add_argument("--again", action="store_true", help="measure anew what was measured before")
+    parser.add_argument("--envs", type=Path, default=ROOT / ".peers", help="where the peers' environments are kept")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file and picture go")
+    parser.add_argument("--quick", action="store_true", help="our side alone, two workers, small tensors")
+    return parser
+
+
+Key = tuple[str, ...]
+
+
+def _cells(part: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    if options.quick:
+        options.sides, options.sizes, options.workers, options.codecs = ["blocktrain"], ["0.1"], ["2"], ["fp32"]
+    return [
+        {"side": side, "size_mb": size, "workers": int(workers), "codec": codec}
+        for size in options.sizes
+        for workers in options.workers
+        for side in options.sides
+        for codec in SIDES[side].codecs
+        if not options.codecs or codec in options.codecs
+    ]
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    return row["side"], row["size_mb"], str(row["workers"]), row["codec"]
+
+
+def _order(row: Mapping[str, Any]) -> tuple[float, int, int, int]:
+    sides = list(SIDES)
+    return float(row["size_mb"]), row["workers"], sides.index(row["side"]), SIDES[row["side"]].codecs.index(row["codec"])
+
+
+def _spec(size: Size) -> RunSpec:
+    """One block of that size; what it would train on does not matter to a mean."""
+    return preset("tiny").with_(**{"model.width": size.width, "model.blocks": 1, "model.layers": size.layers})
+
+
+# --- one cell --------------------------------------------------------------------------------------------------------
+
+
+def _measured(cell: Mapping[str, Any], envs: Path) -> dict[str, Any]:
+    """The cell's row: what was measured, or the error that came instead."""
+    size, began_s = SIZES[cell["size_mb"]], time.monotonic()
+    row: dict[str, Any] = {**cell, "rounds": size.rounds, "error": None, "load_average": os.getloadavg()[0]}
+    try:
+        python = _python(cell["side"], envs)
+        with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+            result = _run(python, cell, size, Path(folder))
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        return {**row, "error": _short(str(error))}
+    row |= result | {"took_s": time.monotonic() - began_s}
+    return row | {"error": _wrong_mean(row)}
+
+
+def _run(python: Path, cell: Mapping[str, Any], size: Size, folder: Path) -> dict[str, Any]:
+    sys.path.insert(0, str(SCRIPTS))
+    from work import START_FILE, Cell
+
+    (folder / "text.txt").write_bytes(b"Nobody reads this text: the workers average tensors. " * 200)
+    spec = _spec(size).with_(**{"corpus.source": str(folder / "text.txt")})
+    tensors = {name: tensor.numpy() for name, tensor in build_block(spec, 0).state_dict().items()}
+    np.savez(folder / START_FILE, **tensors)
+    shapes = {name: list(array.shape) for name, array in tensors.items()}
+    work = Cell(cell["workers"], size.rounds, cell["codec"], shapes, str(folder), spec.model_dump(mode="json"))
+    _finished([sys.executable, str(SCRIPTS / "alone.py"), str(python), str(_script(cell)), "drive", str(work)], folder, size)
+    found = json.loads((folder / "result.json").read_text())
+    return found | {
+        "seconds": median(found["seconds"][WARM_UP:]),
+        "loopback_bytes": median(found["loopback_bytes"][WARM_UP:]),
+        "round_seconds": found["seconds"],
+        "tensor_bytes": work.num_bytes,
+        "tensors": len(shapes),
+    }
+
+
+def _script(cell: Mapping[str, Any]) -> Path:
+    return SCRIPTS / SIDES[cell["side"]].script
+
+
+def _finished(command: Sequence[str], folder: Path, size: Size) -> None:
+    """Runs it in a session of its own, which is ended with it: peers leave processes behind."""
+    with (folder / "said.txt").open("w+") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = process.wait(size.patience_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _end_session(process)
+    if status != 0:
+        outcome = f"not finished after {size.patience_s:.0f} s" if status is None else f"ended with {status}"
+        raise RuntimeError(f"{outcome}: {_last_words(folder / 'said.txt')}")
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _last_words(path: Path) -> str:
+    """The last line that names an error, else the last line."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in path.read_text(errors="replace").splitlines()]
+    lines = [line for line in lines if line]
+    errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b", line)]
+    return (errors or lines or ["it said nothing"])[-1]
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:MAX_ERROR_CHARACTERS]
+
+
+def _wrong_mean(row: Mapping[str, Any]) -> str | None:
+    limit = TOLERANCES[row["codec"]]
+    if row["error_of_step"] <= limit:
+        return None
+    return f"the mean is off by {row['error_of_step']:.3g} of the mean step, at most {limit:g} is right for this codec"
+
+
+# --- environments ----------------------------------------------------------------------------------------------------
+
+
+def _python(side: str, envs: Path) -> Path:
+    """The interpreter of a side's environment, which is made when it is not there yet."""
+    requirements = SIDES[side].requirements
+    if not requirements:
+        return Path(sys.executable)
+    folder = envs / side
+    python, ready = folder / "bin" / "python", folder / READY
+    wanted = "\n".join([_torch(), *requirements])
+    if not ready.exists() or ready.read_text() != wanted:
+        print(f"making {side}'s environment in {folder} …", flush=True)
+        venv.create(folder, with_pip=True)
+        _pip(python, _torch())  # by itself and first: no other requirement chooses its build
+        _pip(python, *requirements)
+        _pip(python, "--editable", str(ROOT))
+        ready.write_text(wanted)
+    return python
+
+
+def _torch() -> str:
+    found = re.search(r'"(torch==[^"]+)"', (ROOT / "pyproject.toml").read_text())
+    assert found, "pyproject.toml pins torch"
+    return found[1]
+
+
+def _pip(python: Path, *requirements: str) -> None:
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *requirements]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise RuntimeError(f"pip install {' '.join(requirements)} failed: {' '.join(errors) or done.stderr[-500:]}")
+
+
+if __name__ == "__main__":
+    main()
