@@ -48,14 +48,16 @@ WARM_UP = 1
 class Side:
     script: str
     codecs: tuple[str, ...]  # fp32 and its smallest
-    requirements: tuple[str, ...] = ()  # none: this interpreter's own environment
+    environment: str | None = None  # None: this interpreter's own
 
 
 SIDES = {
     "blocktrain": Side("ours.py", ("fp32", "int8", "sparse")),
-    "flower": Side("flower_side.py", ("fp32", "fp16"), ("flwr>=1.41,<2",)),
-    "hivemind": Side("hivemind_side.py", ("fp32", "uniform8bit"), ("hivemind==1.1.12",)),
+    "flower": Side("flower_side.py", ("fp32", "fp16"), "flower"),
+    "flower_grpc": Side("flower_grpc_side.py", ("fp32", "fp16"), "flower"),
+    "hivemind": Side("hivemind_side.py", ("fp32", "uniform8bit"), "hivemind"),
 }
+REQUIREMENTS = {"flower": "flwr>=1.41,<2", "hivemind": "hivemind==1.1.12"}
 
 
 @dataclass(frozen=True)
@@ -234,17 +236,17 @@ def _wrong_mean(row: Mapping[str, Any]) -> str | None:
 
 def _python(side: str, envs: Path) -> Path:
     """The interpreter of a side's environment, which is made when it is not there yet."""
-    requirements = SIDES[side].requirements
-    if not requirements:
+    name = SIDES[side].environment
+    if name is None:
         return Path(sys.executable)
-    folder = envs / side
+    folder = envs / name
     python, ready = folder / "bin" / "python", folder / READY
-    wanted = "\n".join([_torch(), *requirements])
+    wanted = f"{_torch()} {REQUIREMENTS[name]}"
     if not ready.exists() or ready.read_text() != wanted:
-        print(f"making {side}'s environment in {folder} …", flush=True)
+        print(f"making the environment {folder} …", flush=True)
         venv.create(folder, with_pip=True)
         _pip(python, _torch())  # by itself and first: no other requirement chooses its build
-        _pip(python, *requirements)
+        _pip(python, REQUIREMENTS[name])
         _pip(python, "--editable", str(ROOT))
         ready.write_text(wanted)
     return python

@@ -16,7 +16,7 @@ Document = Mapping[str, Any]
 Row = Mapping[str, Any]
 MB = 1e6
 OURS = "blocktrain"
-NAMES = {OURS: "BlockTrain", "flower": "Flower", "hivemind": "hivemind"}
+NAMES = {OURS: "BlockTrain", "flower": "Flower", "flower_grpc": "Flower by gRPC", "hivemind": "hivemind"}
 HEAD = ["MB, workers", "side, codec", "s a round", "MB on loopback", "central MB", "worker MB", "error"]
 # What has a goal: its words, the key of a row, and how a value is written.
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -36,7 +36,9 @@ def section(document: Document) -> str:
         f"{_told(rows)} Every worker hands in the published tensors plus a step of its own and gets the mean of all; the "
         "steps are the same on every side, and the last column says how far the mean was from the exact one, as a share "
         "of the mean step. Seconds and bytes are medians over the rounds after a first one. Memory is the peak of a "
-        "process with its children, pages shared among them counted once; hivemind has no central process. Flower has "
+        "process with its children, pages shared among them counted once; hivemind has no central process. Flower "
+        "runs as documented, with a SuperLink and SuperNodes that start a process a message (its hops between them and "
+        "their apps are on loopback too), and by its older, deprecated way over gRPC streams, which is faster. It has "
         "no lossy codec of its own: its fp16 is numpy's cast before and after. Our int8 and sparse fetch the mean as a "
         "difference in int6; sparse sends a hundredth of the step and keeps the rest for later rounds, so that its error "
         "in one round is no error of the sum.",
