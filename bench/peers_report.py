@@ -1,8 +1,9 @@
-"""What peers.py found, as a page section, a picture and one screen of text. Computes no measurement; an error that a side
-gave stands where its figures would. Next: peers.py."""
+"""What peers.py found, as a page section, a picture and one screen of text. Computes no measurement; an error that a
+side gave stands where its figures would. Next: peers.py."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,15 +34,15 @@ def section(document: Document) -> str:
     rows = document.get("averaging", [])
     parts = [
         "## Beside Flower and hivemind",
-        f"{_told(rows)} Every worker hands in the published tensors plus a step of its own and gets the mean of all; the "
-        "steps are the same on every side, and the last column says how far the mean was from the exact one, as a share "
-        "of the mean step. Seconds and bytes are medians over the rounds after a first one. Memory is the peak of a "
+        f"{_told(rows)} Every worker hands in the published tensors plus a step of its own and gets the mean of all; "
+        "the steps are the same on every side, and the last column says how far the mean was from the exact one, as a "
+        "share of the mean step. Seconds and bytes are medians over the rounds after a first one. Memory is the peak of a "
         "process with its children, pages shared among them counted once; hivemind has no central process. Flower "
         "runs as documented, with a SuperLink and SuperNodes that start a process a message (its hops between them and "
         "their apps are on loopback too), and by its older, deprecated way over gRPC streams, which is faster. It has "
         "no lossy codec of its own: its fp16 is numpy's cast before and after. Our int8 and sparse fetch the mean as a "
-        "difference in int6; sparse sends a hundredth of the step and keeps the rest for later rounds, so that its error "
-        "in one round is no error of the sum.",
+        "difference in int6; sparse sends a hundredth of the step and keeps the rest for later rounds, so that its "
+        "error in one round is no error of the sum.",
         markdown(HEAD, [_cells(row) for row in rows]),
         *_settings(rows),
         "\n".join(_goals(document)),
@@ -53,7 +54,8 @@ def section(document: Document) -> str:
 def summary(document: Document) -> str:
     """One screen, for who ran it."""
     rows = [_cells(row) for row in document.get("averaging", [])]
-    return "\n".join([table(HEAD, rows) if rows else "nothing was measured", *_goals(document)])
+    averaged = table(HEAD, rows) if rows else "no averaging was measured"
+    return "\n".join([averaged, *_goals(document), *_training(document)])
 
 
 def _told(rows: Sequence[Row]) -> str:
@@ -128,7 +130,8 @@ def _duels(rows: Sequence[Row], key: str) -> list[tuple[str, float]]:
 def _goal(words: str, duels: Sequence[tuple[str, float]]) -> str:
     behind = [duel for duel in duels if duel[1] >= 1]
     worst = max(duels, key=lambda duel: duel[1])
-    told = f"ahead in {len(duels) - len(behind)} of {len(duels)}; ours is {worst[1]:.2f} times the best peer's at {worst[0]}"
+    won = f"ahead in {len(duels) - len(behind)} of {len(duels)}"
+    told = f"{won}; ours is {worst[1]:.2f} times the best peer's at {worst[0]}"
     return f"- goal: ahead of both peers in {words}: {'not reached' if behind else 'reached'} ({told})"
 
 
@@ -139,24 +142,37 @@ def _training(document: Document) -> Iterator[str]:
     rows = document.get("training", [])
     if not rows:
         return
-    target = rows[0]["target_loss"]
+    target = target_loss(rows)
+    settings = document["specs"]["small"]
     yield (
-        f"The same trainer between the rounds: the `small` preset as one block, {rows[0]['workers']} workers, each its own "
-        f"shard and {rows[0]['round_steps']} steps a round, until the held-out loss is at most {target:g} nats a byte. The "
-        "time is that of the rounds, training included; scoring between them is not counted."
+        f"The same trainer between the rounds: the `small` preset as one block, {rows[0]['workers']} workers, each its "
+        f"own shard and {settings['swarm']['round_steps']} steps a round, timed until the held-out loss is at most "
+        f"{target:.2f} nats a byte, which every side reached. Training is part of the time, scoring is not."
     )
-    head = ["side, codec", "s to the loss", "rounds", "s a round", "MB on loopback", "loss"]
-    yield markdown(head, [_trained(row) for row in rows])
+    head = ["side, codec", f"s to {target:.2f}", "rounds", "s a round", "MB on loopback in all", "last loss"]
+    yield markdown(head, [_trained(row, target) for row in rows])
 
 
-def _trained(row: Row) -> list[str]:
+def target_loss(rows: Sequence[Row]) -> float:
+    """The lowest loss, to a twentieth, that all sides came to."""
+    worst = max((min(row["losses"]) for row in rows if not row["error"]), default=math.inf)
+    return math.ceil(20 * worst) / 20 if math.isfinite(worst) else worst
+
+
+def _trained(row: Row, target: float) -> list[str]:
     name = f"{NAMES[row['side']]}, {row['codec']}"
     if row["error"]:
         return [name, f"failed: {row['error'].replace('|', '/')}", "-", "-", "-", "-"]
-    reached = "not reached" if row["seconds_to_target"] is None else f"{row['seconds_to_target']:.1f}"
-    rounds = str(row["rounds_to_target"] or len(row["losses"]))
-    traffic = f"{sum(row['round_bytes']) / MB:.1f}"
-    return [name, reached, rounds, f"{row['seconds']:.2f}", traffic, f"{row['losses'][-1]:.3f}"]
+    rounds = 1 + next(n for n, loss in enumerate(row["losses"]) if loss <= target)
+    reached_s, traffic = sum(row["round_seconds"][:rounds]), sum(row["round_bytes"][:rounds])
+    return [
+        name,
+        f"{reached_s:.1f}",
+        str(rounds),
+        f"{row['seconds']:.2f}",
+        f"{traffic / MB:.1f}",
+        f"{row['losses'][-1]:.3f}",
+    ]
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from work import Cell, Floats, Memory, Rounds, error_of_step, loopback_bytes, start, started, step, write_result
+from work import Cell, Memory, Rounds, error_of_step, loopback_bytes, start, started, step, trained_for, write_result
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 from flwr.client import NumPyClient, start_client
@@ -36,7 +36,7 @@ class Averaging(FedAvg):
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.measured, self.errors = cell, Rounds(), list[float]()
-        self.published = start(cell)
+        self.published, self.trained = start(cell), trained_for(cell, 0)
         super().__init__(
             fraction_fit=1.0,
             min_fit_clients=cell.workers,
@@ -66,21 +66,26 @@ class Averaging(FedAvg):
         after = {name: self.published[name] + mean[name] for name in mean} if fp16 else mean
         self.measured.seconds.append(time.perf_counter() - began_s)
         self.measured.loopback_bytes.append(loopback_bytes() - before)
-        self.errors.append(error_of_step(self.published, after, self.cell.workers, server_round - 1))
+        if self.trained:
+            self.errors.append(self.trained.loss(after))
+        else:
+            self.errors.append(error_of_step(self.published, after, self.cell.workers, server_round - 1))
         self.published = after
         return ndarrays_to_parameters(self._cast()), {}
 
 
 class Adding(NumPyClient):
     def __init__(self, cell: Cell, number: int) -> None:
-        self.cell, self.number = cell, number
+        self.cell, self.number, self.trained = cell, number, trained_for(cell, number)
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
+        if self.trained:
+            after = self.trained.weights(dict(zip(self.cell.shapes, parameters, strict=True)))
+            return [after[name] for name in self.cell.shapes], 1, {}
         own = step(self.number, int(config["round"]), self.cell.shapes)
         if self.cell.codec == "fp16":
             return [array.astype(np.float16) for array in own.values()], 1, {}
-        after: list[Floats] = [array + own[name] for name, array in zip(own, parameters, strict=True)]
-        return after, 1, {}
+        return [array + own[name] for name, array in zip(own, parameters, strict=True)], 1, {}
 
 
 def serve(cell: Cell, port: str) -> None:
@@ -92,7 +97,7 @@ def serve(cell: Cell, port: str) -> None:
         grpc_max_message_length=MAX_MESSAGE_BYTES,
     )
     measured = averaging.measured
-    said = {"seconds": measured.seconds, "loopback_bytes": measured.loopback_bytes, "error": max(averaging.errors)}
+    said = {"seconds": measured.seconds, "loopback_bytes": measured.loopback_bytes, "errors": averaging.errors}
     (Path(cell.folder) / "said.json").write_text(json.dumps(said))
 
 
@@ -122,7 +127,7 @@ def drive(cell: Cell) -> None:
     found = json.loads((Path(cell.folder) / "said.json").read_text())
     measured = Rounds(found["seconds"], found["loopback_bytes"])
     settings = {"flwr": version("flwr"), "numpy": np.__version__, "way": "start_server, start_client (deprecated)"}
-    write_result(cell, measured, found["error"], memory, settings)
+    write_result(cell, measured, found["errors"], memory, settings)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def drive(cell: Cell) -> None:
     found: dict[str, Any] = json.loads(said.read_text())
     measured = Rounds(found["seconds"], found["loopback_bytes"])
     settings = {"flwr": version("flwr"), "numpy": np.__version__, "reply_poll_s": POLL_S, **TASK_POLL}
-    write_result(cell, measured, found["error"], memory, settings)
+    write_result(cell, measured, found["errors"], memory, settings)
 
 
 if __name__ == "__main__":

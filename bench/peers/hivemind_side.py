@@ -17,7 +17,7 @@ import hivemind
 import torch
 from hivemind import compression
 from hivemind.averaging import DecentralizedAverager
-from work import Cell, Leader, Led, Memory, error_of_step, start, step, write_result
+from work import Cell, Leader, Led, Memory, error_of_step, start, step, trained_for, write_result
 
 CODECS = {
     "fp32": compression.NoCompression,
@@ -45,11 +45,14 @@ def work(cell: Cell, number: int, initial_peers: list[str]) -> None:
         compression=CODECS[cell.codec](),
         **MATCHMAKING,
     )
+    trained = trained_for(cell, number)
     for round_number in range(cell.rounds + 1):
-        own = step(number, round_number, cell.shapes)
+        own = {} if trained else step(number, round_number, cell.shapes)
         led.ready(round_number)
+        if trained:
+            own = {name: array - before[name] for name, array in trained.weights(before).items()}
         with averager.get_tensors() as tensors:
-            for tensor, array in zip(tensors, own.values(), strict=True):
+            for tensor, array in zip(tensors, (own[name] for name in cell.shapes), strict=True):
                 tensor.copy_(torch.from_numpy(array))
         gathered = averager.step(timeout=STEP_TIMEOUT_S)
         with averager.get_tensors() as tensors:
@@ -57,7 +60,10 @@ def work(cell: Cell, number: int, initial_peers: list[str]) -> None:
         led.say({"done": round_number})
         if gathered is None or len(gathered) != cell.workers:
             raise RuntimeError(f"round {round_number} averaged {len(gathered or ())} of {cell.workers} workers")
-        led.say({"error": error_of_step(before, after, cell.workers, round_number)})
+        if trained:
+            led.say({"error": trained.loss(after) if number == 0 else 0.0})
+        else:
+            led.say({"error": error_of_step(before, after, cell.workers, round_number)})
         before = after
     led.say({"end": True})
     averager.shutdown()
@@ -86,9 +92,9 @@ def drive(cell: Cell) -> None:
             leader.processes.insert(0, first.processes[0])
             groups = {f"worker {n}": [process.pid] for n, process in enumerate(leader.processes)}
             with Memory(lambda: groups) as memory:
-                measured, error = leader.run(cell.rounds)
+                measured, errors = leader.run(cell.rounds)
             leader.hear("end")
-    write_result(cell, measured, error, memory, settings(cell))
+    write_result(cell, measured, errors, memory, settings(cell))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
+from trained import held_out_loss
+from work import Cell, Leader, Led, Memory, error_of_step, step, write_result
 
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
@@ -24,7 +26,6 @@ from blocktrain.swarm.worker import Worker
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.invite import parse_invite
 from blocktrain.wire.messages import TrainLease
-from work import Cell, Leader, Led, Memory, error_of_step, step, write_result
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from swarm_processes import FREE_MEMORY_BYTES, running_coordinator
@@ -34,18 +35,16 @@ Tensors = dict[str, Tensor]
 DOWNLOADS = {"fp32": "fp32"}  # with any other codec the mean comes as the swarm's default
 
 
-def averaging_spec(spec: RunSpec, codec: str) -> RunSpec:
-    """A round is one lease of one step by every worker; nobody is late, nothing is evaluated, the end is far."""
-    return spec.with_(
-        **{
-            "swarm.update": codec,
-            "swarm.download": DOWNLOADS.get(codec, spec.swarm.download),
-            "swarm.round_steps": 1,
-            "swarm.deadline_floor_s": PATIENCE_S,
-            "swarm.evaluate_every": 10**6,
-            "train.steps": 10**4,
-        }
-    )
+def swarm_spec(spec: RunSpec, codec: str, trains: bool) -> RunSpec:
+    """Nobody is late and nothing is evaluated. Where nothing is trained, a round is one step of every worker's lease
+    and the end is far."""
+    changes = {
+        "swarm.update": codec,
+        "swarm.download": DOWNLOADS.get(codec, spec.swarm.download),
+        "swarm.deadline_floor_s": PATIENCE_S,
+        "swarm.evaluate_every": 10**6,
+    }
+    return spec.with_(**changes, **({} if trains else {"swarm.round_steps": 1, "train.steps": 10**4}))
 
 
 class Given:
@@ -70,17 +69,26 @@ class AveragingWorker(Worker):
         published = {name: tensor.numpy() for name, tensor in self._held[version.block, version.version].items()}
         if self._round:
             self._led.say({"done": self._round - 1})
-            error = error_of_step(self._before, published, self._cell.workers, self._round - 1)
-            self._led.say({"error": error})
+            self._led.say({"error": self._error(published)})
         self._before = published
+        if self._cell.trains:
+            return super()._prepared(lease, start, around)
         own = step(self._number, self._round, self._cell.shapes)
         after = {name: start[version.block][name] + torch.from_numpy(own[name]) for name in own}
         return cast("BlockTrainer", Given(self._spec.phases[lease.phase], {version.block: after}))
 
+    def _error(self, published: Mapping[str, Any]) -> float:
+        """Of the step; or of the model, which one worker tells."""
+        if not self._cell.trains:
+            return error_of_step(self._before, published, self._cell.workers, self._round - 1)
+        tensors = {name: torch.from_numpy(array) for name, array in published.items()}
+        return held_out_loss(self._spec, self._corpus.valid, tensors) if self._number == 0 else 0.0
+
     def _steps(self, trainer: BlockTrainer, lease: TrainLease, started_s: float) -> list[float]:
-        self._trainer = None  # a Given is made anew for every lease
         self._led.ready(self._round)
         self._round += 1
+        if self._cell.trains:
+            return super()._steps(trainer, lease, self._clock())
         return [5.0] * lease.steps
 
 
@@ -96,7 +104,7 @@ def work(cell: Cell, number: int, invite: str) -> None:
 
 
 def drive(cell: Cell) -> None:
-    spec = averaging_spec(RunSpec.model_validate(cell.spec), cell.codec)
+    spec = swarm_spec(RunSpec.model_validate(cell.spec), cell.codec, cell.trains)
     with running_coordinator(spec, Path(cell.folder) / "coordinator") as coordinator:
         commands = [
             [sys.executable, __file__, "work", str(cell), str(number), str(coordinator.invite)]
@@ -106,9 +114,9 @@ def drive(cell: Cell) -> None:
             workers = {f"worker {n}": [process.pid] for n, process in enumerate(leader.processes)}
             groups = {"central": [coordinator.pid], **workers}
             with Memory(lambda: groups) as memory:
-                measured, error = leader.run(cell.rounds)
+                measured, errors = leader.run(cell.rounds)
     swarm = spec.swarm.model_dump(mode="json", include={"update", "download", "round_steps", "deadline_floor_s"})
-    write_result(cell, measured, error, memory, {"swarm": swarm, "numpy": np.__version__, "torch": torch.__version__})
+    write_result(cell, measured, errors, memory, {"swarm": swarm, "numpy": np.__version__, "torch": torch.__version__})
 
 
 if __name__ == "__main__":

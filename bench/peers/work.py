@@ -1,8 +1,8 @@
 """The work that every side does, and how it is measured: the same tensors, the same check, the same clock. Runs in the
 peers' environments: needs numpy, and of Linux /proc. Next: ours.py, flower_side.py, hivemind_side.py, one a side.
 
-A worker's tensors of a round are the published ones plus a step of its own. A step is a worker's noise times a number of
-the round: noise is a short random stretch laid out again and again, so that everybody can tell the exact mean of all."""
+A worker's tensors of a round are the published ones plus a step of its own. A step is a worker's noise times a number
+of the round: noise is a short random stretch laid out again and again, so that everybody can tell the exact mean."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Cell:
     codec: str
     shapes: dict[str, list[int]]
     folder: str  # for whatever a side keeps while it runs
-    spec: dict[str, Any]  # of the run whose block has these shapes; what the worker trains, where it does
+    spec: dict[str, Any]  # of the run whose block has these shapes
+    trains: bool = False  # between the rounds, by the spec; else a worker's step is given
 
     @classmethod
     def read(cls, text: str) -> Cell:
@@ -83,6 +84,15 @@ def start(cell: Cell) -> dict[str, Floats]:
     """The tensors before the first round: those of a newborn block of ours, on every side."""
     with np.load(Path(cell.folder) / START_FILE) as arrays:
         return {name: arrays[name] for name in cell.shapes}
+
+
+def trained_for(cell: Cell, number: int) -> Any:
+    """What trains between the rounds, where the cell says so: a `Trained`, which not every environment can import."""
+    if not cell.trains:
+        return None
+    from trained import Trained
+
+    return Trained(cell, number)
 
 
 def error_of_step(before: Mapping[str, Any], after: Mapping[str, Any], workers: int, round_number: int) -> float:
@@ -136,7 +146,9 @@ class Leader:
         self._stack = ExitStack()
         self.processes = [
             self._stack.enter_context(
-                started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **(environment or {})})
+                started(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **(environment or {})}
+                )
             )
             for command in commands
         ]
@@ -158,10 +170,11 @@ class Leader:
                 return said[key]
         raise RuntimeError(f'a worker ended, with {process.wait()}, and never said "{key}"')
 
-    def run(self, rounds: int) -> tuple[Rounds, float]:
-        """The warm-up and the rounds; and the largest error that any worker found in a mean."""
+    def run(self, rounds: int) -> tuple[Rounds, list[float]]:
+        """The warm-up and the rounds; and how wrong each mean is, by the worker that found most: the error of the step,
+        or the held-out loss, which worker 0 tells."""
         measured, errors = Rounds(), list[float]()
-        for number in range(rounds + 1):
+        for _ in range(rounds + 1):
             self.hear("ready")
             with measured.timed():
                 for process in self.processes:
@@ -169,8 +182,8 @@ class Leader:
                     process.stdin.write("go\n")
                     process.stdin.flush()
                 self.hear("done")
-            errors += self.hear("error")
-        return measured, max(errors)
+            errors.append(max(self.hear("error")))
+        return measured, errors
 
 
 @contextmanager
@@ -259,12 +272,14 @@ def _field(path: Path, key: str) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
 
 
-def write_result(cell: Cell, measured: Rounds, error: float, memory: Memory, settings: Mapping[str, Any]) -> None:
+def write_result(
+    cell: Cell, measured: Rounds, errors: Sequence[float], memory: Memory, settings: Mapping[str, Any]
+) -> None:
     result = {
         **asdict(measured),
         **memory.of("central"),
         **memory.of("worker"),
-        "error_of_step": error,
-        "settings": dict(settings),
+        **({"losses": list(errors)} if cell.trains else {"error_of_step": max(errors)}),
+        "settings": {**settings, "alone": os.environ.get("PEERS_ALONE") == "1"},
     }
     (Path(cell.folder) / "result.json").write_text(json.dumps(result))

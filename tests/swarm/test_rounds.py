@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Phase, RunSpec, Stacked, SwarmSpec, TrainSpec
-from blocktrain.swarm.leases import FEW_WAIT_S, RETRY_SHARE, SHORTEST_WAIT_S, NoWork, OpenPhase, WorkerFacts, choose_work
+from blocktrain.swarm.leases import (
+    FEW_WAIT_S,
+    RETRY_SHARE,
+    SHORTEST_WAIT_S,
+    NoWork,
+    OpenPhase,
+    WorkerFacts,
+    choose_work,
+)
 from blocktrain.swarm.rounds import (
     Grant,
     LateUpdate,
