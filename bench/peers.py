@@ -71,15 +71,15 @@ class Size:
     width: int
     layers: int
     rounds: int
-    patience_s: float = 240.0
+    patience_s: float = 600.0
 
 
 SIZES = {
     "0.1": Size(32, 1, 2),
     "1": Size(64, 4, 7),
     "10": Size(256, 3, 5),
-    "100": Size(832, 3, 2, patience_s=600.0),
-    "small": Size(64, 4, 14, patience_s=900.0),  # the preset's, with training between the rounds
+    "100": Size(832, 3, 2, patience_s=1200.0),
+    "small": Size(64, 4, 14, patience_s=1200.0),  # the preset's, with training between the rounds
 }
 TRAINED_CODECS = ("fp32", "int8", "uniform8bit")
 ROUND_STEPS = 20
@@ -204,7 +204,7 @@ def _run(python: Path, cell: Mapping[str, Any], corpus: str, folder: Path) -> di
     work = Cell(cell["workers"], size.rounds, cell["codec"], shapes, str(folder), settings, trains)
     alone = [sys.executable, str(SCRIPTS / "alone.py")]
     _finished([*alone, str(python), str(_script(cell)), "drive", str(work)], folder, size)
-    found = json.loads((folder / "result.json").read_text())
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return found | {
         "seconds": median(found["seconds"][WARM_UP:]),
         "loopback_bytes": median(found["loopback_bytes"][WARM_UP:]),

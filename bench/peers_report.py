@@ -26,7 +26,10 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "central_peak_bytes": ("peak memory of the central processes", lambda value: f"{value / MB:.0f} MB"),
     "worker_peak_bytes": ("peak memory of a worker's processes", lambda value: f"{value / MB:.0f} MB"),
 }
-KINDS = {"fp32": lambda row: row["codec"] == "fp32", "smallest": lambda row: row["codec"] != "fp32"}
+KINDS: dict[str, Callable[[Row], bool]] = {
+    "fp32": lambda row: row["codec"] == "fp32",
+    "smallest": lambda row: row["codec"] != "fp32",
+}
 
 
 def section(document: Document) -> str:
@@ -36,8 +39,8 @@ def section(document: Document) -> str:
         "## Beside Flower and hivemind",
         f"{_told(rows)} Every worker hands in the published tensors plus a step of its own and gets the mean of all; "
         "the steps are the same on every side, and the last column says how far the mean was from the exact one, as a "
-        "share of the mean step. Seconds and bytes are medians over the rounds after a first one. Memory is the peak of a "
-        "process with its children, pages shared among them counted once; hivemind has no central process. Flower "
+        "share of the mean step. Seconds and bytes are medians over the rounds after a first one. Memory is the peak "
+        "of a process with its children, pages shared among them counted once; hivemind has no central process. Flower "
         "runs as documented, with a SuperLink and SuperNodes that start a process a message (its hops between them and "
         "their apps are on loopback too), and by its older, deprecated way over gRPC streams, which is faster. It has "
         "no lossy codec of its own: its fp16 is numpy's cast before and after. Our int8 and sparse fetch the mean as a "

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ def serve(cell: Cell, port: str) -> None:
 
 
 def work(cell: Cell, port: str, number: int) -> None:
+    import_module("torch")  # as every worker has it that trains: it is a large part of a process's memory
     start_client(
         server_address=f"127.0.0.1:{port}",
         client=Adding(cell, number).to_client(),
