@@ -14,14 +14,12 @@ import argparse
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import venv
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -61,7 +59,10 @@ SIDES = {
     "flower_grpc": Side("flower_grpc_side.py", ("fp32", "fp16"), "flower"),
     "hivemind": Side("hivemind_side.py", ("fp32", "uniform8bit"), "hivemind"),
 }
-REQUIREMENTS = {"flower": "flwr>=1.41,<2", "hivemind": "hivemind==1.1.12"}
+REQUIREMENTS = {
+    "flower": ("flwr>=1.41,<2",),
+    "hivemind": ("hivemind==1.1.12", "numpy<2.4"),  # its quantisation fails, unheard, with a later numpy
+}
 
 
 @dataclass(frozen=True)
@@ -220,24 +221,19 @@ def _script(cell: Mapping[str, Any]) -> Path:
 
 
 def _finished(command: Sequence[str], folder: Path, size: Size) -> None:
-    """Runs it in a session of its own, which is ended with it: peers leave processes behind."""
-    with (folder / "said.txt").open("w+") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+    """Runs it to its end, or until patience is: alone.py ends what it has started."""
+    with (folder / "said.txt").open("w") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         try:
             status = process.wait(size.patience_s)
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            _end_session(process)
+            process.terminate()
+            process.wait()
     if status != 0:
         outcome = f"not finished after {size.patience_s:.0f} s" if status is None else f"ended with {status}"
         raise RuntimeError(f"{outcome}: {_last_words(folder / 'said.txt')}")
-
-
-def _end_session(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _last_words(path: Path) -> str:
@@ -269,12 +265,12 @@ def _python(side: str, envs: Path) -> Path:
         return Path(sys.executable)
     folder = envs / name
     python, ready = folder / "bin" / "python", folder / READY
-    wanted = f"{_torch()} {REQUIREMENTS[name]}"
+    wanted = " ".join([_torch(), *REQUIREMENTS[name]])
     if not ready.exists() or ready.read_text() != wanted:
         print(f"making the environment {folder} …", flush=True)
         venv.create(folder, with_pip=True)
         _pip(python, _torch())  # by itself and first: no other requirement chooses its build
-        _pip(python, REQUIREMENTS[name])
+        _pip(python, *REQUIREMENTS[name])
         _pip(python, "--editable", str(ROOT))
         ready.write_text(wanted)
     return python
