@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from contextlib import ExitStack
@@ -19,7 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from work import Cell, Memory, Rounds, error_of_step, loopback_bytes, start, started, step, trained_for, write_result
+from work import (
+    Cell,
+    Memory,
+    Rounds,
+    await_open,
+    error_of_step,
+    free_port,
+    loopback_bytes,
+    start,
+    started,
+    step,
+    trained_for,
+    write_result,
+)
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 from flwr.client import NumPyClient, start_client
@@ -27,7 +39,6 @@ from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import ServerConfig, start_server
 from flwr.server.strategy import FedAvg
 
-POLL_S = 0.05
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
 MAX_MESSAGE_BYTES = 2**30
 
@@ -113,11 +124,11 @@ def work(cell: Cell, port: str, number: int) -> None:
 
 
 def drive(cell: Cell) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, __file__]
     with ExitStack() as stack:
         server = stack.enter_context(started([*command, "serve", str(cell), port]))
+        await_open(int(port))  # a worker that comes before gives up
         workers = [
             stack.enter_context(started([*command, "work", str(cell), port, str(number)]))
             for number in range(cell.workers)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from work import Cell, Memory, Rounds, started, write_result
+from work import Cell, Memory, Rounds, await_open, free_port, started, write_result
 
 HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
 POLL_S = 0.05
@@ -63,20 +62,6 @@ def environment(cell: Cell, address: str) -> dict[str, str]:
         "PEERS_CELL": str(cell),
         "PYTHONPATH": str(HERE),
     }
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-def await_open(port: int) -> None:
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except OSError:
-            time.sleep(POLL_S)
 
 
 def drive(cell: Cell) -> None:
