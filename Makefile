@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-BENCHES := $(wildcard bench/*.py)
+BENCHES := $(wildcard bench/*.py bench/*/*.py)
 PYTEST_ARGS ?= -n auto --dist loadfile  # a process a core, a file always on one
 
 .PHONY: demo test check format docs results clean

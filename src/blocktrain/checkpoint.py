@@ -294,11 +294,12 @@ def load_tensors(path: Path, expected: Shapes | None = None) -> tuple[dict[str, 
         return decode(_read(path), expected=expected)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """The file appears with all its bytes, or stays what it was: written beside, synced, renamed, the folder synced."""
+def write_whole(path: Path, data: bytes, *, synced: bool = True) -> None:
+    """The file appears with all its bytes, or stays what it was: written beside, synced, renamed, the folder synced.
+    What can be fetched again, and is checked when it is read, need not be `synced`."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     with _storage(path, num_bytes=len(data)):
-        put_in_place(path, [data], beside)
+        put_in_place(path, [data], beside, synced=synced)
 
 
 def _make_folder(path: Path) -> None:

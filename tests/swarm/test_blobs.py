@@ -217,7 +217,9 @@ def test_a_finished_upload_may_be_finished_again_and_leaves_no_parts(folder):
 def test_finishing_reads_the_upload_part_by_part(folder, monkeypatch):
     blobs, alive = Blobs(folder), []
     send(blobs, DATA, part_bytes=1000)
-    monkeypatch.setattr(blobs_module, "put_in_place", lambda path, chunks, staged: alive.extend(map(len, chunks)))
+    monkeypatch.setattr(
+        blobs_module, "put_in_place", lambda path, chunks, staged, synced: alive.extend(map(len, chunks))
+    )
     blobs.finish("up", SHA256, len(DATA))
     assert max(alive) == 1000
 
@@ -243,6 +245,23 @@ def test_a_disk_that_refuses_leaves_no_blob_and_no_rest(folder, monkeypatch, fun
         blobs.put(DATA)
     monkeypatch.undo()
     assert files(folder) == []
+
+
+def test_a_blob_is_hashed_again_only_when_its_file_was_written_to(folder, monkeypatch):
+    blobs, hashed, real = Blobs(folder), [], hashlib.sha256
+    blobs.put(DATA)
+    monkeypatch.setattr(blobs_module.hashlib, "sha256", lambda data: hashed.append(len(data)) or real(data))
+    assert [blobs.get(SHA256), blobs.get(SHA256), hashed] == [DATA, DATA, []]
+    (folder / "blobs" / SHA256).write_bytes(DATA)
+    assert [blobs.get(SHA256), blobs.get(SHA256), hashed] == [DATA, DATA, [len(DATA)]]
+    assert [Blobs(folder).get(SHA256), hashed] == [DATA, [len(DATA)] * 2]
+
+
+def test_parts_are_not_synced_since_what_a_power_cut_takes_is_sent_again(folder, monkeypatch):
+    blobs = Blobs(folder)
+    blobs.append("up", 0, DATA[:10])
+    monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("a part was synced"))
+    assert blobs.append("up", 10, DATA[10:20]) == 20
 
 
 def test_bytes_and_names_are_synced_before_put_returns(folder, monkeypatch):

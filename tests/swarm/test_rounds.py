@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Phase, RunSpec, Stacked, SwarmSpec, TrainSpec
-from blocktrain.swarm.leases import RETRY_SHARE, SHORTEST_WAIT_S, NoWork, OpenPhase, WorkerFacts, choose_work
+from blocktrain.swarm.leases import (
+    FEW_WAIT_S,
+    RETRY_SHARE,
+    SHORTEST_WAIT_S,
+    NoWork,
+    OpenPhase,
+    WorkerFacts,
+    choose_work,
+)
 from blocktrain.swarm.rounds import (
     Grant,
     LateUpdate,
@@ -259,7 +267,7 @@ def test_a_worker_whose_update_is_in_waits_for_the_round():
 @pytest.mark.parametrize(
     "now_s, retry_s",
     [
-        (1, SHORTEST_WAIT_S),  # never in a hurry
+        (1, 3 * FEW_WAIT_S),  # three have leases
         (
             30,
             RETRY_SHARE * 30,
@@ -270,6 +278,13 @@ def test_a_worker_whose_update_is_in_waits_for_the_round():
 )
 def test_who_waits_for_others_asks_again_when_they_should_be_in(now_s, retry_s):
     answer = ask(worker("w0"), a_round(reported=1, silent=2), now_s=now_s)
+    assert isinstance(answer, NoWork)
+    assert answer.retry_s == pytest.approx(retry_s)
+
+
+@pytest.mark.parametrize("silent, retry_s", [(1, 2 * FEW_WAIT_S), (8, 9 * FEW_WAIT_S), (50, SHORTEST_WAIT_S)])
+def test_many_who_wait_ask_less_often_than_a_few(silent, retry_s):
+    answer = ask(worker("w0"), a_round(reported=1, silent=silent), now_s=0.1)
     assert isinstance(answer, NoWork)
     assert answer.retry_s == pytest.approx(retry_s)
 

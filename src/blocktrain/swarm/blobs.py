@@ -36,6 +36,9 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}")
 
 
+_FileState = tuple[int, int, int]  # bytes, nanoseconds of the last write, inode
+
+
 @dataclass(frozen=True)
 class _Part:
     key: str
@@ -50,6 +53,7 @@ class Blobs:
     def __init__(self, url_or_path: str | Path) -> None:
         self.where = str(url_or_path)
         self._folder = _local_folder(url_or_path)
+        self._checked: dict[str, _FileState | None] = {}  # what files were like when their bytes were right
         if self._folder is None:
             self._store = _bucket(self.where)
         else:
@@ -59,22 +63,43 @@ class Blobs:
                 sync_folder(self._folder)  # should whoever made them have been killed before
                 self._store = LocalStore(self._folder)
 
-    def put(self, data: bytes) -> str:
-        """Keeps the bytes and gives their name. Again costs a write, and mends what was damaged."""
-        sha256 = hashlib.sha256(data).hexdigest()
+    def put(self, data: bytes, sha256: str | None = None) -> str:
+        """Keeps the bytes and gives their name, which whoever has just computed it may give. Again costs a write, and
+        mends what was damaged."""
+        sha256 = sha256 or hashlib.sha256(data).hexdigest()
         self._write(_key(sha256), [data])
+        with self._reading(sha256):
+            self._checked[sha256] = self._state(sha256)
         return sha256
 
     def get(self, sha256: str) -> bytes:
+        """The bytes, checked against their name; of a file that nobody has written to since they were, not again."""
         with self._reading(sha256):
-            data = bytes(self._store.get(_key(sha256)).bytes())
+            state = self._state(sha256)
+            data = self._bytes(_key(sha256))
+        if state is not None and self._checked.get(sha256) == state and len(data) == state[0]:
+            return data
         found = hashlib.sha256(data).hexdigest()
         if found != sha256:
             raise BlobError(
                 f"blob {sha256} in {self.where} is damaged ({len(data)} bytes with sha256 {found[:12]}…): "
                 f"restore it from a copy, or have it uploaded again"
             )
+        self._checked[sha256] = state
         return data
+
+    def _state(self, sha256: str) -> _FileState | None:
+        """Of a file in a folder: another one after every write to it. None in a bucket."""
+        if self._folder is None:
+            return None
+        stat = (self._folder / _key(sha256)).stat()
+        return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+    def _bytes(self, key: str) -> bytes:
+        """A folder is read itself: a store's answer is copied twice."""
+        if self._folder is not None:
+            return (self._folder / key).read_bytes()
+        return bytes(self._store.get(key).bytes())
 
     def get_range(self, sha256: str, start: int, end: int) -> bytes:
         """Bytes start to end, or to the last one. Not checked: only the whole can be."""
@@ -87,7 +112,11 @@ class Blobs:
         if start == end:
             return b""
         with self._reading(sha256):
-            return bytes(self._store.get_range(_key(sha256), start=start, end=end))
+            if self._folder is None:
+                return bytes(self._store.get_range(_key(sha256), start=start, end=end))
+            with (self._folder / _key(sha256)).open("rb") as file:
+                file.seek(start)
+                return file.read(end - start)
 
     def size(self, sha256: str) -> int:
         with self._reading(sha256):
@@ -107,6 +136,7 @@ class Blobs:
 
     def delete(self, sha256: str) -> None:
         """Deleting what is not there is no error: it may be the second try."""
+        self._checked.pop(sha256, None)
         self._delete(_key(sha256))
 
     def iterate(self, before_s: float | None = None) -> Iterator[str]:
@@ -118,7 +148,8 @@ class Blobs:
                 yield name
 
     def append(self, upload_id: str, offset: int, data: bytes | Iterator[bytes]) -> int:
-        """Keeps the next part of an upload and gives the number of bytes that are safe. An upload has one sender."""
+        """Keeps the next part of an upload and gives the number of bytes that are there. An upload has one sender.
+        Parts are not synced: a power cut may take them, and then they are asked for again."""
         expected = self.received(upload_id)
         if offset != expected:
             raise UploadError(
@@ -135,7 +166,7 @@ class Blobs:
                 yield chunk
 
         if first := next(chunks, b""):
-            self._write(f"{_upload(upload_id)}/{offset:0{MAX_OFFSET_DIGITS}d}", counted())
+            self._write(f"{_upload(upload_id)}/{offset:0{MAX_OFFSET_DIGITS}d}", counted(), synced=False)
         return end
 
     def received(self, upload_id: str) -> int:
@@ -193,7 +224,7 @@ class Blobs:
         """One part in memory at a time."""
         for part in parts:
             with self._storage():
-                data = bytes(self._store.get(part.key).bytes())
+                data = self._bytes(part.key)
             yield data
 
     def _require_hash(self, parts: list[_Part], upload_id: str, sha256: str) -> None:
@@ -205,12 +236,12 @@ class Blobs:
             self.discard(upload_id)
             raise _start_again(upload_id, f"has sha256 {digest.hexdigest()} where {sha256} was announced")
 
-    def _write(self, key: str, chunks: Iterable[bytes]) -> None:
+    def _write(self, key: str, chunks: Iterable[bytes], synced: bool = True) -> None:
         """A bucket's object appears whole when its writer is closed. obstore's files are whole too, but not synced."""
         with self._storage():
             if self._folder is not None:
                 _make_folder((self._folder / key).parent)
-                put_in_place(self._folder / key, chunks, self._folder / STAGING / uuid.uuid4().hex)
+                put_in_place(self._folder / key, chunks, self._folder / STAGING / uuid.uuid4().hex, synced=synced)
                 return
             writer = obstore.open_writer(self._store, key, buffer_size=SEND_BYTES, max_concurrency=2)
             for chunk in chunks:

@@ -105,7 +105,7 @@ class Intake:
         with self._opening:
             data = self._payload(notice)
             norm = self._norm(data, facts)
-            self._blobs.put(data)
+            self._blobs.put(data, notice.payload.sha256)  # which the payload was checked against
             del data
         # What was merged while the bytes were being read may have made it too old: the facts are asked once more.
         kept = record(lambda: replace(self._mergeable(notice, lease), norm=norm))

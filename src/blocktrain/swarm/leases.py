@@ -16,6 +16,7 @@ FILL_SHARE = 0.8  # of the time to the deadline that a lease may plan to use
 JOIN_SHARE = 0.5  # of a whole lease's time that a worker must find in a running round to join it
 RETRY_SHARE = 0.02  # of the time that a round has taken, until a waiting worker asks again: no more of it is lost
 SHORTEST_WAIT_S = 0.1
+FEW_WAIT_S = 0.01  # for each worker of the round, where that is shorter: a few may ask often
 ROUNDING = 1e-9
 
 
@@ -159,7 +160,8 @@ def _retry_s(round: Round, at_work: Sequence[Lease], now_s: float) -> float:
     since_s = min((x.granted_s for x in round.leases), default=round.opened_s)
     left_s = max((min(x.due_s, round.deadline_s) for x in at_work), default=now_s) - now_s
     share_s = RETRY_SHARE * (now_s - since_s)
-    return max(SHORTEST_WAIT_S, min(share_s, left_s) if left_s > 0 else share_s)
+    shortest_s = min(SHORTEST_WAIT_S, FEW_WAIT_S * max(1, len(round.leases)))
+    return max(shortest_s, min(share_s, left_s) if left_s > 0 else share_s)
 
 
 def _lowest_free(taken: Collection[int]) -> int:

@@ -1,0 +1,212 @@
+"""What peers.py found, as a page section, a picture and one screen of text. Computes no measurement; an error that a
+side gave stands where its figures would. Next: peers.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from blocktrain.figures import PALETTE
+from common import markdown, table
+
+Document = Mapping[str, Any]
+Row = Mapping[str, Any]
+MB = 1e6
+OURS = "blocktrain"
+NAMES = {OURS: "BlockTrain", "flower": "Flower", "flower_grpc": "Flower by gRPC", "hivemind": "hivemind"}
+HEAD = ["MB, workers", "side, codec", "s a round", "MB on loopback", "central MB", "worker MB", "error"]
+# What has a goal: its words, the key of a row, and how a value is written.
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "seconds": ("seconds a round", lambda value: f"{value:.2f}"),
+    "loopback_bytes": ("bytes on loopback a round", lambda value: f"{value / MB:.1f} MB"),
+    "central_peak_bytes": ("peak memory of the central processes", lambda value: f"{value / MB:.0f} MB"),
+    "worker_peak_bytes": ("peak memory of a worker's processes", lambda value: f"{value / MB:.0f} MB"),
+}
+KINDS: dict[str, Callable[[Row], bool]] = {
+    "fp32": lambda row: row["codec"] == "fp32",
+    "smallest": lambda row: row["codec"] != "fp32",
+}
+
+
+def section(document: Document) -> str:
+    """For docs/results.md."""
+    rows = document.get("averaging", [])
+    parts = [
+        "## Beside Flower and hivemind",
+        f"{_told(rows)} Every worker hands in the published tensors plus a step of its own and gets the mean of all; "
+        "the steps are the same on every side, and the last column says how far the mean was from the exact one, as a "
+        "share of the mean step. Seconds and bytes are medians over the rounds after a first one. Memory is the peak "
+        "of a process with its children, pages shared among them counted once; hivemind has no central process. Flower "
+        "runs as documented, with a SuperLink and SuperNodes that start a process a message (its hops between them and "
+        "their apps are on loopback too), and by its older, deprecated way over gRPC streams, which is faster. It has "
+        "no lossy codec of its own: its fp16 is numpy's cast before and after. Our int8 and sparse fetch the mean as a "
+        "difference in int6; sparse sends a hundredth of the step and keeps the rest for later rounds, so that its "
+        "error in one round is no error of the sum.",
+        markdown(HEAD, [_cells(row) for row in rows]),
+        *_settings(rows),
+        "\n".join(_goals(document)),
+        *_training(document),
+    ]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def summary(document: Document) -> str:
+    """One screen, for who ran it."""
+    rows = [_cells(row) for row in document.get("averaging", [])]
+    averaged = table(HEAD, rows) if rows else "no averaging was measured"
+    return "\n".join([averaged, *_goals(document), *_training(document)])
+
+
+def _told(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "Nothing was measured."
+    workers = " and ".join(str(n) for n in sorted({row["workers"] for row in rows}))
+    sizes = ", ".join(sorted({row["size_mb"] for row in rows}, key=float))
+    return f"{workers} workers on one machine average the tensors of a block of about {sizes} MB in float32."
+
+
+def _cells(row: Row) -> list[str]:
+    place = [f"{row['size_mb']}, {row['workers']}", f"{NAMES[row['side']]}, {row['codec']}"]
+    if row["error"]:
+        return [*place, f"failed: {row['error'].replace('|', '/')}", "-", "-", "-", "-"]
+    values = [_written(row, key) for key in COLUMNS]
+    return [*place, *values, f"{row['error_of_step']:.2g}"]
+
+
+def _written(row: Row, key: str) -> str:
+    value = row[key]
+    if value is None:
+        return "none"
+    return f"{value:.2f}" if key == "seconds" else f"{value / MB:.{1 if key == 'loopback_bytes' else 0}f}"
+
+
+def _settings(rows: Sequence[Row]) -> Iterator[str]:
+    lines = []
+    for side, name in NAMES.items():
+        row = next((row for row in rows if row["side"] == side and not row["error"]), None)
+        if row:
+            settings = ", ".join(f"{key} {value}" for key, value in sorted(_flat(row["settings"])))
+            lines.append(f"- {name}: {settings}")
+    if lines:
+        yield "Settings:\n\n" + "\n".join(lines)
+
+
+def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+        else:
+            yield key, value
+
+
+# --- goals -----------------------------------------------------------------------------------------------------------
+
+
+def _goals(document: Document) -> list[str]:
+    """Ahead of both on every column, in fp32 and with each side's smallest codec."""
+    rows = [row for row in document.get("averaging", []) if not row["error"]]
+    lines = []
+    for kind, of_kind in KINDS.items():
+        chosen = [row for row in rows if of_kind(row)]
+        for key, (words, _) in COLUMNS.items():
+            if duels := _duels(chosen, key):
+                lines.append(_goal(f"{words}, {'fp32' if kind == 'fp32' else 'smallest codecs'}", duels))
+    return lines
+
+
+def _duels(rows: Sequence[Row], key: str) -> list[tuple[str, float]]:
+    """For every place where both were measured: ours over the best peer's."""
+    found = []
+    for place in sorted({(float(row["size_mb"]), row["workers"]) for row in rows}):
+        here = [row for row in rows if (float(row["size_mb"]), row["workers"]) == place and row[key] is not None]
+        ours = [row[key] for row in here if row["side"] == OURS]
+        theirs = [row[key] for row in here if row["side"] != OURS]
+        if ours and theirs:
+            found.append((f"{place[0]:g} MB with {place[1]} workers", min(ours) / min(theirs)))
+    return found
+
+
+def _goal(words: str, duels: Sequence[tuple[str, float]]) -> str:
+    behind = [duel for duel in duels if duel[1] >= 1]
+    worst = max(duels, key=lambda duel: duel[1])
+    won = f"ahead in {len(duels) - len(behind)} of {len(duels)}"
+    told = f"{won}; ours is {worst[1]:.2f} times the best peer's at {worst[0]}"
+    return f"- goal: ahead of both peers in {words}: {'not reached' if behind else 'reached'} ({told})"
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def _training(document: Document) -> Iterator[str]:
+    rows = document.get("training", [])
+    if not rows:
+        return
+    target = target_loss(rows)
+    settings = document["specs"]["small"]
+    yield (
+        f"The same trainer between the rounds: the `small` preset as one block, {rows[0]['workers']} workers, each its "
+        f"own shard and {settings['swarm']['round_steps']} steps a round, timed until the held-out loss is at most "
+        f"{target:.2f} nats a byte, which every side reached. Training is part of the time, scoring is not."
+    )
+    head = ["side, codec", f"s to {target:.2f}", "rounds", "s a round", "MB on loopback in all", "last loss"]
+    yield markdown(head, [_trained(row, target) for row in rows])
+
+
+def target_loss(rows: Sequence[Row]) -> float:
+    """The lowest loss, to a twentieth, that all sides came to."""
+    worst = max((min(row["losses"]) for row in rows if not row["error"]), default=math.inf)
+    return math.ceil(20 * worst) / 20 if math.isfinite(worst) else worst
+
+
+def _trained(row: Row, target: float) -> list[str]:
+    name = f"{NAMES[row['side']]}, {row['codec']}"
+    if row["error"]:
+        return [name, f"failed: {row['error'].replace('|', '/')}", "-", "-", "-", "-"]
+    rounds = 1 + next(n for n, loss in enumerate(row["losses"]) if loss <= target)
+    reached_s, traffic = sum(row["round_seconds"][:rounds]), sum(row["round_bytes"][:rounds])
+    return [
+        name,
+        f"{reached_s:.1f}",
+        str(rounds),
+        f"{row['seconds']:.2f}",
+        f"{traffic / MB:.1f}",
+        f"{row['losses'][-1]:.3f}",
+    ]
+
+
+# --- the picture -----------------------------------------------------------------------------------------------------
+
+
+def figures(document: Document) -> dict[str, go.Figure]:
+    rows = [row for row in document.get("averaging", []) if not row["error"]]
+    keys = list(COLUMNS)
+    picture = make_subplots(2, 2, subplot_titles=[COLUMNS[key][0] for key in keys], vertical_spacing=0.18)
+    lines = sorted({(row["side"], row["codec"]) for row in rows})
+    colors = {side: PALETTE[n] for n, side in enumerate(NAMES)}
+    for n, key in enumerate(keys):
+        for side, codec in lines:
+            points = [row for row in rows if (row["side"], row["codec"]) == (side, codec) and row[key] is not None]
+            if not points:
+                continue
+            picture.add_scatter(
+                x=[f"{row['size_mb']} MB, {row['workers']}" for row in points],
+                y=[row[key] if key == "seconds" else row[key] / MB for row in points],
+                name=f"{NAMES[side]}, {codec}",
+                legendgroup=f"{side} {codec}",
+                showlegend=n == 0,
+                mode="lines+markers",
+                line={"color": colors[side], "dash": "solid" if codec == "fp32" else "dot"},
+                row=n // 2 + 1,
+                col=n % 2 + 1,
+            )
+    picture.update_yaxes(type="log")
+    picture.update_yaxes(title_text="s", row=1, col=1)
+    for place in ((1, 2), (2, 1), (2, 2)):
+        picture.update_yaxes(title_text="MB", row=place[0], col=place[1])
+    title = "Averaging beside Flower and hivemind: block size and number of workers"
+    picture.update_layout(title=title, template="plotly_white", width=1200, height=800)
+    return {"peers": picture}
