@@ -4,6 +4,7 @@ Next: client.py, the coordinator as seen from here; train/trainer.py."""
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -228,8 +229,8 @@ class Worker:
     def _put_down(self, version: BlockVersion, tensors: Tensors) -> Tensors:
         """In the cache, under the name of the whole version, also when only the difference to it was fetched."""
         path = self._cache / version.tensors.sha256
-        if not path.exists():
-            write_whole(path, encode(tensors))
+        if not _is_whole(path, version.tensors.sha256):
+            write_whole(path, encode(tensors), synced=False)
         return MappedTensors(path, block_shapes(self._spec, version.block)).tensors
 
     def _fetch(self, version: BlockVersion) -> Tensors:
@@ -255,6 +256,13 @@ def _blobs_of(lease: TrainLease | EvaluateLease) -> set[str]:
     versions = lease.blocks if isinstance(lease, EvaluateLease) else (*lease.trained, *lease.below, *lease.ahead)
     blobs = (blob for version in versions for blob in (version.tensors, version.from_previous))
     return {blob.sha256 for blob in blobs if blob is not None}
+
+
+def _is_whole(path: Path, sha256: str) -> bool:
+    """A power cut may leave a file of the cache without its bytes."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    return False
 
 
 def prune_cache(cache: Path, wanted: Collection[str], before_s: float) -> None:
