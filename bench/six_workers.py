@@ -1,0 +1,191 @@
+"""What does it cost to train with six machines instead of one? One real swarm of six worker processes over HTTP, their
+replicas averaged, against one worker at equal training bytes: as many steps, each replica with its share of a step's
+windows. For the default objective, whose six replicas train the same blocks, and for `denoise`, whose three blocks have
+two replicas each.
+
+    python bench/six_workers.py --corpus PATH [--rows stacked,denoise] [--seeds 0]
+
+Each row is written to the result file when it is done and is not run again: stop it at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+
+from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.figures import bar_figure
+from blocktrain.spec import Denoise, RunSpec, preset
+from common import markdown, portable
+from rows import Row, Table, chosen, goal, mean_of, parser, records_of, run_rows, seeds_of, show
+from swarm_run import Plan, run_single, run_swarm
+
+PAPER_LOST, PAPER_CE, LOST_GOAL = 0.026, 1.385, 0.01
+
+
+@dataclass(frozen=True)
+class Case:
+    """`changes` make the single worker's run of the preset."""
+
+    objective: str
+    workers: int
+    replicas: int  # of a block
+    changes: Mapping[str, Any]
+
+    def single(self, base: RunSpec) -> RunSpec:
+        return base.with_(**self.changes)
+
+    def replica(self, base: RunSpec) -> RunSpec:
+        """What each worker of the swarm trains: as many steps of fewer windows."""
+        single = self.single(base)
+        return single.with_(**{"train.windows": single.train.windows // self.replicas})
+
+
+CASES = (
+    Case("stacked", 6, 6, {"train.steps": 300, "train.windows": 12, "swarm.round_steps": 10}),
+    Case(
+        "denoise",
+        6,
+        2,
+        {
+            "objective": Denoise(),
+            "model.blocks": 3,
+            "model.layers": 6,
+            "train.steps": 250,
+            "train.windows": 12,
+            "swarm.round_steps": 10,
+        },
+    ),
+)
+QUICK = (Case("stacked", 2, 2, {"train.steps": 6, "train.windows": 2, "swarm.round_steps": 3}),)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(argv)
+    base = preset("tiny" if options.quick else "wikitext")
+    if options.corpus:
+        base = base.with_(**{"corpus.source": options.corpus})
+    corpus = load_corpus(base.corpus, base.model.context)
+    max_windows = 20 if options.quick else 400
+    rows = [
+        row
+        for seed in options.seeds
+        for case in (QUICK if options.quick else CASES)
+        for row in _rows(case, base.with_(seed=seed), corpus, max_windows)
+    ]
+    document = run_rows(options.out / "six_workers.json", chosen(rows, options.rows))
+    show(_table(document), figures(document), options.out)
+
+
+def _rows(case: Case, base: RunSpec, corpus: Corpus, max_windows: int) -> list[Row]:
+    single, replica = case.single(base), case.replica(base)
+    plan = Plan(replica, case.workers, max_windows=max_windows)
+    seed, name = base.seed, case.objective
+    return [
+        Row(
+            f"{name} single",
+            seed,
+            {"spec": portable(single), "workers": 1, "max_windows": max_windows},
+            lambda: run_single(single, corpus, max_windows),
+        ),
+        Row(
+            f"{name} swarm",
+            seed,
+            {"spec": portable(replica), "workers": case.workers, "max_windows": max_windows},
+            lambda: run_swarm(plan, corpus),
+        ),
+    ]
+
+
+def _compared(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A line for each objective that has both runs: means over the seeds that both have."""
+    lines = []
+    for objective in ("stacked", "denoise"):
+        singles = {record["seed"]: record for record in records_of(document, f"{objective} single")}
+        pairs = [(singles[x["seed"]], x) for x in records_of(document, f"{objective} swarm") if x["seed"] in singles]
+        if not pairs:
+            continue
+        before, after = ([pair[side] for pair in pairs] for side in (0, 1))
+        lines.append(
+            {
+                "objective": objective,
+                "spec": before[0]["settings"]["spec"],
+                "workers": after[0]["workers"],
+                "single": mean_of(before, "valid"),
+                "swarm": mean_of(after, "valid"),
+                "lost": mean_of(after, "valid") - mean_of(before, "valid"),
+                "test_lost": mean_of(after, "test") - mean_of(before, "test"),
+                "test": mean_of(after, "test"),
+                "bytes_share": mean_of(after, "tokens") / mean_of(before, "tokens"),
+                "single_bytes": mean_of(before, "tokens"),
+                "moved_MB": mean_of(after, "up_bytes") / 1e6 + mean_of(after, "down_bytes") / 1e6,
+            }
+        )
+    return lines
+
+
+def _table(document: Mapping[str, Any]) -> Table:
+    head = ["objective", "one worker", "swarm", "lost", "swarm, test", "lost, test", "bytes trained on", "MB moved"]
+    return head, [
+        [
+            line["objective"],
+            f"{line['single']:.4f}",
+            f"{line['swarm']:.4f}",
+            f"{line['lost']:+.4f}",
+            f"{line['test']:.4f}",
+            f"{line['test_lost']:+.4f}",
+            f"{100 * line['bytes_share']:.0f} %",
+            f"{line['moved_MB']:.0f}",
+        ]
+        for line in _compared(document)
+    ]
+
+
+def section(document: Mapping[str, Any]) -> str:
+    lines = _compared(document)
+    sizes = "; ".join(f"{line['objective']}: {_size(line['spec'])}" for line in lines)
+    workers = lines[0]["workers"] if lines else 0
+    intro = (
+        f"## Six workers\n\n{workers} worker processes over HTTP, replicas averaged every round in the default codecs, "
+        f"against one worker at the same number of steps; a replica takes its share of a step's windows, so that the "
+        f"bytes trained on are the same, or fewer where a worker joined a round late (the column says how many of the "
+        f"single worker's). Nats/byte of the composed answer on held-out text, {seeds_of(document)}. {sizes}.\n\n"
+    )
+    goals = "".join(
+        goal(
+            f"{line['objective']}: at most +{LOST_GOAL} nats/byte over the single worker",
+            line["lost"] <= LOST_GOAL,
+            f"{line['lost']:+.4f} on valid, {line['test_lost']:+.4f} on test; the paper: +{PAPER_LOST}, to {PAPER_CE}",
+        )
+        for line in lines
+    )
+    return f"{intro}{markdown(*_table(document))}\n{goals}"
+
+
+def _size(spec: Mapping[str, Any]) -> str:
+    model, train = spec["model"], spec["train"]
+    return (
+        f"{model['blocks']} blocks, {model['layers']} layers of width {model['width']}, {train['steps']} steps of "
+        f"{train['windows']} windows of {model['context']} bytes, rounds of {spec['swarm']['round_steps']} steps"
+    )
+
+
+def figures(document: Mapping[str, Any]) -> dict[str, go.Figure]:
+    lines = _compared(document)
+    figure = bar_figure(
+        [*(line["objective"] for line in lines), "the paper"],
+        [*(line["lost"] for line in lines), PAPER_LOST],
+        title="Six workers against one at equal training bytes",
+        x_title="",
+        y_title="nats/byte lost on held-out text",
+    )
+    figure.add_hline(y=LOST_GOAL, line_dash="dot", annotation_text=f"goal: at most {LOST_GOAL}")
+    return {"six_workers": figure}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
