@@ -45,7 +45,7 @@ class Case:
 
 
 CASES = (
-    Case("stacked", 6, 6, {"train.steps": 300, "train.windows": 12, "swarm.round_steps": 10}),
+    Case("stacked", 6, 6, {"train.steps": 400, "train.windows": 12, "swarm.round_steps": 10}),
     Case(
         "denoise",
         6,
@@ -53,8 +53,8 @@ CASES = (
         {
             "objective": Denoise(),
             "model.blocks": 3,
-            "model.layers": 6,
-            "train.steps": 250,
+            "model.layers": 3,
+            "train.steps": 300,
             "train.windows": 12,
             "swarm.round_steps": 10,
         },
@@ -65,7 +65,7 @@ QUICK = (Case("stacked", 2, 2, {"train.steps": 6, "train.windows": 2, "swarm.rou
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
-    base = preset("tiny" if options.quick else "wikitext")
+    base = preset("tiny" if options.quick else "small")
     if options.corpus:
         base = base.with_(**{"corpus.source": options.corpus})
     corpus = load_corpus(base.corpus, base.model.context)
