@@ -69,7 +69,7 @@ def records_of(document: Mapping[str, Any], name: str) -> list[Record]:
 
 
 def mean_of(records: Sequence[Record], key: str) -> float:
-    return mean(record[key] for record in records)
+    return float(mean(record[key] for record in records))
 
 
 def seeds_of(document: Mapping[str, Any]) -> str:

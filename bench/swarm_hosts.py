@@ -35,10 +35,6 @@ class Network:
     within: tuple[str, ...] = ()
     hub: str | None = None  # the coordinator's namespace
 
-    @property
-    def counts(self) -> bool:
-        return self.hub is not None
-
     def traffic(self) -> Traffic:
         """On every host's cable since it was laid; nothing where cables are not counted."""
         if self.hub is None:
@@ -49,11 +45,10 @@ class Network:
         return {name: (int(fields[0]), int(fields[8])) for name, fields in cables.items()}
 
 
-def network(num_hosts: int, *, own_namespaces: bool | None = None) -> AbstractContextManager[Network]:
-    """Of namespaces where that is possible, unless told otherwise."""
+def network(num_hosts: int) -> AbstractContextManager[Network]:
+    """Of namespaces where they can be had."""
     possible = hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("ip") is not None
-    wanted = possible if own_namespaces is None else own_namespaces
-    return namespaces(num_hosts) if wanted else loopback(num_hosts)
+    return namespaces(num_hosts) if possible else loopback(num_hosts)
 
 
 @contextmanager

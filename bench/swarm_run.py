@@ -59,7 +59,6 @@ class Plan:
     link: Link | None = None
     absences: tuple[Absence, ...] = ()
     max_windows: int = 400  # of either held-out split
-    own_namespaces: bool | None = None
 
     @property
     def founded(self) -> RunSpec:
@@ -99,7 +98,7 @@ def run_swarm(plan: Plan, corpus: Corpus) -> dict[str, Any]:
     """Trained to the end by real processes: scores, bytes, rounds and the workers' memory."""
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        net = stack.enter_context(network(plan.workers, own_namespaces=plan.own_namespaces))
+        net = stack.enter_context(network(plan.workers))
         options = ["--host", net.listen, "--public", net.public]
         coordinator = stack.enter_context(running_coordinator(plan.founded, folder, options=options, within=net.within))
         admin = parse_invite((folder / "state" / "invite-admin").read_text())
