@@ -42,8 +42,8 @@ MANNERS: dict[str, dict[str, Any]] = {
     "waiting": {"swarm.deadline_floor_s": FOR_EVER_S, "swarm.deadline_ceiling_s": FOR_EVER_S},
 }
 OBJECTIVES: dict[str, tuple[dict[str, Any], int]] = {  # with the number of workers
-    "stacked": ({"train.steps": 120}, 4),
-    "denoise": ({"objective": Denoise(), "train.steps": 96}, 8),
+    "stacked": ({"train.steps": 96}, 4),
+    "denoise": ({"objective": Denoise(), "train.steps": 64}, 8),
 }
 DELAY_ROUNDS = (1.5, 4.0)
 CURVE_WINDOWS = 64

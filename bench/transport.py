@@ -26,7 +26,7 @@ CODECS: dict[str, dict[str, Any]] = {
     "int8": {"swarm.update": "int8"},  # the default, down int6
     "sparse": {"swarm.update": "sparse"},
 }
-BUDGET = {"train.steps": 1000, "train.windows": 6, "swarm.round_steps": 10}  # windows of one worker
+BUDGET = {"train.steps": 1200, "train.windows": 6, "swarm.round_steps": 20}  # windows of one worker
 QUICK_BUDGET = {"train.steps": 6, "train.windows": 2, "swarm.round_steps": 2}
 WORKERS = 2
 
