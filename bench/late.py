@@ -34,7 +34,7 @@ from virtual_swarm import STEP_S, Faults, Published, train_virtually
 
 SHARES = (0.0, 0.1, 0.25, 0.5)
 FOR_EVER_S = 1e7
-ROUND_STEPS = 8
+ROUND_STEPS = 4
 DEADLINES = {"swarm.deadline_floor_s": 1.0, "swarm.deadline_ceiling_s": 5 * ROUND_STEPS * STEP_S}
 MANNERS: dict[str, dict[str, Any]] = {
     "ours": DEADLINES,
@@ -42,8 +42,8 @@ MANNERS: dict[str, dict[str, Any]] = {
     "waiting": {"swarm.deadline_floor_s": FOR_EVER_S, "swarm.deadline_ceiling_s": FOR_EVER_S},
 }
 OBJECTIVES: dict[str, tuple[dict[str, Any], int]] = {  # with the number of workers
-    "stacked": ({"train.steps": 96}, 4),
-    "denoise": ({"objective": Denoise(), "train.steps": 64}, 8),
+    "stacked": ({"train.steps": 64}, 4),
+    "denoise": ({"objective": Denoise(), "train.steps": 48}, 8),
 }
 DELAY_ROUNDS = (1.5, 4.0)
 CURVE_WINDOWS = 64
