@@ -27,7 +27,7 @@ def test_both_runs_are_scored_on_held_out_text(document):
     assert document["results"].keys() == {
         "stacked single/0",
         "stacked swarm/0",
-        "stacked single at the swarm's rates/0",
+        "stacked single at higher rates/0",
     }
     for record in document["results"].values():
         assert 0 < record["valid"] < 6

@@ -49,7 +49,7 @@ def a_document(*records):
 def test_six_workers_may_lose_a_hundredth(bench, swarm, said):
     document = a_document(
         a_record("stacked single", valid=1.7),
-        a_record("stacked single at the swarm's rates"),  # better: it is the one that counts
+        a_record("stacked single at higher rates"),  # better: it is the one that counts
         a_record("stacked swarm", valid=swarm, workers=6),
     )
     page = bench("six_workers").section(document)
