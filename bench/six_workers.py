@@ -64,9 +64,9 @@ CASES = (
         "stacked",
         6,
         6,
-        {"train.steps": 300, "train.windows": 36, "swarm.round_steps": 5},
+        {"train.steps": 300, "train.windows": 36, "swarm.round_steps": 3},
         higher=(6**0.5, 6 ** (1 / 3)),
-        raised=(6.0, 2.5),
+        raised=(6.0, 3.0),
     ),
     Case(
         "denoise",
@@ -78,10 +78,10 @@ CASES = (
             "model.layers": 3,
             "train.steps": 300,
             "train.windows": 12,
-            "swarm.round_steps": 5,
+            "swarm.round_steps": 3,
         },
         higher=(2**0.5, 2 ** (1 / 3)),
-        raised=(2**0.5, 2 ** (1 / 3)),
+        raised=(2.0, 1.6),
     ),
 )
 QUICK = (Case("stacked", 2, 2, {"train.steps": 6, "train.windows": 2, "swarm.round_steps": 3}, (1.4, 1.3), (2.0, 1.4)),)
@@ -108,15 +108,20 @@ def _rows(case: Case, base: RunSpec, corpus: Corpus, max_windows: int) -> list[R
     single, faster, replica = case.single(base), case.single_at_higher_rates(base), case.replica(base)
     plan = Plan(replica, case.workers, max_windows=max_windows)
 
-    def row(name: str, spec: RunSpec, workers: int, run: Callable[[], dict[str, Any]]) -> Row:
-        settings = {"spec": portable(spec), "workers": workers, "max_windows": max_windows}
+    def row(name: str, spec: dict[str, Any], workers: int, run: Callable[[], dict[str, Any]]) -> Row:
+        settings = {"spec": spec, "workers": workers, "max_windows": max_windows}
         return Row(f"{case.objective} {name}", base.seed, settings, run)
 
     return [
-        row(SINGLE, single, 1, lambda: run_single(single, corpus, max_windows)),
-        row(SWARM, replica, case.workers, lambda: run_swarm(plan, corpus)),
-        row(FASTER, faster, 1, lambda: run_single(faster, corpus, max_windows)),
+        row(SINGLE, _alone(single), 1, lambda: run_single(single, corpus, max_windows)),
+        row(SWARM, portable(replica), case.workers, lambda: run_swarm(plan, corpus)),
+        row(FASTER, _alone(faster), 1, lambda: run_single(faster, corpus, max_windows)),
     ]
+
+
+def _alone(spec: RunSpec) -> dict[str, Any]:
+    """The settings that a run without a swarm depends on."""
+    return {name: table for name, table in portable(spec).items() if name != "swarm"}
 
 
 def _compared(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -134,6 +139,7 @@ def _compared(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             {
                 "objective": objective,
                 "spec": before[0]["settings"]["spec"],
+                "round_steps": after[0]["settings"]["spec"]["swarm"]["round_steps"],
                 "workers": after[0]["workers"],
                 "single": mean_of(before, "valid"),
                 "swarm": mean_of(after, "valid"),
@@ -178,7 +184,7 @@ def _table(document: Mapping[str, Any]) -> Table:
 
 def section(document: Mapping[str, Any]) -> str:
     lines = _compared(document)
-    sizes = "; ".join(f"{line['objective']}: {_size(line['spec'])}" for line in lines)
+    sizes = "; ".join(f"{line['objective']}: {_size(line)}" for line in lines)
     workers = lines[0]["workers"] if lines else 0
     intro = (
         f"## Six workers\n\n{workers} worker processes over HTTP, replicas averaged every round in the default codecs, "
@@ -199,11 +205,11 @@ def section(document: Mapping[str, Any]) -> str:
     return f"{intro}{markdown(*_table(document))}\n{goals}"
 
 
-def _size(spec: Mapping[str, Any]) -> str:
-    model, train = spec["model"], spec["train"]
+def _size(line: Mapping[str, Any]) -> str:
+    model, train = line["spec"]["model"], line["spec"]["train"]
     return (
         f"{model['blocks']} blocks, {model['layers']} layers of width {model['width']}, {train['steps']} steps of "
-        f"{train['windows']} windows of {model['context']} bytes, rounds of {spec['swarm']['round_steps']} steps"
+        f"{train['windows']} windows of {model['context']} bytes, rounds of {line['round_steps']} steps"
     )
 
 
