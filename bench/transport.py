@@ -67,6 +67,8 @@ def _lines(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "test": mean_of(records, "test"),
                 "up": up,
                 "down": down,
+                "payload_up": _per_parameter(records, "payload_up_bytes"),
+                "payload_down": _per_parameter(records, "payload_down_bytes"),
                 "up_fewer": _per_parameter(fp32, "up_bytes") / up if fp32 else None,
                 "down_fewer": _per_parameter(fp32, "down_bytes") / down if fp32 else None,
                 "gigabytes": (mean_of(records, "up_bytes") + mean_of(records, "down_bytes")) / 1e9,
@@ -80,14 +82,23 @@ def _per_parameter(records: Sequence[Record], key: str) -> float:
 
 
 def _table(document: Mapping[str, Any]) -> Table:
-    head = ["up / down", "valid", "test", "bytes up", "bytes down", "up, × fewer", "down, × fewer", "GB in all"]
+    head = [
+        "up / down",
+        "valid",
+        "test",
+        "bytes up (payload)",
+        "bytes down (payload)",
+        "up, × fewer",
+        "down, × fewer",
+        "GB in all",
+    ]
     return head, [
         [
             f"{line['name']} / {line['download']}",
             f"{line['valid']:.4f}",
             f"{line['test']:.4f}",
-            f"{line['up']:.3f}",
-            f"{line['down']:.3f}",
+            f"{line['up']:.3f} ({line['payload_up']:.3f})",
+            f"{line['down']:.3f} ({line['payload_down']:.3f})",
             "–" if line["up_fewer"] is None else f"{line['up_fewer']:.1f}",
             "–" if line["down_fewer"] is None else f"{line['down_fewer']:.1f}",
             f"{line['gigabytes']:.3f}",
@@ -107,7 +118,8 @@ def section(document: Mapping[str, Any]) -> str:
             f"{spec['train']['windows']} windows of {spec['model']['context']} bytes a worker and step, rounds of "
             f"{spec['swarm']['round_steps']}; {seeds_of(document)}. Bytes are those of the {counted}"
             f"{', with all headers' if counted == 'cables' else ''}, after joining, a trained parameter and round; the "
-            f"whole blocks that are fetched when a phase begins are among those down.\n\n"
+            f"whole blocks that are fetched when a phase begins are among those down. In brackets the payload: the "
+            f"rest, HTTP and TCP, does not grow with the model.\n\n"
         )
     goals = "".join(_goals(line) for line in lines if line["name"] != "fp32")
     return f"{intro}{markdown(*_table(document))}\n{goals}"

@@ -27,6 +27,8 @@ def a_record(name, **changes):
         "rounds": 10,
         "updates": 20,
         "moved_parameters": 1000,
+        "payload_up_bytes": 3900,
+        "payload_down_bytes": 3900,
         "up_bytes": 4000,
         "down_bytes": 4000,
         "joining_bytes": 10_000,
