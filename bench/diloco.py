@@ -103,7 +103,8 @@ def section(document: Mapping[str, Any]) -> str:
             f"worker in the first phase, against replicas of the whole model with as many steps as take the same work "
             f"(counted from the shapes); rounds of {spec['swarm']['round_steps']} steps, {seeds_of(document)}. "
             f"Nats/byte on held-out text; the most bytes of tensors that a worker has alive at once, and of its whole "
-            f"process; bytes on the cable of a worker after joining.\n\n"
+            f"process, in which one of ours also fits and scores the composition at the end; bytes on a "
+            f"worker's cable after joining.\n\n"
         )
     goals = "".join(_goals(lines[OURS], name, lines[name]) for name in (FULL, DILOCO) if {OURS, name} <= lines.keys())
     return f"{intro}{markdown(*_table(document))}\n{goals}"
