@@ -66,7 +66,7 @@ CASES = (
         6,
         {"train.steps": 300, "train.windows": 36, "swarm.round_steps": 5},
         higher=(6**0.5, 6 ** (1 / 3)),
-        raised=(6.0, 2.5),
+        raised=(9.0, 3.0),
     ),
     Case(
         "denoise",
@@ -78,7 +78,7 @@ CASES = (
             "model.layers": 3,
             "train.steps": 300,
             "train.windows": 12,
-            "swarm.round_steps": 10,
+            "swarm.round_steps": 3,
         },
         higher=(2**0.5, 2 ** (1 / 3)),
         raised=(2.0, 1.6),
