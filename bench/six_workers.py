@@ -65,7 +65,7 @@ CASES = (
         6,
         6,
         {"train.steps": 300, "train.windows": 36, "swarm.round_steps": 5},
-        higher=(6**0.5, 6 ** (1 / 3)),
+        higher=(4.5, 2.4),
         raised=(9.0, 3.0),
     ),
     Case(
