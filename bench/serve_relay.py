@@ -105,15 +105,17 @@ class Links:
 
 
 @contextmanager
-def links_to(stages: Sequence[str], rate_bits: float) -> Iterator[Links]:
-    """A relay for each address, on the same host."""
+def links_to(
+    stages: Sequence[str], rate_bits: float, *, listen: str | None = None, within: Sequence[str] = ()
+) -> Iterator[Links]:
+    """A relay for each address: on the same host, or listening on another, `within` whose namespace it is started."""
     hosts = [address.removeprefix("tcp://").rpartition(":") for address in stages]
-    pairs = [f"{host}:0={host}:{port}" for host, _, port in hosts]
-    command = [sys.executable, __file__, str(rate_bits), *pairs]
+    pairs = [f"{listen or host}:0={host}:{port}" for host, _, port in hosts]
+    command = [*within, sys.executable, __file__, str(rate_bits), *pairs]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ports = process.stdout.readline().split()
-        addresses = [f"tcp://{host}:{port}" for (host, _, _), port in zip(hosts, ports, strict=True)]
+        addresses = [f"tcp://{listen or host}:{port}" for (host, _, _), port in zip(hosts, ports, strict=True)]
         yield Links(process, addresses, stages)
         assert process.stdin is not None
         process.stdin.close()

@@ -62,12 +62,16 @@ def cpu_s(pid: int) -> float:
 
 
 @contextmanager
-def running_coordinator(spec: RunSpec, folder: Path) -> Iterator[CoordinatorProcess]:
-    """`blocktrain coordinator` on loopback with its state in the folder, ended when the block is left."""
+def running_coordinator(
+    spec: RunSpec, folder: Path, *, options: Sequence[str] = (), within: Sequence[str] = ()
+) -> Iterator[CoordinatorProcess]:
+    """`blocktrain coordinator` with its state in the folder, ended when the block is left: on loopback, or where its
+    options say and what starts a command `within` another namespace."""
     folder.mkdir(parents=True, exist_ok=True)
     toml, said = folder / "spec.toml", folder / "said.txt"
     toml.write_text(tomli_w.dumps(spec.model_dump(mode="json", exclude_none=True)))
-    command = [sys.executable, "-m", "blocktrain", "coordinator", str(toml), "--dir", str(folder / "state")]
+    program = [*within, sys.executable, "-m", "blocktrain"]
+    command = [*program, "coordinator", str(toml), "--dir", str(folder / "state"), *options]
     with said.open("w") as stderr, started(command, stderr=stderr) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

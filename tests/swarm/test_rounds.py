@@ -238,9 +238,9 @@ def test_one_of_several_workers_moves_to_blocks_that_all_have_left(colleagues, n
 
 @pytest.mark.parametrize(
     "now_s, steps",
-    [(0, 10), (4, 9), (20, 5), (21, None), (39, None), (59, None)],
+    [(0, 10), (1, 10), (4, 9), (5, 9), (7, 8), (20, 5), (21, None), (39, None), (59, None)],
 )
-def test_a_running_round_is_joined_only_while_that_is_useful_and_keeps_nobody_waiting(now_s, steps):
+def test_a_running_round_is_joined_only_while_that_is_useful_and_keeps_nobody_waiting_a_step(now_s, steps):
     answer = ask(worker(), a_round(silent=1), now_s=now_s)
     if steps is None:
         assert isinstance(answer, NoWork)

@@ -186,3 +186,20 @@ def test_who_comes_before_a_phase_is_open_waits_for_it(house, member):
     assert house.ask("POST", "/v1/leases", json=member.request()).json()["reason"] == "the next phase is being opened"
     house.coordinator.tick()
     member.lease()
+
+
+def test_a_phase_begins_with_the_deadline_that_the_phase_before_has_learned(new_house):
+    """Or every phase would begin with rounds that wait for the absent as long as a round may take."""
+    house = new_house(**{"train.steps": 8, "swarm.deadline_ceiling_s": 900.0})
+    member = house.member()
+    limits_s = []
+    for _ in range(4):  # rounds of two steps: the first phase
+        lease = member.lease()
+        limits_s.append(lease.deadline_s)
+        house.now_s += 30
+        assert member.send(lease, member.payload(lease)).status_code == 200
+    lease = member.lease()
+    assert limits_s == [900, 900, 900, 45]
+    assert (lease.phase, lease.deadline_s) == (1, 45)
+    round = house.coordinator.watching.status()["phases"][1]["round"]
+    assert (round["limit_s"], round["limit_reason"]) == (45, "median 30.0 s, spread 0.0 s of 4 rounds")

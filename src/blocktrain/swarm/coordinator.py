@@ -15,9 +15,9 @@ from blocktrain.swarm.blocks import Blocks, Tensors, own_blobs
 from blocktrain.swarm.granting import Granting
 from blocktrain.swarm.intake import Intake, Recorded
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import NewUpdate, Standing, round_times_s
+from blocktrain.swarm.ledger_records import NewUpdate, Standing
 from blocktrain.swarm.merging import Merger
-from blocktrain.swarm.rounds import WINDOW, Round, decide, learned_deadline_s, next_round, open_phases, open_round
+from blocktrain.swarm.rounds import Round, decide, learned_deadline_s, next_round, open_phases, open_round
 from blocktrain.swarm.watching import Watching
 from blocktrain.wire.messages import (
     LeaseReply,
@@ -155,7 +155,7 @@ class Coordinator:
         self._ledger.add_genesis(born, now_s)
         newest = self._ledger.consistent_manifest().blocks
         base = {block: newest[block].version for block in phase.blocks}
-        limit_s, _ = learned_deadline_s([], self._spec.swarm)
+        limit_s, _ = learned_deadline_s(self._ledger.past_round_times_s(phase.index), self._spec.swarm)
         self._ledger.open_phase(open_round(phase, 0, base, 0, limit_s, now_s, self._spec.swarm))
 
     def _merge(self, round: Round, reason: str, now_s: float) -> None:
@@ -164,7 +164,7 @@ class Coordinator:
         # One that came after the decision did not move the schedule: it goes into the next round, if there is one.
         updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
         versions = list(self._merger.versions(round, updates))
-        past_s = round_times_s(self._ledger.rounds(round.phase, limit=WINDOW))
+        past_s = self._ledger.past_round_times_s(round.phase)
         limit_s, _ = learned_deadline_s([*past_s, *([round.took_s] if round.took_s else [])], self._spec.swarm)
         following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
         if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):

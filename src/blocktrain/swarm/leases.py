@@ -17,6 +17,7 @@ JOIN_SHARE = 0.5  # of a whole lease's time that a worker must find in a running
 RETRY_SHARE = 0.02  # of the time that a round has taken, until a waiting worker asks again: no more of it is lost
 SHORTEST_WAIT_S = 0.1
 FEW_WAIT_S = 0.01  # for each worker of the round, where that is shorter: a few may ask often
+WAITED_FOR_STEPS = 0.5  # of who joins: else all but the first to ask would lose a whole step for a moment
 ROUNDING = 1e-9
 
 
@@ -121,7 +122,8 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
     if others and not own and time_s < useful_s:
         left = f"round {round.number} has {max(0.0, time_s):.1f} s left, joining is worth it from {useful_s:.1f} s on"
         return NoWork(f"{left}: waiting for the next", retry_s)
-    steps = max(1, int(min(round.steps * speed / nominal, speed * time_s) + ROUNDING))
+    in_time = speed * time_s + (WAITED_FOR_STEPS if others else 0.0)
+    steps = max(1, int(min(round.steps * speed / nominal, in_time) + ROUNDING))
     return Grant(
         worker=worker.name,
         phase=round.phase,

@@ -34,8 +34,9 @@ from blocktrain.swarm.ledger_records import (
     RoundRecord,
     Standing,
     Version,
+    round_times_s,
 )
-from blocktrain.swarm.rounds import Grant, Round
+from blocktrain.swarm.rounds import MIN_SAMPLES, WINDOW, Grant, Round
 
 MAX_LATE_EVENTS = 20  # of one round
 PAUSED = select(t.run.c.paused)
@@ -145,6 +146,14 @@ class RoundsBook(Book):
         query = select(t.rounds).where(t.rounds.c.phase == phase).order_by(t.rounds.c.number.desc()).limit(limit)
         with self._reading() as connection:
             return rounds_of(connection, list(reversed(connection.execute(query).all())))
+
+    def past_round_times_s(self, phase: int) -> list[float]:
+        """What the next deadline of a phase is learned from. While it has too few rounds of its own, those of the phase
+        before stand in: a run would else wait for its absent as long as it may whenever a phase begins."""
+        own = round_times_s(self.rounds(phase, WINDOW + 1))
+        if len(own) >= MIN_SAMPLES or phase == 0:
+            return own
+        return [*round_times_s(self.rounds(phase - 1, WINDOW)), *own]
 
     def extend_round(self, round: Round, deadline_s: float, reason: str) -> bool:
         """False when another coordinator has extended or closed it since."""

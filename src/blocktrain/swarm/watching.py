@@ -11,15 +11,7 @@ from typing import Any, TypeVar
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import (
-    Evaluation,
-    PhaseRecord,
-    Role,
-    RoundLoss,
-    RoundRecord,
-    Worker,
-    round_times_s,
-)
+from blocktrain.swarm.ledger_records import Evaluation, PhaseRecord, Role, RoundLoss, RoundRecord, Worker, round_times_s
 from blocktrain.swarm.picture import Held, block_pictures, newest_leases, worker_state
 from blocktrain.swarm.rounds import WINDOW, decide, lateness, learned_deadline_s
 from blocktrain.swarm.traffic import Traffic
@@ -80,7 +72,8 @@ class Watching:
 
     def _round(self, records: Sequence[RoundRecord], now_s: float) -> dict[str, Any]:
         """The open one, the last of these."""
-        round, (_, why) = records[-1].round, learned_deadline_s(round_times_s(records), self._spec.swarm)
+        round = records[-1].round
+        _, why = learned_deadline_s(self._ledger.past_round_times_s(round.phase), self._spec.swarm)
         return {
             "number": round.number,
             "reason": decide(round, now_s, self._spec.swarm).reason,

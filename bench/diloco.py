@@ -1,0 +1,141 @@
+"""Blocks or whole replicas? BlockTrain against replicas of the full model (`blocks = 1`) at equal work: what the model
+is worth, what one worker must hold in memory and what it must send and fetch. The full replicas are averaged once as
+ours are, with our codecs, and once as DiLoCo does (Douillard et al. 2023): fp32 and Nesterov's outer step.
+
+    python bench/diloco.py --corpus PATH [--rows blocktrain] [--seeds 0]
+
+Each row is written to the result file when it is done and is not run again: stop it at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+
+from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.figures import bar_figure
+from blocktrain.spec import RunSpec, preset
+from blocktrain.train.flops import run_flops
+from blocktrain.train.reference import single_block_of
+from common import markdown, portable
+from rows import Record, Row, Table, chosen, goal, mean_of, parser, records_of, run_rows, seeds_of, show
+from swarm_run import Plan, run_swarm
+from memory_measure import Case, in_own_process
+
+OURS, FULL, DILOCO = "BlockTrain", "full replicas, our codecs", "DiLoCo (fp32, Nesterov)"
+DILOCO_CHANGES = {"swarm.update": "fp32", "swarm.download": "fp32", "swarm.outer": "nesterov"}
+BUDGET = {"train.steps": 400, "train.windows": 6, "swarm.round_steps": 10}  # windows of one worker
+QUICK_BUDGET = {"train.steps": 4, "train.windows": 2, "swarm.round_steps": 2}
+WORKERS, MEMORY_STEPS = 2, 2
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(argv)
+    base = preset("tiny" if options.quick else "small").with_(**(QUICK_BUDGET if options.quick else BUDGET))
+    if options.corpus:
+        base = base.with_(**{"corpus.source": options.corpus})
+    corpus = load_corpus(base.corpus, base.model.context)
+    rows = [
+        _row(name, spec, corpus, 20 if options.quick else 400)
+        for seed in options.seeds
+        for name, spec in runs(base.with_(seed=seed)).items()
+    ]
+    document = run_rows(options.out / "diloco.json", chosen(rows, options.rows))
+    show(_table(document), figures(document), options.out)
+
+
+def runs(ours: RunSpec) -> dict[str, RunSpec]:
+    """Ours, and the full replicas with as many steps as take the same work."""
+    full = full_replica_of(ours)
+    return {OURS: ours, FULL: full, DILOCO: full.with_(**DILOCO_CHANGES)}
+
+
+def full_replica_of(ours: RunSpec) -> RunSpec:
+    one_step = single_block_of(ours, num_layers=ours.model.total_layers, steps=1)
+    return one_step.with_(**{"train.steps": max(1, round(run_flops(ours) / run_flops(one_step)))})
+
+
+def _row(name: str, spec: RunSpec, corpus: Corpus, max_windows: int) -> Row:
+    plan = Plan(spec, WORKERS, max_windows=max_windows)
+    settings = {"spec": portable(spec), "workers": WORKERS, "max_windows": max_windows}
+    return Row(name, spec.seed, settings, lambda: run(plan, corpus))
+
+
+def run(plan: Plan, corpus: Corpus) -> dict[str, Any]:
+    """The tensors are those of the phase that takes most; a process also has its libraries, about 300 MB."""
+    cases = [Case(f"phase {phase.index}", plan.spec, phase.index) for phase in plan.spec.phases]
+    peak_bytes = max(in_own_process(case, MEMORY_STEPS).tensor_peak for case in cases)
+    return {**run_swarm(plan, corpus), "tensor_peak_bytes": peak_bytes, "flops": run_flops(plan.spec)}
+
+
+def _lines(document: Mapping[str, Any]) -> list[tuple[str, Sequence[Record]]]:
+    return [(name, records) for name in (OURS, FULL, DILOCO) if (records := records_of(document, name))]
+
+
+def _table(document: Mapping[str, Any]) -> Table:
+    head = ["swarm", "valid", "test", "tensors, MB", "process, MB", "up, MB a worker", "down, MB a worker", "work"]
+    return head, [
+        [
+            name,
+            f"{mean_of(records, 'valid'):.4f}",
+            f"{mean_of(records, 'test'):.4f}",
+            f"{mean_of(records, 'tensor_peak_bytes') / 1e6:.0f}",
+            f"{mean_of(records, 'worker_rss_peak_bytes') / 1e6:.0f}",
+            f"{mean_of(records, 'up_bytes') / records[0]['workers'] / 1e6:.1f}",
+            f"{mean_of(records, 'down_bytes') / records[0]['workers'] / 1e6:.1f}",
+            f"{mean_of(records, 'flops') / 1e12:.2f} TFLOP",
+        ]
+        for name, records in _lines(document)
+    ]
+
+
+def section(document: Mapping[str, Any]) -> str:
+    lines = dict(_lines(document))
+    intro = "## Blocks against full replicas\n\n"
+    if OURS in lines:
+        record = lines[OURS][0]
+        spec = record["settings"]["spec"]
+        intro += (
+            f"{record['workers']} workers; {spec['model']['layers']} layers of width {spec['model']['width']} in "
+            f"{spec['model']['blocks']} blocks, {spec['train']['steps']} steps of {spec['train']['windows']} windows a "
+            f"worker in the first phase, against replicas of the whole model with as many steps as take the same work "
+            f"(counted from the shapes); rounds of {spec['swarm']['round_steps']} steps, {seeds_of(document)}. "
+            f"Nats/byte on held-out text; the most bytes of tensors that a worker has alive at once, and of its whole "
+            f"process, in which one of ours also fits and scores the composition at the end; bytes on a "
+            f"worker's cable after joining.\n\n"
+        )
+    goals = "".join(_goals(lines[OURS], name, lines[name]) for name in (FULL, DILOCO) if {OURS, name} <= lines.keys())
+    return f"{intro}{markdown(*_table(document))}\n{goals}"
+
+
+def _goals(ours: Sequence[Record], name: str, theirs: Sequence[Record]) -> str:
+    def against(key: str) -> str:
+        return f"{mean_of(ours, key):.4f} against {mean_of(theirs, key):.4f}"
+
+    memory = mean_of(ours, "tensor_peak_bytes") / mean_of(theirs, "tensor_peak_bytes")
+    moved = [mean_of(ours, key) / mean_of(theirs, key) for key in ("up_bytes", "down_bytes")]
+    better = mean_of(ours, "valid") <= mean_of(theirs, "valid")
+    return (
+        goal(f"no worse than {name} at equal work", better, against("valid"))
+        + goal(f"less memory a worker than {name}", memory < 1, f"{memory:.2f} of it")
+        + goal(f"fewer bytes a worker than {name}", max(moved) < 1, f"{moved[0]:.2f} of them up, {moved[1]:.2f} down")
+    )
+
+
+def figures(document: Mapping[str, Any]) -> dict[str, go.Figure]:
+    lines = _lines(document)
+    figure = bar_figure(
+        [f"{name}: {mean_of(records, 'valid'):.3f} nats/byte" for name, records in lines],
+        [mean_of(records, "tensor_peak_bytes") / 1e6 for _, records in lines],
+        title="Memory of a worker, blocks against full replicas at equal work",
+        x_title="",
+        y_title="MB of tensors at the peak",
+    )
+    return {"diloco": figure}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,125 @@
+"""Does a swarm over the open Internet train? Three hosts with addresses of their own, each behind a link of 100 Mbit/s
+and 80 ms, from an untrained model on; then the same with one host gone, killed without warning, for a third of the run.
+
+    python bench/three_hosts.py --corpus PATH [--rows full] [--seeds 0]
+
+Each row is written to the result file when it is done and is not run again: stop it at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+
+from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.figures import bar_figure
+from blocktrain.spec import RunSpec, preset
+from common import markdown, portable
+from rows import Record, Row, Table, chosen, goal, mean_of, parser, records_of, run_rows, seeds_of, show
+from swarm_run import Absence, Link, Plan, run_swarm, untrained
+
+PAPER_UNTRAINED, PAPER_CE, PAPER_GB = 5.580, 1.811, 15.22
+LINK = Link(rate_bits=100e6, rtt_ms=80.0)
+FULL, ONE_AWAY = "full participation", "one host gone for a third"
+AWAY = Absence(worker=1, gone_at=1 / 3, back_at=2 / 3)
+BUDGET = {"train.steps": 400, "train.windows": 4, "swarm.round_steps": 10}  # windows of one host
+QUICK_BUDGET = {"train.steps": 6, "train.windows": 2, "swarm.round_steps": 2}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(argv)
+    base = preset("tiny" if options.quick else "small").with_(**(QUICK_BUDGET if options.quick else BUDGET))
+    if options.corpus:
+        base = base.with_(**{"corpus.source": options.corpus})
+    corpus = load_corpus(base.corpus, base.model.context)
+    rows = [row for seed in options.seeds for row in _rows(base.with_(seed=seed), corpus, 20 if options.quick else 400)]
+    document = run_rows(options.out / "three_hosts.json", chosen(rows, options.rows))
+    show(_table(document), figures(document), options.out)
+
+
+def _rows(spec: RunSpec, corpus: Corpus, max_windows: int) -> list[Row]:
+    def row(name: str, absences: tuple[Absence, ...]) -> Row:
+        plan = Plan(spec, workers=3, link=LINK, absences=absences, max_windows=max_windows)
+        settings = {"spec": portable(spec), "link": vars(LINK), "absences": list(map(vars, absences))}
+        return Row(name, spec.seed, {**settings, "max_windows": max_windows}, lambda: run(plan, corpus))
+
+    return [row(FULL, ()), row(ONE_AWAY, (AWAY,))]
+
+
+def run(plan: Plan, corpus: Corpus) -> dict[str, Any]:
+    return {**run_swarm(plan, corpus), "untrained": untrained(plan.spec, corpus, plan.max_windows)}
+
+
+def _lines(document: Mapping[str, Any]) -> list[tuple[str, Sequence[Record]]]:
+    return [(name, records) for name in (FULL, ONE_AWAY) if (records := records_of(document, name))]
+
+
+def _table(document: Mapping[str, Any]) -> Table:
+    head = ["hosts", "untrained", "valid", "test", "updates merged", "up, MB", "down, MB", "joining, MB", "seconds"]
+    return head, [
+        [
+            name,
+            f"{mean_of(records, 'untrained'):.3f}",
+            f"{mean_of(records, 'valid'):.3f}",
+            f"{mean_of(records, 'test'):.3f}",
+            f"{mean_of(records, 'updates'):.0f} in {mean_of(records, 'rounds'):.0f} rounds",
+            f"{mean_of(records, 'up_bytes') / 1e6:.1f}",
+            f"{mean_of(records, 'down_bytes') / 1e6:.1f}",
+            "–" if records[0]["joining_bytes"] is None else f"{mean_of(records, 'joining_bytes') / 1e6:.1f}",
+            f"{mean_of(records, 'seconds'):.0f}",
+        ]
+        for name, records in _lines(document)
+    ]
+
+
+def section(document: Mapping[str, Any]) -> str:
+    lines = _lines(document)
+    intro = "## Three hosts\n\n"
+    if lines:
+        settings = lines[0][1][0]["settings"]
+        spec, link = settings["spec"], settings["link"]
+        counted = lines[0][1][0]["counted"]
+        intro += (
+            f"Three hosts, each behind a link of {link['rate_bits'] / 1e6:.0f} Mbit/s and {link['rtt_ms']:.0f} ms "
+            f"round trip, train from an untrained model: {spec['train']['steps']} steps in the first phase, "
+            f"{spec['train']['windows']} windows of {spec['model']['context']} bytes a host and step, rounds of "
+            f"{spec['swarm']['round_steps']}; nats/byte on held-out text, {seeds_of(document)}. Bytes are those of the "
+            f"{counted}{', headers included' if counted == 'cables' else ''}; joining is told apart, it is the corpus "
+            f"that every host fetches once. All processes share two cores, which decides the seconds.\n\n"
+        )
+    goals = "".join(
+        goal(
+            f"{name}: at most {PAPER_CE} nats/byte, and fewer than {PAPER_GB} GB",
+            mean_of(records, "valid") <= PAPER_CE and _gigabytes(records) < PAPER_GB,
+            f"{mean_of(records, 'untrained'):.3f} → {mean_of(records, 'valid'):.3f} with {_gigabytes(records):.3f} GB; "
+            f"the paper: {PAPER_UNTRAINED:.3f} → {PAPER_CE} with {PAPER_GB} GB, a larger model",
+        )
+        for name, records in lines
+    )
+    return f"{intro}{markdown(*_table(document))}\n{goals}"
+
+
+def _gigabytes(records: Sequence[Record]) -> float:
+    """All that went over the links, joining included."""
+    joining = mean_of(records, "joining_bytes") if records[0]["joining_bytes"] is not None else 0.0
+    return (mean_of(records, "up_bytes") + mean_of(records, "down_bytes") + joining) / 1e9
+
+
+def figures(document: Mapping[str, Any]) -> dict[str, go.Figure]:
+    lines = _lines(document)
+    figure = bar_figure(
+        [name for name, _ in lines],
+        [mean_of(records, "valid") for _, records in lines],
+        title="Three hosts behind 100 Mbit/s and 80 ms",
+        x_title="",
+        y_title="nats/byte on held-out text",
+    )
+    figure.add_hline(y=PAPER_CE, line_dash="dot", annotation_text=f"the paper: {PAPER_CE}")
+    return {"three_hosts": figure}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
