@@ -20,9 +20,9 @@ from blocktrain.spec import RunSpec, preset
 from blocktrain.train.flops import run_flops
 from blocktrain.train.reference import single_block_of
 from common import markdown, portable
+from memory_measure import Case, in_own_process
 from rows import Record, Row, Table, chosen, goal, mean_of, parser, records_of, run_rows, seeds_of, show
 from swarm_run import Plan, run_swarm
-from memory_measure import Case, in_own_process
 
 OURS, FULL, DILOCO = "BlockTrain", "full replicas, our codecs", "DiLoCo (fp32, Nesterov)"
 DILOCO_CHANGES = {"swarm.update": "fp32", "swarm.download": "fp32", "swarm.outer": "nesterov"}

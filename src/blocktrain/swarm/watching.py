@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.ledger_records import Evaluation, PhaseRecord, Role, RoundLoss, RoundRecord, Worker, round_times_s
+from blocktrain.swarm.ledger_records import Evaluation, PhaseRecord, Role, RoundLoss, RoundRecord, Worker
 from blocktrain.swarm.picture import Held, block_pictures, newest_leases, worker_state
 from blocktrain.swarm.rounds import WINDOW, decide, lateness, learned_deadline_s
 from blocktrain.swarm.traffic import Traffic
