@@ -192,7 +192,7 @@ def section(document: Mapping[str, Any]) -> str:
         f"against one worker at the same number of steps; a replica takes its share of a step's windows, so that the "
         f"bytes trained on are the same, or fewer where a worker joined a round late (the column says how many of the "
         f"single worker's). Nats/byte of the composed answer on held-out text, {seeds_of(document)}. {sizes}. "
-        f"Learning rates, and the length of the swarm's rounds, were chosen by hand on valid, of which only the best is "
+        f"Learning rates, and the length of the swarm's rounds, were chosen by hand on valid and only the best is "
         f"kept: {TRIED}. A replica, whose updates are noisier, needs higher rates.\n\n"
     )
     goals = "".join(
