@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 BENCHES := $(wildcard bench/*.py bench/*/*.py)
-PYTEST_ARGS ?= -n auto --dist loadfile  # a process a core, a file always on one
+# A process a core, a file always on one; in this order, in which the long ones do not come last.
+PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test check format docs results clean
 .DELETE_ON_ERROR:

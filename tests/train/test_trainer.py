@@ -100,7 +100,8 @@ def test_a_new_block_starts_from_the_read_out_below_it():
 
 @pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch's own, at the import of its compiler
 def test_compiled_training_equals_eager_training():
-    eager, compiled = trainer(Stacked(), compile=False), trainer(Stacked(), compile=True)
+    alone = Stacked(scaffold=0)  # less to compile
+    eager, compiled = trainer(alone, compile=False), trainer(alone, compile=True)
     for _ in range(2):
         eager.step(), compiled.step()
     torch.testing.assert_close(all_weights(eager), all_weights(compiled), atol=2e-3, rtol=0)

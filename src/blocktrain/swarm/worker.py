@@ -230,6 +230,7 @@ class Worker:
         """In the cache, under the name of the whole version, also when only the difference to it was fetched."""
         path = self._cache / version.tensors.sha256
         if not _is_whole(path, version.tensors.sha256):
+            self._cache.mkdir(parents=True, exist_ok=True)
             write_whole(path, encode(tensors), synced=False)
         return MappedTensors(path, block_shapes(self._spec, version.block)).tensors
 
