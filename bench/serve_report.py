@@ -146,6 +146,9 @@ def drafting(document: Document) -> list[str]:
     return parts
 
 
+LABEL_PLACES = {"autoregressive": "bottom", "sweep": "bottom", "denoise": "top"}  # lines that end beside another
+
+
 def figures(document: Document) -> dict[str, go.Figure]:
     """Throughput against distance, one line a way, with the range of the outputs."""
     drawn, labels, lines = go.Figure(), document["settings"]["labels"], lines_of(document)
@@ -164,7 +167,7 @@ def figures(document: Document) -> dict[str, go.Figure]:
                 "thickness": 1,
             },
             text=[""] * (len(rates) - 1) + [f"  {rates[-1]:.1f}"],
-            textposition="bottom right" if way == "autoregressive" else "middle right",
+            textposition=f"{LABEL_PLACES.get(way, 'middle')} right",
             mode="lines+markers+text",
             name=labels[way],
             line={"color": colors[way], "width": 2, "dash": "dot" if way == BASELINE else "solid"},
