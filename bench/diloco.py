@@ -127,7 +127,7 @@ def _goals(ours: Sequence[Record], name: str, theirs: Sequence[Record]) -> str:
 def figures(document: Mapping[str, Any]) -> dict[str, go.Figure]:
     lines = _lines(document)
     figure = bar_figure(
-        [f"{name}: {mean_of(records, 'valid'):.3f} nats/byte" for name, records in lines],
+        [f"{name}:<br>{mean_of(records, 'valid'):.3f} nats/byte" for name, records in lines],
         [mean_of(records, "tensor_peak_bytes") / 1e6 for _, records in lines],
         title="Memory of a worker, blocks against full replicas at equal work",
         x_title="",
