@@ -49,8 +49,9 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: install a later one, or run make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile "$(TORCH)"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --editable ".[dev]"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on every core; what cannot be compiled is no program
 	@touch $@
 
 $(DOCS_READY): $(READY)

@@ -29,7 +29,7 @@ def small_text(tmp_path_factory: pytest.TempPathFactory, sentences: bytes) -> Pa
     return path
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BROWSER_PATH", "/no/such/browser")
