@@ -4,6 +4,7 @@ that it starts."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int
         team = [process]
         for number in range(1, workers + 1):
             arguments = ["worker", invite, "--name", f"worker-{number}", "--home", str(folder / f"worker-{number}")]
-            team.append(_start(crew, folder, f"worker-{number}", arguments))
+            team.append(_start(crew, folder, f"worker-{number}", arguments, _threads_each(workers)))
         with CoordinatorClient(parse_invite(invite)) as client:
             _watch(client, team)
     export(invite, folder / "model", home=folder / "worker-1")
@@ -208,7 +209,14 @@ class Process:
             self._popen.stdout.close()
 
 
-def _start(stack: ExitStack, folder: Path, name: str, arguments: Sequence[str]) -> Process:
+def _threads_each(workers: int) -> dict[str, str]:
+    """The cores are shared: workers that each took all of them would wait for each other most of the time."""
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
+
+
+def _start(
+    stack: ExitStack, folder: Path, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Process:
     """Ended with the stack. In a session of its own, so that the terminal's Ctrl-C is for the demo alone."""
     log = folder / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -219,6 +227,7 @@ def _start(stack: ExitStack, folder: Path, name: str, arguments: Sequence[str]) 
             stderr=said,
             text=True,
             start_new_session=True,
+            env={**(environment or {}), **os.environ},
         )
         process = Process(name, popen, log)
         stack.callback(process.end)
