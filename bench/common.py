@@ -30,9 +30,13 @@ class Verdict:
 
     what: str
     ours: str
-    goal: str
+    goal: str  # a limit, or nothing where `what` says all of it
     reached: bool
     paper: str = "–"
+
+    @property
+    def wanted(self) -> str:
+        return f"{self.what} {self.goal}".rstrip()
 
     @property
     def answer(self) -> str:
@@ -49,7 +53,7 @@ def at_least(what: str, value: float, limit: float, form: str = ".3f", paper: st
 
 def goal_lines(verdicts: Sequence[Verdict]) -> str:
     """One line a goal, as a section ends."""
-    return "".join(f"- goal: {v.what} {v.goal}: {v.answer} ({_figures(v)})\n" for v in verdicts)
+    return "".join(f"- goal: {v.wanted}: {v.answer} ({_figures(v)})\n" for v in verdicts)
 
 
 def _figures(verdict: Verdict) -> str:

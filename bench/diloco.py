@@ -8,20 +8,20 @@ Each row is written to the result file when it is done and is not run again: sto
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.corpus import Corpus
 from blocktrain.figures import bar_figure
-from blocktrain.spec import RunSpec, preset
+from blocktrain.spec import RunSpec
 from blocktrain.train.flops import run_flops
 from blocktrain.train.reference import single_block_of
-from common import markdown, portable
+from common import Document, Verdict, goal_lines, markdown, portable
 from memory_measure import Case, in_own_process
-from rows import Record, Row, Table, chosen, goal, mean_of, parser, records_of, run_rows, seeds_of, show
+from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
 from swarm_run import Plan, run_swarm
 
 OURS, FULL, DILOCO = "BlockTrain", "full replicas, our codecs", "DiLoCo (fp32, Nesterov)"
@@ -33,10 +33,7 @@ WORKERS, MEMORY_STEPS = 2, 2
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
-    base = preset("tiny" if options.quick else "small").with_(**(QUICK_BUDGET if options.quick else BUDGET))
-    if options.corpus:
-        base = base.with_(**{"corpus.source": options.corpus})
-    corpus = load_corpus(base.corpus, base.model.context)
+    base, corpus = base_of(options, QUICK_BUDGET if options.quick else BUDGET)
     rows = [
         _row(name, spec, corpus, 20 if options.quick else 400)
         for seed in options.seeds
@@ -70,11 +67,11 @@ def run(plan: Plan, corpus: Corpus) -> dict[str, Any]:
     return {**run_swarm(plan, corpus), "tensor_peak_bytes": peak_bytes, "flops": run_flops(plan.spec)}
 
 
-def _lines(document: Mapping[str, Any]) -> list[tuple[str, Sequence[Record]]]:
+def _lines(document: Document) -> list[tuple[str, Sequence[Record]]]:
     return [(name, records) for name in (OURS, FULL, DILOCO) if (records := records_of(document, name))]
 
 
-def _table(document: Mapping[str, Any]) -> Table:
+def _table(document: Document) -> Table:
     head = ["swarm", "valid", "test", "tensors, MB", "process, MB", "up, MB a worker", "down, MB a worker", "work"]
     return head, [
         [
@@ -91,7 +88,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     ]
 
 
-def section(document: Mapping[str, Any]) -> str:
+def section(document: Document) -> str:
     lines = dict(_lines(document))
     intro = "## Blocks against full replicas\n\n"
     if OURS in lines:
@@ -106,25 +103,31 @@ def section(document: Mapping[str, Any]) -> str:
             f"process, in which one of ours also fits and scores the composition at the end; bytes on a "
             f"worker's cable after joining.\n\n"
         )
-    goals = "".join(_goals(lines[OURS], name, lines[name]) for name in (FULL, DILOCO) if {OURS, name} <= lines.keys())
-    return f"{intro}{markdown(*_table(document))}\n{goals}"
+    return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
 
 
-def _goals(ours: Sequence[Record], name: str, theirs: Sequence[Record]) -> str:
+def verdicts(document: Document) -> list[Verdict]:
+    lines = dict(_lines(document))
+    others = [name for name in (FULL, DILOCO) if {OURS, name} <= lines.keys()]
+    return [verdict for name in others for verdict in _verdicts(lines[OURS], name, lines[name])]
+
+
+def _verdicts(ours: Sequence[Record], name: str, theirs: Sequence[Record]) -> list[Verdict]:
     def against(key: str) -> str:
         return f"{mean_of(ours, key):.4f} against {mean_of(theirs, key):.4f}"
 
     memory = mean_of(ours, "tensor_peak_bytes") / mean_of(theirs, "tensor_peak_bytes")
     moved = [mean_of(ours, key) / mean_of(theirs, key) for key in ("up_bytes", "down_bytes")]
     better = mean_of(ours, "valid") <= mean_of(theirs, "valid")
-    return (
-        goal(f"no worse than {name} at equal work", better, against("valid"))
-        + goal(f"less memory a worker than {name}", memory < 1, f"{memory:.2f} of it")
-        + goal(f"fewer bytes a worker than {name}", max(moved) < 1, f"{moved[0]:.2f} of them up, {moved[1]:.2f} down")
-    )
+    up_down = f"{moved[0]:.2f} of them up, {moved[1]:.2f} down"
+    return [
+        Verdict(f"no worse than {name} at equal work", against("valid"), "", better),
+        Verdict(f"less memory a worker than {name}", f"{memory:.2f} of it", "", memory < 1),
+        Verdict(f"fewer bytes a worker than {name}", up_down, "", max(moved) < 1),
+    ]
 
 
-def figures(document: Mapping[str, Any]) -> dict[str, go.Figure]:
+def figures(document: Document) -> dict[str, go.Figure]:
     lines = _lines(document)
     figure = bar_figure(
         [f"{name}:<br>{mean_of(records, 'valid'):.3f} nats/byte" for name, records in lines],

@@ -14,7 +14,7 @@ Each row is written to the result file when it is done and is not run again: sto
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,13 +22,13 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.corpus import Corpus
 from blocktrain.figures import Line, line_figure
 from blocktrain.model.stack import BlockModel
-from blocktrain.spec import Denoise, RunSpec, preset
+from blocktrain.spec import Denoise, RunSpec
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
-from common import markdown, portable
-from rows import Record, Row, Table, chosen, goal, mean_of, parser, records_of, run_rows, seeds_of, show
+from common import Document, Verdict, goal_lines, markdown, portable
+from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
 from swarm_run import ONLY_THE_LAST, scores_of
 from virtual_swarm import STEP_S, Faults, Published, train_virtually
 
@@ -45,6 +45,7 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], int]] = {  # with the number of work
     "stacked": ({"train.steps": 64}, 4),
     "denoise": ({"objective": Denoise(), "train.steps": 48}, 8),
 }
+BUDGET = {"train.windows": 4, "swarm.round_steps": ROUND_STEPS, "swarm.evaluate_every": ONLY_THE_LAST}
 DELAY_ROUNDS = (1.5, 4.0)
 CURVE_WINDOWS = 64
 NOWHERE = float("nan")
@@ -52,12 +53,7 @@ NOWHERE = float("nan")
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
-    base = preset("tiny" if options.quick else "small").with_(
-        **{"train.windows": 4, "swarm.round_steps": ROUND_STEPS, "swarm.evaluate_every": ONLY_THE_LAST}
-    )
-    if options.corpus:
-        base = base.with_(**{"corpus.source": options.corpus})
-    corpus = load_corpus(base.corpus, base.model.context)
+    base, corpus = base_of(options, BUDGET)
     rows = [row for seed in options.seeds for row in _rows(base.with_(seed=seed), corpus, options.quick)]
     document = run_rows(options.out / "late.json", chosen(rows, options.rows))
     show(_table(document), figures(document), options.out)
@@ -123,7 +119,7 @@ def at_time(record: Record, seconds: float) -> float:
     return next((loss for at_s, loss in reversed(record["curve"]) if at_s <= seconds), NOWHERE)
 
 
-def _lines(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _lines(document: Document) -> list[dict[str, Any]]:
     """A line an objective, share and manner: means over seeds. Equal time is the time that ours took to its end with
     the same faults."""
     lines = []
@@ -150,7 +146,7 @@ def _lines(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def _table(document: Mapping[str, Any]) -> Table:
+def _table(document: Document) -> Table:
     head = [
         "objective",
         "late or lost",
@@ -176,7 +172,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     ]
 
 
-def section(document: Mapping[str, Any]) -> str:
+def section(document: Document) -> str:
     lines = _lines(document)
     intro = "## Late and lost updates\n\n"
     if lines:
@@ -189,7 +185,7 @@ def section(document: Mapping[str, Any]) -> str:
             f"and at the time when ours was at its end, for which curves are kept (the first {CURVE_WINDOWS} windows, "
             f"without fitted weights of the composition).\n\n"
         )
-    return f"{intro}{markdown(*_table(document))}\n{''.join(_goals(lines))}"
+    return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
 
 
 def _sizes() -> str:
@@ -198,28 +194,29 @@ def _sizes() -> str:
     )
 
 
-def _goals(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def verdicts(document: Document) -> list[Verdict]:
     """Ours against the better of the others, where all three are."""
-    said = []
+    lines, found = _lines(document), []
     for objective in OBJECTIVES:
         for share in SHARES[1:]:
             here = {x["manner"]: x for x in lines if (x["objective"], x["share"]) == (objective, share)}
             if here.keys() != MANNERS.keys():
                 continue
             best = min(here["waiting"]["timed"], here["dropping"]["timed"])
-            said.append(
-                goal(
+            found.append(
+                Verdict(
                     f"{objective}, {100 * share:.0f} %: at equal time no worse than waiting and dropping",
-                    here["ours"]["timed"] <= best,
                     f"{here['ours']['timed']:.4f}, waiting {here['waiting']['timed']:.4f}, "
                     f"dropping {here['dropping']['timed']:.4f}; at equal rounds {here['ours']['valid']:.4f}, "
                     f"{here['waiting']['valid']:.4f}, {here['dropping']['valid']:.4f}",
+                    "",
+                    here["ours"]["timed"] <= best,
                 )
             )
-    return said
+    return found
 
 
-def figures(document: Mapping[str, Any]) -> dict[str, go.Figure]:
+def figures(document: Document) -> dict[str, go.Figure]:
     lines = _lines(document)
 
     def curve(objective: str, manner: str) -> Line:

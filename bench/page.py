@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from common import RESULTS, Document, Verdict, markdown, read_json
 
 DOCS = Path(__file__).parents[1] / "docs"
 IMAGES = "images/results"  # below docs/
-GOAL = re.compile(r"^- goal: (?P<what>.+): (?P<answer>reached|not reached) \((?P<ours>.*)\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -84,19 +82,12 @@ class Found:
         return {key.replace(own, name, 1): drawn for key, drawn in self._module.figures(self.document).items()}
 
     def verdicts(self) -> list[Verdict]:
-        if hasattr(self._module, "verdicts"):
-            return list(self._module.verdicts(self.document))
-        return verdicts_told(self.section())
+        return list(self._module.verdicts(self.document))
 
     @property
     def _module(self) -> ModuleType:
         assert self.module is not None
         return self.module
-
-
-def verdicts_told(section: str) -> list[Verdict]:
-    """The goals of a section that tells them only in its text."""
-    return [Verdict(told["what"], told["ours"], "", told["answer"] == "reached") for told in GOAL.finditer(section)]
 
 
 def look(results: Path, experiments: Sequence[Experiment] = EXPERIMENTS) -> list[Found]:
@@ -142,7 +133,7 @@ def summary_rows(each: Found) -> list[list[str]]:
     if not verdicts:
         return [[link, "no goal of its own", "–", "see there", "–"]]
     return [
-        [link if number == 0 else "", _cell(f"{v.what} {v.goal}"), _cell(v.paper), _cell(v.ours), v.answer]
+        [link if number == 0 else "", _cell(v.wanted), _cell(v.paper), _cell(v.ours), v.answer]
         for number, v in enumerate(verdicts)
     ]
 

@@ -31,12 +31,12 @@ from blocktrain.figures import write_figure
 from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec, preset
 from common import RESULTS, machine, portable, read_json, write_json
-from peers_report import figures, section, summary
+from peers_report import figures, section, summary, verdicts
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from work import START_FILE, Cell
 
-__all__ = ["figures", "main", "section"]
+__all__ = ["figures", "main", "section", "verdicts"]
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "peers"

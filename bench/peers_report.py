@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from blocktrain.figures import PALETTE
-from common import markdown, table
+from common import Verdict, goal_lines, markdown, table
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -48,7 +48,7 @@ def section(document: Document) -> str:
         "error in one round is no error of the sum.",
         markdown(HEAD, [_cells(row) for row in rows]),
         *_settings(rows),
-        "\n".join(_goals(document)),
+        goal_lines(verdicts(document)),
         *_training(document),
     ]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
@@ -58,7 +58,7 @@ def summary(document: Document) -> str:
     """One screen, for who ran it."""
     rows = [_cells(row) for row in document.get("averaging", [])]
     averaged = table(HEAD, rows) if rows else "no averaging was measured"
-    return "\n".join([averaged, *_goals(document), *_training(document)])
+    return "\n".join([averaged, goal_lines(verdicts(document)), *_training(document)])
 
 
 def _told(rows: Sequence[Row]) -> str:
@@ -106,16 +106,16 @@ def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 # --- goals -----------------------------------------------------------------------------------------------------------
 
 
-def _goals(document: Document) -> list[str]:
+def verdicts(document: Document) -> list[Verdict]:
     """Ahead of both on every column, in fp32 and with each side's smallest codec."""
     rows = [row for row in document.get("averaging", []) if not row["error"]]
-    lines = []
+    found = []
     for kind, of_kind in KINDS.items():
         chosen = [row for row in rows if of_kind(row)]
         for key, (words, _) in COLUMNS.items():
             if duels := _duels(chosen, key):
-                lines.append(_goal(f"{words}, {'fp32' if kind == 'fp32' else 'smallest codecs'}", duels))
-    return lines
+                found.append(_verdict(f"{words}, {'fp32' if kind == 'fp32' else 'smallest codecs'}", duels))
+    return found
 
 
 def _duels(rows: Sequence[Row], key: str) -> list[tuple[str, float]]:
@@ -130,12 +130,12 @@ def _duels(rows: Sequence[Row], key: str) -> list[tuple[str, float]]:
     return found
 
 
-def _goal(words: str, duels: Sequence[tuple[str, float]]) -> str:
+def _verdict(words: str, duels: Sequence[tuple[str, float]]) -> Verdict:
     behind = [duel for duel in duels if duel[1] >= 1]
     worst = max(duels, key=lambda duel: duel[1])
     won = f"ahead in {len(duels) - len(behind)} of {len(duels)}"
     told = f"{won}; ours is {worst[1]:.2f} times the best peer's at {worst[0]}"
-    return f"- goal: ahead of both peers in {words}: {'not reached' if behind else 'reached'} ({told})"
+    return Verdict(f"ahead of both peers in {words}", told, "", not behind)
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from blocktrain.figures import write_figure
-from common import RESULTS, machine, read_json, table, write_json
+from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.spec import RunSpec, preset
+from common import RESULTS, machine, read_json, table, write_json, write_pictures
 
 Table = tuple[list[str], list[list[str]]]
 Record = Mapping[str, Any]
@@ -41,6 +42,14 @@ def parser(page: str | None) -> argparse.ArgumentParser:
     options.add_argument("--out", type=Path, default=RESULTS, help="where the result file and picture go")
     options.add_argument("--quick", action="store_true", help="the tiny preset and a few steps")
     return options
+
+
+def base_of(options: argparse.Namespace, budget: Mapping[str, Any]) -> tuple[RunSpec, Corpus]:
+    """The small preset, or the tiny one where it must be quick, with a budget and the text that it is trained on."""
+    base = preset("tiny" if options.quick else "small").with_(**budget)
+    if options.corpus:
+        base = base.with_(**{"corpus.source": options.corpus})
+    return base, load_corpus(base.corpus, base.model.context)
 
 
 def chosen(rows: Iterable[Row], beginnings: Sequence[str] | None) -> list[Row]:
@@ -77,12 +86,6 @@ def seeds_of(document: Mapping[str, Any]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
 
 
-def goal(what: str, reached: bool, figure: str) -> str:
-    return f"- goal: {what}: {'reached' if reached else 'not reached'} ({figure})\n"
-
-
 def show(written: Table, figures: Mapping[str, go.Figure], out: Path) -> None:
     print(table(*written))
-    for name, figure in figures.items():
-        for path in write_figure(figure, out / name, skipped=print):
-            print(f"wrote {path}")
+    write_pictures(figures, out)

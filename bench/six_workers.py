@@ -16,11 +16,11 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.corpus import Corpus
 from blocktrain.figures import bar_figure
-from blocktrain.spec import Denoise, OptimSpec, RunSpec, preset
-from common import markdown, portable
-from rows import Record, Row, Table, chosen, goal, mean_of, parser, records_of, run_rows, seeds_of, show
+from blocktrain.spec import Denoise, OptimSpec, RunSpec
+from common import Document, Verdict, goal_lines, markdown, portable
+from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
 from swarm_run import Plan, run_single, run_swarm
 
 PAPER_LOST, PAPER_CE, LOST_GOAL = 0.026, 1.385, 0.01
@@ -90,10 +90,7 @@ QUICK = (Case("stacked", 2, 2, {"train.steps": 6, "train.windows": 2, "swarm.rou
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
-    base = preset("tiny" if options.quick else "small")
-    if options.corpus:
-        base = base.with_(**{"corpus.source": options.corpus})
-    corpus = load_corpus(base.corpus, base.model.context)
+    base, corpus = base_of(options, {})
     max_windows = 20 if options.quick else 400
     rows = [
         row
@@ -125,7 +122,7 @@ def _alone(spec: RunSpec) -> dict[str, Any]:
     return {name: table for name, table in portable(spec).items() if name != "swarm"}
 
 
-def _compared(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _compared(document: Document) -> list[dict[str, Any]]:
     """A line for each objective that has both runs: means over the seeds that both have, the single worker's with the
     rates that were better for it on valid."""
     lines = []
@@ -155,7 +152,7 @@ def _compared(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def _better(document: Mapping[str, Any], objective: str) -> dict[int, Record]:
+def _better(document: Document, objective: str) -> dict[int, Record]:
     """By seed, the single worker's run at the better rates."""
     usual, faster = (
         {record["seed"]: record for record in records_of(document, f"{objective} {name}")} for name in (SINGLE, FASTER)
@@ -166,7 +163,7 @@ def _better(document: Mapping[str, Any], objective: str) -> dict[int, Record]:
     }
 
 
-def _table(document: Mapping[str, Any]) -> Table:
+def _table(document: Document) -> Table:
     head = ["objective", "one worker", "swarm", "lost", "swarm, test", "lost, test", "bytes trained on", "MB moved"]
     return head, [
         [
@@ -183,7 +180,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     ]
 
 
-def section(document: Mapping[str, Any]) -> str:
+def section(document: Document) -> str:
     lines = _compared(document)
     sizes = "; ".join(f"{line['objective']}: {_size(line)}" for line in lines)
     workers = lines[0]["workers"] if lines else 0
@@ -195,15 +192,20 @@ def section(document: Mapping[str, Any]) -> str:
         f"Learning rates, and the length of the swarm's rounds, were chosen by hand on valid and only the best is "
         f"kept: {TRIED}. A replica, whose updates are noisier, needs higher rates.\n\n"
     )
-    goals = "".join(
-        goal(
+    return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
+
+
+def verdicts(document: Document) -> list[Verdict]:
+    return [
+        Verdict(
             f"{line['objective']}: at most +{LOST_GOAL} nats/byte over the single worker",
+            f"{line['lost']:+.4f} on valid, {line['test_lost']:+.4f} on test",
+            "",
             line["lost"] <= LOST_GOAL,
-            f"{line['lost']:+.4f} on valid, {line['test_lost']:+.4f} on test; the paper: +{PAPER_LOST}, to {PAPER_CE}",
+            paper=f"+{PAPER_LOST}, to {PAPER_CE}",
         )
-        for line in lines
-    )
-    return f"{intro}{markdown(*_table(document))}\n{goals}"
+        for line in _compared(document)
+    ]
 
 
 def _size(line: Mapping[str, Any]) -> str:
@@ -214,7 +216,7 @@ def _size(line: Mapping[str, Any]) -> str:
     )
 
 
-def figures(document: Mapping[str, Any]) -> dict[str, go.Figure]:
+def figures(document: Document) -> dict[str, go.Figure]:
     lines = _compared(document)
     figure = bar_figure(
         [*(line["objective"] for line in lines), "the paper"],

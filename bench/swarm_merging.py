@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs import CodecSettings
 from blocktrain.wire.deltas import apply_update, encode_difference, encode_update, read_update
 from blocktrain.wire.messages import Blob, TrainLease
-from blocktrain.wire.tensors import encode
+from blocktrain.wire.tensors import encode, flat
 from swarm_processes import Member, Stopwatch, Tensors, num_parameters, phase_tensors, random_update, watched
 
 UPDATE_CODECS = ("fp32", "fp16", "int8", "sparse")
@@ -179,10 +179,10 @@ def bytes_part(spec: RunSpec, corpus: Corpus, steps: int) -> dict[str, Any]:
 
 def trained_update(spec: RunSpec, corpus: Corpus, steps: int) -> tuple[Tensors, Tensors]:
     trainer = BlockTrainer(spec, spec.phases[0], corpus.train, {}, compile=False)
-    before = _flat(trainer.weights())
+    before = flat(trainer.weights())
     for _ in range(steps):
         trainer.step()
-    return before, _flat(trainer.weights())
+    return before, flat(trainer.weights())
 
 
 def upload_row(before: Tensors, after: Tensors, codec: str, parameters: int) -> dict[str, Any]:
@@ -209,7 +209,3 @@ def lost(before: Tensors, after: Tensors, decoded: Tensors) -> float:
     """The norm of what the codec left out, as a share of the update's; error feedback sends it with later ones."""
     wanted = averaging.norm_of(before[name] - after[name] for name in before)
     return averaging.norm_of(decoded[name] - after[name] for name in before) / wanted
-
-
-def _flat(blocks: Mapping[int, Tensors]) -> Tensors:
-    return {f"{block}.{name}": tensor for block, tensors in blocks.items() for name, tensor in tensors.items()}

@@ -7,17 +7,17 @@ Each row is written to the result file when it is done and is not run again: sto
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.corpus import Corpus
 from blocktrain.figures import bar_figure
-from blocktrain.spec import RunSpec, preset
-from common import markdown, portable
-from rows import Record, Row, Table, chosen, goal, mean_of, parser, records_of, run_rows, seeds_of, show
+from blocktrain.spec import RunSpec
+from common import Document, Verdict, goal_lines, markdown, portable
+from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
 from swarm_run import Absence, Link, Plan, run_swarm, untrained
 
 PAPER_UNTRAINED, PAPER_CE, PAPER_GB = 5.580, 1.811, 15.22
@@ -30,10 +30,7 @@ QUICK_BUDGET = {"train.steps": 6, "train.windows": 2, "swarm.round_steps": 2}
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
-    base = preset("tiny" if options.quick else "small").with_(**(QUICK_BUDGET if options.quick else BUDGET))
-    if options.corpus:
-        base = base.with_(**{"corpus.source": options.corpus})
-    corpus = load_corpus(base.corpus, base.model.context)
+    base, corpus = base_of(options, QUICK_BUDGET if options.quick else BUDGET)
     rows = [row for seed in options.seeds for row in _rows(base.with_(seed=seed), corpus, 20 if options.quick else 400)]
     document = run_rows(options.out / "three_hosts.json", chosen(rows, options.rows))
     show(_table(document), figures(document), options.out)
@@ -52,11 +49,11 @@ def run(plan: Plan, corpus: Corpus) -> dict[str, Any]:
     return {**run_swarm(plan, corpus), "untrained": untrained(plan.spec, corpus, plan.max_windows)}
 
 
-def _lines(document: Mapping[str, Any]) -> list[tuple[str, Sequence[Record]]]:
+def _lines(document: Document) -> list[tuple[str, Sequence[Record]]]:
     return [(name, records) for name in (FULL, ONE_AWAY) if (records := records_of(document, name))]
 
 
-def _table(document: Mapping[str, Any]) -> Table:
+def _table(document: Document) -> Table:
     head = ["hosts", "untrained", "valid", "test", "updates merged", "up, MB", "down, MB", "joining, MB", "seconds"]
     return head, [
         [
@@ -74,7 +71,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     ]
 
 
-def section(document: Mapping[str, Any]) -> str:
+def section(document: Document) -> str:
     lines = _lines(document)
     intro = "## Three hosts\n\n"
     if lines:
@@ -89,16 +86,20 @@ def section(document: Mapping[str, Any]) -> str:
             f"{counted}{', headers included' if counted == 'cables' else ''}; joining is told apart, it is the corpus "
             f"that every host fetches once. All processes share two cores, which decides the seconds.\n\n"
         )
-    goals = "".join(
-        goal(
+    return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
+
+
+def verdicts(document: Document) -> list[Verdict]:
+    return [
+        Verdict(
             f"{name}: at most {PAPER_CE} nats/byte, and fewer than {PAPER_GB} GB",
+            f"{mean_of(records, 'untrained'):.3f} → {mean_of(records, 'valid'):.3f} with {_gigabytes(records):.3f} GB",
+            "",
             mean_of(records, "valid") <= PAPER_CE and _gigabytes(records) < PAPER_GB,
-            f"{mean_of(records, 'untrained'):.3f} → {mean_of(records, 'valid'):.3f} with {_gigabytes(records):.3f} GB; "
-            f"the paper: {PAPER_UNTRAINED:.3f} → {PAPER_CE} with {PAPER_GB} GB, a larger model",
+            paper=f"{PAPER_UNTRAINED:.3f} → {PAPER_CE} with {PAPER_GB} GB, a larger model",
         )
-        for name, records in lines
-    )
-    return f"{intro}{markdown(*_table(document))}\n{goals}"
+        for name, records in _lines(document)
+    ]
 
 
 def _gigabytes(records: Sequence[Record]) -> float:
@@ -107,7 +108,7 @@ def _gigabytes(records: Sequence[Record]) -> float:
     return (mean_of(records, "up_bytes") + mean_of(records, "down_bytes") + joining) / 1e9
 
 
-def figures(document: Mapping[str, Any]) -> dict[str, go.Figure]:
+def figures(document: Document) -> dict[str, go.Figure]:
     lines = _lines(document)
     figure = bar_figure(
         [name for name, _ in lines],

@@ -7,17 +7,17 @@ Each row is written to the result file when it is done and is not run again: sto
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.corpus import Corpus
 from blocktrain.figures import PALETTE, bar_figure
-from blocktrain.spec import RunSpec, preset
-from common import markdown, portable
-from rows import Record, Row, Table, chosen, goal, mean_of, parser, records_of, run_rows, seeds_of, show
+from blocktrain.spec import RunSpec
+from common import Document, Verdict, goal_lines, markdown, portable
+from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
 from swarm_run import Plan, run_swarm
 
 PAPER_CE, PAPER_GB, FEWER_GOAL = 1.576, 10.23, 100
@@ -33,10 +33,7 @@ WORKERS = 2
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
-    base = preset("tiny" if options.quick else "small").with_(**(QUICK_BUDGET if options.quick else BUDGET))
-    if options.corpus:
-        base = base.with_(**{"corpus.source": options.corpus})
-    corpus = load_corpus(base.corpus, base.model.context)
+    base, corpus = base_of(options, QUICK_BUDGET if options.quick else BUDGET)
     rows = [
         _row(name, base.with_(seed=seed, **changes), corpus, 20 if options.quick else 400)
         for seed in options.seeds
@@ -52,7 +49,7 @@ def _row(name: str, spec: RunSpec, corpus: Corpus, max_windows: int) -> Row:
     return Row(name, spec.seed, settings, lambda: run_swarm(plan, corpus))
 
 
-def _lines(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _lines(document: Document) -> list[dict[str, Any]]:
     """A line a codec: bytes a parameter and round, and how many times fewer than those of fp32 in the same document."""
     lines, fp32 = [], records_of(document, "fp32")
     for name in CODECS:
@@ -81,7 +78,7 @@ def _per_parameter(records: Sequence[Record], key: str) -> float:
     return mean_of(records, key) / mean_of(records, "moved_parameters")
 
 
-def _table(document: Mapping[str, Any]) -> Table:
+def _table(document: Document) -> Table:
     head = [
         "up / down",
         "valid",
@@ -107,7 +104,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     ]
 
 
-def section(document: Mapping[str, Any]) -> str:
+def section(document: Document) -> str:
     lines = _lines(document)
     intro = "## Transport\n\n"
     if lines:
@@ -121,27 +118,31 @@ def section(document: Mapping[str, Any]) -> str:
             f"whole blocks that are fetched when a phase begins are among those down. In brackets the payload: the "
             f"rest, HTTP and TCP, does not grow with the model.\n\n"
         )
-    goals = "".join(_goals(line) for line in lines if line["name"] != "fp32")
-    return f"{intro}{markdown(*_table(document))}\n{goals}"
+    return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
 
 
-def _goals(line: Mapping[str, Any]) -> str:
-    said = goal(
+def verdicts(document: Document) -> list[Verdict]:
+    return [verdict for line in _lines(document) if line["name"] != "fp32" for verdict in _verdicts(line)]
+
+
+def _verdicts(line: Mapping[str, Any]) -> Iterator[Verdict]:
+    yield Verdict(
         f"{line['name']}: at most {PAPER_CE} nats/byte with fewer than {PAPER_GB} GB",
+        f"{line['valid']:.4f} with {line['gigabytes']:.3f} GB",
+        "",
         line["valid"] <= PAPER_CE and line["gigabytes"] < PAPER_GB,
-        f"{line['valid']:.4f} with {line['gigabytes']:.3f} GB; the paper: {PAPER_CE} with {PAPER_GB} GB, larger",
+        paper=f"{PAPER_CE} with {PAPER_GB} GB, larger",
     )
-    if line["up_fewer"] is None:
-        return said
-    both = min(line["up_fewer"], line["down_fewer"])
-    return said + goal(
-        f"{line['name']}: at least {FEWER_GOAL} times fewer bytes than fp32 both ways",
-        both >= FEWER_GOAL,
-        f"{line['up_fewer']:.1f} times up, {line['down_fewer']:.1f} times down",
-    )
+    if line["up_fewer"] is not None:
+        yield Verdict(
+            f"{line['name']}: at least {FEWER_GOAL} times fewer bytes than fp32 both ways",
+            f"{line['up_fewer']:.1f} times up, {line['down_fewer']:.1f} times down",
+            "",
+            min(line["up_fewer"], line["down_fewer"]) >= FEWER_GOAL,
+        )
 
 
-def figures(document: Mapping[str, Any]) -> dict[str, go.Figure]:
+def figures(document: Document) -> dict[str, go.Figure]:
     lines = _lines(document)
     figure = bar_figure(
         [line["name"] for line in lines],

@@ -30,6 +30,7 @@ from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs import CodecSettings, update_settings
 from blocktrain.wire.deltas import EncodedUpdate, ErrorFeedback, encode_difference, read_update
+from blocktrain.wire.tensors import by_block, flat
 from common import (
     RESULTS,
     Document,
@@ -135,18 +136,6 @@ class Swarm:
 
     def _opener(self, update: EncodedUpdate) -> Callable[[], Callable[[str], Tensor]]:
         return lambda: lambda name: update.delta(name, self.base[name]).flatten()
-
-
-def flat(blocks: Mapping[int, Tensors]) -> Tensors:
-    return {f"{block}.{name}": tensor for block, tensors in blocks.items() for name, tensor in tensors.items()}
-
-
-def by_block(tensors: Tensors) -> dict[int, Tensors]:
-    blocks: dict[int, Tensors] = {}
-    for name, tensor in tensors.items():
-        block, _, inner = name.partition(".")
-        blocks.setdefault(int(block), {})[inner] = tensor
-    return blocks
 
 
 def newborn(spec: RunSpec, block: int, published: Mapping[int, Tensors]) -> Tensors:

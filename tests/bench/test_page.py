@@ -17,10 +17,14 @@ def page(bench):
 
 
 @pytest.fixture
-def toy(page, monkeypatch):
-    """An experiment of our own, with a section and one goal in its text."""
-    section = "## Toys\n\nA toy was run.\n\n- goal: at most 3 toys: not reached (4; the paper: 2)\n"
-    module = SimpleNamespace(section=lambda document: section, figures=lambda document: {"toy": None, "toy_more": None})
+def toy(bench, monkeypatch):
+    """An experiment of our own with one goal, in words."""
+    verdict = bench("common").Verdict("at most 3 toys", "4", "", False, paper="2")
+    module = SimpleNamespace(
+        section=lambda document: "## Toys\n\nA toy was run.\n",
+        figures=lambda document: {"toy": None, "toy_more": None},
+        verdicts=lambda document: [verdict],
+    )
     monkeypatch.setitem(sys.modules, "toy", module)
     return module
 
@@ -78,9 +82,10 @@ def test_one_module_may_have_two_places(page, toy, tmp_path):
     assert "`python bench/toy.py --name toy-two`" in text
 
 
-def test_goals_are_read_from_the_section_where_the_module_has_no_verdicts(page, toy, tmp_path):
+def test_a_goal_may_be_all_in_words(page, bench, toy, tmp_path):
     text = page.page(found(page, tmp_path, page.Experiment("toy", "toy")))
-    assert "| [toy](#toy) | at most 3 toys | – | 4; the paper: 2 | not reached |" in text
+    assert "| [toy](#toy) | at most 3 toys | 2 | 4 | not reached |" in text
+    assert bench("common").goal_lines(toy.verdicts({})) == "- goal: at most 3 toys: not reached (4; the paper: 2)\n"
 
 
 def test_verdicts_are_told_as_the_module_gives_them(page, bench, toy, tmp_path):

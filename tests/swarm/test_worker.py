@@ -110,6 +110,7 @@ def test_blocks_that_only_run_lie_whole_in_files_even_where_only_the_difference_
 
     worker._put_down = watched
     worker.run()
+    assert len(mapped) == len(set(mapped))  # once a version, not once a lease
     from_difference = [version for version in mapped if version.version > 0]
     assert from_difference
     for version in from_difference:

@@ -43,7 +43,7 @@ from blocktrain.wire.messages import (
     UpdateReceipt,
     Wait,
 )
-from blocktrain.wire.tensors import decode, encode
+from blocktrain.wire.tensors import by_block, decode, encode, flat
 
 Tensors = dict[str, Tensor]
 FOR_GOOD = ("token", "role", "protocol", "signature", "replayed")  # refusals that no other lease would mend
@@ -88,6 +88,7 @@ class Worker:
         self._steps_per_s, self._nonce = 0.0, 0
         self._trainer: BlockTrainer | None = None
         self._held: dict[tuple[int, int], Tensors] = {}  # (block, version) -> tensors, of the last lease
+        self._in_files: set[tuple[int, int]] = set()  # those of them that are mapped
 
     def run(self) -> None:
         """Work until the run is finished or somebody says stop."""
@@ -144,10 +145,10 @@ class Worker:
         self._report(WorkReport("lease", f"phase {lease.phase}, shard {lease.shard}, {lease.steps} steps"))
         started_s = self._clock()
         trained, around = self._tensors(lease.trained), self._mapped((*lease.below, *lease.ahead))
-        trainer = self._prepared(lease, _by_block(self._feedback.start(_flat(trained))), around)
+        trainer = self._prepared(lease, by_block(self._feedback.start(flat(trained))), around)
         losses = self._steps(trainer, lease, started_s)
         unsent = self._feedback.state()
-        payload = self._feedback.compress(_flat(trained), _flat(trainer.weights()), self._codec(lease))
+        payload = self._feedback.compress(flat(trained), flat(trainer.weights()), self._codec(lease))
         try:
             receipt = self._submit(lease, payload, len(losses), losses[-1])
             self._report(
@@ -222,8 +223,10 @@ class Worker:
     def _mapped(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
         """The same left in files, for blocks that only run: a worker holds no more of them than it uses."""
         for version in versions:
-            tensors = self._tensors([version])[version.block]
-            self._held[version.block, version.version] = self._put_down(version, tensors)
+            key, tensors = (version.block, version.version), self._tensors([version])[version.block]
+            if key not in self._in_files:
+                self._held[key] = self._put_down(version, tensors)
+            self._in_files = (self._in_files | {key}) & self._held.keys()
         return {version.block: self._held[version.block, version.version] for version in versions}
 
     def _put_down(self, version: BlockVersion, tensors: Tensors) -> Tensors:
@@ -272,17 +275,3 @@ def prune_cache(cache: Path, wanted: Collection[str], before_s: float) -> None:
         with suppress(OSError):
             if file.name not in wanted and file.stat().st_mtime < before_s:
                 file.unlink()
-
-
-def _by_block(flat: Tensors) -> dict[int, Tensors]:
-    """The reverse of `_flat`."""
-    blocks: dict[int, Tensors] = {}
-    for name, tensor in flat.items():
-        block, _, inner = name.partition(".")
-        blocks.setdefault(int(block), {})[inner] = tensor
-    return blocks
-
-
-def _flat(blocks: dict[int, Tensors]) -> Tensors:
-    """The tensors of several blocks under one roof: "1.readout"."""
-    return {f"{block}.{name}": tensor for block, tensors in blocks.items() for name, tensor in tensors.items()}

@@ -47,6 +47,20 @@ class _Header:
     metadata: dict[str, str]
 
 
+def flat(blocks: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of several blocks under one roof: "1.readout"."""
+    return {f"{block}.{name}": tensor for block, tensors in blocks.items() for name, tensor in tensors.items()}
+
+
+def by_block(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """The reverse of `flat`."""
+    blocks: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        block, _, inner = name.partition(".")
+        blocks.setdefault(int(block), {})[inner] = tensor
+    return blocks
+
+
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """Equal tensors and metadata give equal bytes, so that their hash names them."""
     for name, tensor in tensors.items():
