@@ -92,11 +92,11 @@ def merging_row(spec: RunSpec, corpus: Corpus, num_updates: int, rounds: int, fo
 def mean_of(payloads: Sequence[bytes], before: Tensors, spec: RunSpec) -> Tensors:
     """The least that a merge could be: every update is opened once and every tensor merged, all in memory."""
     shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
-    running = averaging.RunningMean()
+    running = averaging.RunningMean({name: tensor.numel() for name, tensor in before.items()})
     for payload in payloads:
         update = read_update(payload, shapes)
         base = before if update.needs_base else dict.fromkeys(before)
-        running.add(((name, update.delta(name, base[name]).flatten()) for name in before), 1.0)
+        running.add(((name, update.pieces(name, base[name])) for name in before), 1.0)
     return {name: running.pop(name) for name in before}
 
 

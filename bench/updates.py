@@ -25,7 +25,7 @@ from blocktrain.figures import PALETTE
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Phase, RunSpec, Stacked, preset
-from blocktrain.swarm.averaging import Part, merge, outer_step
+from blocktrain.swarm.averaging import Deltas, Part, merge, outer_step
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs import CodecSettings, update_settings
@@ -134,8 +134,8 @@ class Swarm:
         data, published = encode_difference(self.base, after, CodecSettings(swarm.download))
         return len(data), published
 
-    def _opener(self, update: EncodedUpdate) -> Callable[[], Callable[[str], Tensor]]:
-        return lambda: lambda name: update.delta(name, self.base[name]).flatten()
+    def _opener(self, update: EncodedUpdate) -> Callable[[], Deltas]:
+        return lambda: lambda name: update.pieces(name, self.base[name])
 
 
 def newborn(spec: RunSpec, block: int, published: Mapping[int, Tensors]) -> Tensors:

@@ -34,7 +34,10 @@ updates = st.lists(st.tuples(vectors, weights), min_size=1, max_size=7)
 
 
 def parts(table: list[tuple[Tensor, float]]) -> list[Part]:
-    return [Part(lambda x=delta: lambda name: x.flatten(), weight, norm_of([delta])) for delta, weight in table]
+    """Each handed out in pieces of two values."""
+    return [
+        Part(lambda x=delta: lambda name: x.flatten().split(2), weight, norm_of([delta])) for delta, weight in table
+    ]
 
 
 def merged(kind: str, table: list[tuple[Tensor, float]], **settings: float) -> Tensor:
@@ -189,7 +192,7 @@ def test_means_open_each_update_once_and_let_go_of_it_before_the_next(kind):
         payload = torch.ones(2, dtype=torch.float64)
         assert sum(ref() is not None for ref in opened) <= 1  # the first may be the running mean
         opened.append(weakref.ref(payload))
-        return lambda name: payload * len(name)
+        return lambda name: [payload * len(name)]
 
     table = [Part(open_one, 1.0, 1.0) for _ in range(50)]
     assert dict(merge(table, {"a": 2, "bb": 2}, SwarmSpec(averaging=kind)))["bb"].tolist() == [2, 2]
@@ -203,7 +206,7 @@ def test_robust_means_of_small_tensors_open_an_update_once_for_all_that_fit(kind
 
     def open_one():
         times.append(1)
-        return lambda name: torch.full((sizes[name],), float(sizes[name]))
+        return lambda name: [torch.full((sizes[name],), float(sizes[name]))]
 
     sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
     merged_by_name = dict(merge([Part(open_one, 1.0, 1.0)] * 2, sizes, SwarmSpec(averaging=kind)))

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,11 @@ def test_the_header_alone_tells_the_shapes(table):
     assert {name: (DTYPES[dtype], shape) for name, (dtype, shape) in shapes.items()} == {
         name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in table.items()
     }
+
+
+def test_the_bytes_are_those_that_safetensors_writes():
+    table = {"b": torch.arange(4.0), "a": torch.ones(2, 3), "half": torch.ones(3).half(), "codes": torch.ones(5).byte()}
+    assert encode(table) == safetensors.torch.save(table)
 
 
 def test_equal_tensors_give_equal_bytes_in_another_process():

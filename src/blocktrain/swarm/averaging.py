@@ -19,13 +19,13 @@ from torch import Tensor
 
 from blocktrain.spec import SwarmSpec
 
-Deltas = Callable[[str], Tensor]  # name of a tensor: its flat Δ
+Deltas = Callable[[str], Iterable[Tensor]]  # name of a tensor: its flat Δ, piece after piece
 Read = Callable[[int, int], Tensor]  # elements start to stop of a flattened Δ
 SLICE_ELEMENTS = 1 << 19  # of all updates together that are held at once
 NEGLIGIBLE = 1e-9  # share of the weight that rounding may leave of an element that is trimmed away
 MIN_NORMS = 3
 NESTEROV_LR = 0.7  # DiLoCo (Douillard et al. 2023)
-MAX_WEIGHT = 2.0**100  # no merge writes more: differences and momenta of such weights stay finite in float32
+MAX_WEIGHT = 2.0**100  # far beyond training; no merge writes more, so that the next one can be computed in float32
 SMALLEST_NORM = 1.0  # what weights are taken to have at least, so that a block of zeros may move
 
 
@@ -47,7 +47,7 @@ def merge(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> I
         return
     norms = [part.norm for part in parts]
     scales = clip_scales(norms, spec.clip_factor) if spec.averaging == "clipped" else [1.0] * len(parts)
-    running = RunningMean()
+    running = RunningMean(sizes)
     for part, scale in zip(parts, scales, strict=True):
         deltas = part.open()
         running.add(((name, deltas(name)) for name in sizes), part.weight, scale)
@@ -57,20 +57,24 @@ def merge(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> I
 
 
 class RunningMean:
-    """Σ wΔ / Σ w of named tensors, update by update: exact for one update and for equal ones."""
+    """Σ wΔ / Σ w of named tensors of these sizes, update by update: exact for one update and for equal ones."""
 
-    def __init__(self) -> None:
-        self._weight, self._means = 0.0, dict[str, Tensor]()
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._weight, self._sizes, self._means = 0.0, sizes, dict[str, Tensor]()
 
-    def add(self, deltas: Iterable[tuple[str, Tensor]], weight: float, scale: float = 1.0) -> None:
+    def add(self, deltas: Iterable[tuple[str, Iterable[Tensor]]], weight: float, scale: float = 1.0) -> None:
+        """Piece by piece: what is small enough to stay in the processor's cache is read from memory once."""
         assert 0 < weight < math.inf, f"an update weighs {weight}, and must weigh more than nothing"
         self._weight += weight
-        for name, delta in deltas:
-            scaled = delta.to(torch.float64) if scale == 1.0 else delta.to(torch.float64) * scale
-            if name in self._means:
-                self._means[name].lerp_(scaled, weight / self._weight)
-            else:
-                self._means[name] = scaled.clone() if scaled is delta else scaled
+        for name, pieces in deltas:
+            first = name not in self._means
+            mean = self._means.setdefault(name, torch.empty(self._sizes[name], dtype=torch.float64))
+            end = 0
+            for piece in pieces:
+                begin, end = end, end + piece.numel()
+                scaled = piece.to(torch.float64) if scale == 1.0 else piece.to(torch.float64) * scale
+                mean[begin:end].copy_(scaled) if first else mean[begin:end].lerp_(scaled, weight / self._weight)
+            assert end == mean.numel(), f"{end} values of {name} came, it has {mean.numel()}"
 
     def pop(self, name: str) -> Tensor:
         """The mean of one tensor, which is then forgotten."""
@@ -106,7 +110,7 @@ def _batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
 
 def _slice_of(part: Part, names: Sequence[str], start: int, stop: int) -> Tensor:
     deltas = part.open()
-    return torch.cat([deltas(name) for name in names])[start:stop]
+    return torch.cat([piece for name in names for piece in deltas(name)])[start:stop]
 
 
 def trimmed_mean(updates: Sequence[tuple[Read, float]], numel: int, trim_share: float) -> Tensor:
@@ -161,7 +165,8 @@ def outer_step(theta: Tensor, delta: Tensor, momentum: Tensor | None, spec: Swar
 
 
 def plain(theta: Tensor, delta: Tensor, lr: float = 1.0) -> Tensor:
-    return _bounded(theta.to(torch.float64) - lr * delta.view_as(theta)).to(theta.dtype)
+    moved = torch.sub(theta, delta.view_as(theta), alpha=lr)  # float64, as Δ is
+    return moved.clamp_(-MAX_WEIGHT, MAX_WEIGHT).to(theta.dtype)
 
 
 def nesterov(
@@ -170,12 +175,7 @@ def nesterov(
     """SGD with Nesterov momentum on the pseudo-gradient Δ, as DiLoCo; m is kept at θ's precision."""
     g = delta.view_as(theta).to(torch.float64)
     m = g if momentum is None else beta * momentum.to(torch.float64) + g
-    return plain(theta, g + beta * m, lr), _bounded(m).to(theta.dtype)
-
-
-def _bounded(values: Tensor) -> Tensor:
-    """Far beyond what training gives; here so that whatever is merged, the next merge can be computed."""
-    return values.clamp(-MAX_WEIGHT, MAX_WEIGHT)
+    return plain(theta, g + beta * m, lr), m.clamp(-MAX_WEIGHT, MAX_WEIGHT).to(theta.dtype)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ class Blocks:
         return update_settings(self._spec.swarm, steps, steps)
 
     def tensors(self, sha256: str) -> Tensors:
-        return decode(self._blobs.get(sha256))[0]
+        """To be read, not to be written to."""
+        return decode(self._blobs.get(sha256), in_place=True)[0]
 
     def _version(self, block: int, version: int) -> Version:
         found = self._ledger.version(block, version)

@@ -36,6 +36,7 @@ Answer = TypeVar("Answer")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 PART_BYTES = 4 * 2**20
 TIMEOUT_S = 30.0
+WAITING = {"Prefer": "wait=2"}  # seconds that an answer without work may be held back, and Ctrl-C with it
 LEASE_REPLY: TypeAdapter[Any] = TypeAdapter(LeaseReply)
 
 
@@ -77,7 +78,9 @@ class CoordinatorClient:
         def ask() -> Any:
             asked = request()
             self._http.headers[WORKER_HEADER] = asked.worker
-            return self._ask_once("POST", "/v1/leases", LEASE_REPLY, json=asked.model_dump(mode="json"))
+            return self._ask_once(
+                "POST", "/v1/leases", LEASE_REPLY, json=asked.model_dump(mode="json"), headers=WAITING
+            )
 
         return self._patiently(ask)
 
@@ -120,7 +123,7 @@ class CoordinatorClient:
         """Send bytes in parts; what has arrived already, of this or an earlier try, is not sent again."""
         blob = Blob(sha256=hashlib.sha256(payload).hexdigest(), num_bytes=len(payload))
         path = f"/v1/leases/{lease}/uploads/{blob.sha256}"
-        received = self._received(path)
+        received = self._received(path) if len(payload) > PART_BYTES else 0  # one part is as soon sent as asked for
         while received < len(payload):
             received = self._send_part(path, payload, received)
         return blob

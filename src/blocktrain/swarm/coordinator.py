@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from blocktrain.checkpoint import continue_block
 from blocktrain.spec import Phase, RunSpec, Stacked
+from blocktrain.swarm.bell import Bell
 from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.blocks import Blocks, Tensors, own_blobs
 from blocktrain.swarm.granting import Granting
@@ -55,6 +56,7 @@ class Coordinator:
         self._turn = threading.RLock()
         # Called when something is due, so that somebody ticks soon. Without it whoever asks does it, and waits for it.
         self.wake: Callable[[], None] | None = None
+        self.bell = Bell()
 
     # What workers and people ask
 
@@ -70,10 +72,11 @@ class Coordinator:
             corpus=corpus,
         )
 
-    def lease(self, request: LeaseRequest) -> LeaseReply:
+    def lease(self, request: LeaseRequest, admitted: bool = False) -> LeaseReply:
+        """`admitted`: this very request was told to wait, and is asked once more."""
         self._granting.require_fit(request)
         with own_blobs():
-            return self._granting.work(request, self._clock(), self._followed())
+            return self._granting.work(request, self._clock(), self._followed(), admitted)
 
     def update(self, notice: UpdateNotice) -> UpdateReceipt:
         return self.intake.update(notice, self._record)
@@ -104,6 +107,7 @@ class Coordinator:
     def pause(self, paused: bool) -> None:
         """Workers at work may hand in what they have; nobody gets more until it goes on."""
         self._ledger.set_paused(paused, self._clock())
+        self.bell.ring()
 
     # What follows from the facts
 
@@ -141,6 +145,7 @@ class Coordinator:
                     self._merge(round, decision.reason, now_s)
             for phase in self._unopened(self._ledger.standing()):
                 self._open(phase, now_s)
+                self.bell.ring()
 
     def _open(self, phase: Phase, now_s: float) -> None:
         """The first round of a phase. Blocks that nobody has trained are born now."""
@@ -168,6 +173,7 @@ class Coordinator:
         limit_s, _ = learned_deadline_s([*past_s, *([round.took_s] if round.took_s else [])], self._spec.swarm)
         following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
         if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):
+            self.bell.ring()
             self._prune()
 
     def _prune(self) -> None:

@@ -62,12 +62,13 @@ class Granting:
                 code="replayed",
             )
 
-    def work(self, request: LeaseRequest, now_s: float, standing: Standing) -> LeaseReply:
+    def work(self, request: LeaseRequest, now_s: float, standing: Standing, admitted: bool = False) -> LeaseReply:
         """A worker is seen and answered in one transaction: a disk is synced once, and a replay gets nothing."""
-        return self._ledger.together(lambda: self._answer(request, now_s, standing))
+        return self._ledger.together(lambda: self._answer(request, now_s, standing, admitted))
 
-    def _answer(self, request: LeaseRequest, now_s: float, standing: Standing) -> LeaseReply:
-        self._admit(request, now_s)
+    def _answer(self, request: LeaseRequest, now_s: float, standing: Standing, admitted: bool) -> LeaseReply:
+        if not admitted:
+            self._admit(request, now_s)
         if standing.paused:
             return Wait(seconds=LONGEST_WAIT_S, reason="the run is paused")
         newest, finished = self._ledger.newest(), self._all_finished(standing)

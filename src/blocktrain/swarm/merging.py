@@ -59,6 +59,6 @@ class Merger:
             shapes, codec = self._blocks.shapes(update.phase), self._blocks.codec(update.phase)
             encoded = read_update(self._blobs.get(update.id), shapes, expected=codec)
             base = self._blocks.built_on(update.base, tuple(update.base)) if encoded.needs_base else {}
-            return lambda name: encoded.delta(name, base.get(name)).flatten()
+            return lambda name: encoded.pieces(name, base.get(name))
 
         return Part(opened, update.weight, update.norm)

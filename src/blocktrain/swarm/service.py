@@ -58,11 +58,14 @@ from blocktrain.wire.messages import (
     TokenRole,
     UpdateNotice,
     UpdateReceipt,
+    Wait,
 )
 
 TOKENS = 4  # of one address that may all ask as often as one may
 MAX_PART_BYTES = 16 * 2**20
 MAX_MESSAGE_BYTES = 2**20
+LONGEST_PATIENCE_S = 10.0  # that the answer to a worker without work is held back
+ELSEWHERE_S = 1.0  # until it is looked whether another coordinator of the same ledger has work
 SPOOLED_BYTES = 2**16  # of a part that are kept in memory while the rest comes; a longer part is kept in a file
 MAX_PROBLEM_CHARACTERS = 1000
 STATUS = {
@@ -84,6 +87,7 @@ STATUS = {
     "range": 416,
     "protocol": 426,
 }
+WAITING = re.compile(r"\bwait=([0-9]{1,5})\b")
 RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{0,15})")
 MEANING = {
     401: "The token is unknown or revoked",
@@ -119,6 +123,7 @@ def build_service(
     """`rate` bounds the requests from one address with one token; the address as a whole may ask TOKENS times that.
     `invite` is the workers', for admins to hand on."""
     service = FastAPI(title="BlockTrain coordinator", version="1", docs_url=None, redoc_url=None)
+    service.state.bell = coordinator.bell
     answers = Answers()
     service.add_middleware(_Doorkeeper, rate=rate or Rate(), clock=clock, answers=answers)
     service.add_exception_handler(BlockTrainError, _refused)
@@ -144,8 +149,9 @@ def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) 
     intake = coordinator.intake
 
     @service.post("/v1/leases", dependencies=needs, responses=_problems(409, 422, 426))
-    def lease(request: LeaseRequest) -> LeaseReply:
-        return coordinator.lease(request)
+    async def lease(request: Request, asked: LeaseRequest, prefer: Annotated[str, Header()] = "") -> LeaseReply:
+        """`Prefer: wait=2` (RFC 7240): work as soon as there is some within two seconds, else the reason to wait."""
+        return await _work(coordinator, asked, request, _patience_s(prefer))
 
     @service.get("/v1/leases/{lease_id}/uploads/{sha256}", dependencies=needs, responses=_problems(404, 422))
     def received(lease_id: LeaseId, sha256: Digest) -> Received:
@@ -179,6 +185,27 @@ def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) 
     @service.post("/v1/evaluations", dependencies=needs, status_code=204, responses=_problems(404, 422))
     def evaluation(notice: EvaluationNotice) -> None:
         intake.evaluation(notice)
+
+
+async def _work(coordinator: Coordinator, asked: LeaseRequest, request: Request, patience_s: float) -> LeaseReply:
+    """A worker that has gone meanwhile gets none: its round would wait for it."""
+    bell, end_s, admitted = coordinator.bell, time.monotonic() + patience_s, False
+    while True:
+        rung = bell.rung
+        reply = await run_in_threadpool(coordinator.lease, asked, admitted)
+        left_s, admitted = end_s - time.monotonic(), True
+        if not patience_s or not isinstance(reply, Wait):
+            return reply
+        if left_s <= 0 or bell.ended:
+            return reply.model_copy(update={"seconds": 0.0})
+        await bell.after(rung, min(left_s, ELSEWHERE_S))
+        if await request.is_disconnected():
+            return reply
+
+
+def _patience_s(prefer: str) -> float:
+    match = WAITING.search(prefer)
+    return min(float(match[1]), LONGEST_PATIENCE_S) if match else 0.0
 
 
 def _add_model(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) -> None:

@@ -18,6 +18,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from blocktrain.errors import BlockTrainError, Overloaded
+from blocktrain.swarm.bell import Bell
 from blocktrain.swarm.ledger_records import Role
 from blocktrain.swarm.watching import Watching, status_for
 from blocktrain.wire.messages import Curves
@@ -166,10 +167,11 @@ class EventStream(StreamingResponse):
 
 
 class Server(uvicorn.Server):
-    """Ends the streams of its app when it is told to stop: it would wait for them otherwise."""
+    """Ends what its app holds open when it is told to stop, streams and waiting workers: it would wait for them."""
 
     async def shutdown(self, sockets: Any = None) -> None:
-        listeners = getattr(getattr(self.config.app, "state", None), "listeners", None)
-        if isinstance(listeners, Listeners):
-            listeners.end()
+        state = getattr(self.config.app, "state", None)
+        for held in (getattr(state, "listeners", None), getattr(state, "bell", None)):
+            if isinstance(held, Listeners | Bell):
+                held.end()
         await super().shutdown(sockets)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,7 @@ class Worker:
         """Work until the run is finished or somebody says stop."""
         info = self._client.run_info()
         self._spec = RunSpec.model_validate(info.spec)
+        self._shapes = lru_cache(None)(partial(block_shapes, self._spec))
         self._feedback = ErrorFeedback()
         self._corpus = self._fetch_corpus(info)
         self._corpus_blobs = {blob.sha256 for blob in info.corpus.values()}
@@ -189,7 +191,7 @@ class Worker:
         unsigned = UpdateNotice(
             lease=lease.lease,
             worker=self._public_key,
-            tensors={f"{x.block}.{n}": s for x in lease.trained for n, s in block_shapes(self._spec, x.block).items()},
+            tensors={f"{x.block}.{n}": s for x in lease.trained for n, s in self._shapes(x.block).items()},
             payload=self._client.upload(payload, lease.lease),
             steps=steps,
             tokens=steps * self._spec.step_bytes,
@@ -235,11 +237,11 @@ class Worker:
         if not _is_whole(path, version.tensors.sha256):
             self._cache.mkdir(parents=True, exist_ok=True)
             write_whole(path, encode(tensors), synced=False)
-        return MappedTensors(path, block_shapes(self._spec, version.block)).tensors
+        return MappedTensors(path, self._shapes(version.block)).tensors
 
     def _fetch(self, version: BlockVersion) -> Tensors:
         """From the version before where that one is here and the difference is offered, else whole."""
-        shapes = block_shapes(self._spec, version.block)
+        shapes = self._shapes(version.block)
         before = self._held.get((version.block, version.version - 1))
         if before is not None and version.from_previous is not None:
             difference = self._client.download(version.from_previous, self._cache)

@@ -30,6 +30,7 @@ from blocktrain.wire.packing import EliasFano, ceil, pack, unpack
 CODECS = ("fp32", "fp16", "int8", "int6", "int4", "sparse")
 BLOCK = 256  # values that share a scale
 CHUNK = 4096  # values that `sparse` chooses among
+PIECE = 1 << 16  # values that are coded at once: they stay in a processor's cache
 MAX_CHUNK = 2**16
 LAST_FACTOR = 4
 SPENT_SHARE = 0.98  # of the bytes that an update may have; the rest is for its header
@@ -153,7 +154,8 @@ def encode_vector(vector: Tensor, settings: CodecSettings) -> dict[str, Tensor]:
             return _as_sparse(vector, settings)
     bits = _bits(settings.codec)
     assert bits is not None
-    return _as_steps(_rows(vector, BLOCK), bits)
+    pieces = [_as_steps(rows, bits) for rows in torch.split(_rows(vector, BLOCK), PIECE // BLOCK)]
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in ("codes", "scale")}
 
 
 class Values(Protocol):

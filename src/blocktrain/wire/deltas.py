@@ -19,7 +19,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
@@ -29,6 +29,7 @@ from torch import Tensor
 from blocktrain.errors import ConfigError, TensorError
 from blocktrain.wire.codecs import (
     MAX_MAGNITUDE,
+    PIECE,
     CodecSettings,
     Values,
     check_parts,
@@ -61,7 +62,7 @@ def read_update(
 
     Names, types and sizes of all parts are checked before anything is decoded; memory is bounded by the shapes."""
     limits = [max_update_bytes(expected or CodecSettings("fp32"), shapes), *([] if max_bytes is None else [max_bytes])]
-    parts, metadata = decode(data, max_bytes=min(limits))
+    parts, metadata = decode(data, max_bytes=min(limits), in_place=True)
     settings = _read_settings(metadata)
     if expected is not None and not expected.covers(settings):
         raise TensorError(
@@ -106,8 +107,15 @@ class EncodedUpdate:
         """Δ of one tensor in float64. `base`, which only fp32 needs, is the version that the update was built on.
 
         base - Δ in float64 is `after` of fp32 exactly, but for values that shrank 2^29-fold: there, use `after`."""
-        values = self._slice(name).double()
-        return self._base(name, base).double() - values if self.settings.lossless else values
+        return torch.cat([torch.empty(0).double(), *self.pieces(name, base)]).view(self._layout.shapes[name])
+
+    def pieces(self, name: str, base: Tensor | None = None) -> Iterator[Tensor]:
+        """The same, flat, in pieces that stay in a processor's cache while somebody works on them."""
+        begin, end = self._layout.spans[name]
+        before = self._base(name, base).flatten() if self.settings.lossless else None
+        for start in range(begin, end, PIECE):
+            values = self._values.slice(start, stop := min(start + PIECE, end)).double()
+            yield values if before is None else values.neg_().add_(before[start - begin : stop - begin])
 
     def after(self, name: str, base: Tensor | None = None) -> Tensor:
         """base - Δ of one tensor in float32, the same bits on every machine; of fp32 exactly what was sent."""
@@ -116,8 +124,9 @@ class EncodedUpdate:
 
     def squared_norm(self, base: Named | None = None) -> float:
         """‖Δ‖² over all tensors."""
-        deltas = (self.delta(name, None if base is None else base.get(name)) for name in self.names)
-        return sum(float(delta.square().sum()) for delta in deltas)
+        known = base or {}
+        pieces = (piece for name in self.names for piece in self.pieces(name, known.get(name)))
+        return sum(float(piece.dot(piece)) for piece in pieces)
 
     def _slice(self, name: str) -> Tensor:
         begin, end = self._layout.spans[name]

@@ -15,6 +15,8 @@ Bytes: TypeAlias = NDArray[np.uint8]
 def pack(codes: Bytes, bits: int) -> Bytes:
     """Codes of up to eight bits each: every eight of a row, the last filled with zeros, become `bits` whole bytes."""
     rows, groups = len(codes), ceil(codes.shape[1], 8)
+    if bits == 8 and codes.shape[1] == 8 * groups:
+        return codes
     eights = np.pad(codes, ((0, 0), (0, groups * 8 - codes.shape[1]))).reshape(rows, groups, 8)
     words = np.zeros((rows, groups, 1), "<u8")
     for i in range(8):
@@ -25,6 +27,8 @@ def pack(codes: Bytes, bits: int) -> Bytes:
 def unpack(packed: Bytes, bits: int, count: int) -> Bytes:
     """The first `count` codes of each row."""
     rows, groups = len(packed), ceil(count, 8)
+    if bits == 8:
+        return packed[:, :count]
     padded = np.zeros((rows, groups, 8), np.uint8)
     padded[..., :bits] = packed.reshape(rows, groups, bits)
     words = padded.view("<u8")[..., 0]

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from mmap import mmap
 from typing import Any, TypeAlias
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -36,6 +38,7 @@ MAX_AXIS = 2**31 - 1
 
 Encoded: TypeAlias = bytes | mmap
 
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
 
@@ -62,20 +65,33 @@ def by_block(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
 
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Equal tensors and metadata give equal bytes, so that their hash names them."""
+    """Equal tensors and metadata give equal bytes, so that their hash names them: safetensors itself writes metadata in
+    an order that changes from process to process, and copies every byte three times."""
     for name, tensor in tensors.items():
         if name == _METADATA or tensor.dtype not in DTYPES.values():
             raise TensorError(
                 f'"{name}" of {tensor.dtype} cannot be stored: rename it, or use one of {", ".join(DTYPES)}'
             )
-    data = safetensors.torch.save({name: _plain(tensor) for name, tensor in tensors.items()})
-    return _with_metadata(data, metadata) if metadata else data
+    header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
+    parts, end = list[NDArray[np.uint8]](), 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, str(item[1].dtype), item[0])):
+        parts.append(_bytes_of(tensor))
+        begin, end = end, end + parts[-1].size
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)  # the tensors start aligned
+    return b"".join([struct.pack("<Q", len(text)), text, *(part.data for part in parts)])
 
 
 def decode(
-    data: bytes, *, expected: Mapping[str, tuple[int, ...]] | None = None, max_bytes: int | None = None
+    data: bytes,
+    *,
+    expected: Mapping[str, tuple[int, ...]] | None = None,
+    max_bytes: int | None = None,
+    in_place: bool = False,
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata; `expected` gives the only names and shapes that are accepted."""
+    """The tensors and the metadata; `expected` gives the only names and shapes that are accepted. With `in_place` the
+    tensors lie in the bytes, and nobody may write to them."""
     if max_bytes is not None and len(data) > max_bytes:
         raise TensorError(
             f"got {len(data)} bytes of tensors and at most {max_bytes} are accepted: send fewer or smaller ones"
@@ -83,6 +99,8 @@ def decode(
     header = _read_header(data)
     if expected is not None:
         _check_names_and_shapes(header, expected)
+    if in_place:
+        return _views(data, header), header.metadata
     try:
         return safetensors.torch.load(data), header.metadata
     except (SafetensorError, RuntimeError, ValueError, OverflowError) as error:
@@ -94,15 +112,19 @@ def decode_in_place(data: Encoded, *, expected: Mapping[str, tuple[int, ...]]) -
     storage is the whole buffer."""
     header = _read_header(data)
     _check_names_and_shapes(header, expected)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")
-        whole = torch.frombuffer(data, dtype=torch.uint8)
-    return {name: _view(whole, header, name) for name in header.tensors}
+    return _views(data, header)
 
 
 def shapes_of(data: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name -> (dtype name, shape), from the header alone."""
     return _read_header(data).tensors
+
+
+def _views(data: Encoded, header: _Header) -> dict[str, Tensor]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        whole = torch.frombuffer(data, dtype=torch.uint8)
+    return {name: _view(whole, header, name) for name in header.tensors}
 
 
 def _view(whole: Tensor, header: _Header, name: str) -> Tensor:
@@ -113,18 +135,9 @@ def _view(whole: Tensor, header: _Header, name: str) -> Tensor:
     return whole[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU: safetensors refuses tensors that share memory, such as tied weights."""
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-
-
-def _with_metadata(data: bytes, metadata: Mapping[str, str]) -> bytes:
-    """safetensors itself writes metadata in an order that changes from process to process."""
-    start = _LENGTH_BYTES + struct.unpack_from("<Q", data)[0]
-    header = {_METADATA: dict(sorted(metadata.items())), **json.loads(data[_LENGTH_BYTES:start])}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the tensors start aligned
-    return struct.pack("<Q", len(text)) + text + data[start:]
+def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """Where they lie, if they lie on the CPU and in order."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _read_header(data: Encoded) -> _Header:
