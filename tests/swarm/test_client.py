@@ -239,6 +239,7 @@ def test_an_upload_continues_where_the_coordinator_has_it(already, offsets):
     assert uploads.offsets == offsets
 
 
+@pytest.mark.usefixtures("small_parts")
 def test_what_the_coordinator_has_whole_is_not_sent_again():
     uploads = Uploads(len(DATA))
     with client_of(uploads) as client:
