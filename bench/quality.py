@@ -123,17 +123,22 @@ def section(document: Document) -> str:
     missing = [row.name for row in ROWS if row.name not in {line["row"] for line in lines}]
     return "\n".join(
         [
-            f"## Quality on {_corpus(document)}\n",
+            f"## Quality on {_corpus(document)}, {document['reference_steps']} steps\n",
             f"Bytes of {_corpus(document)}, {model['layers']} layers of width {model['width']}, context "
             f"{model['context']}, {train['windows']} windows a step; {model['blocks']} blocks where the row does not "
             f"say otherwise. The reference trains them end to end for {document['reference_steps']} steps. "
-            "Cross entropy is in nats/byte of held-out text; a gap is to the reference of the same seed, a spread "
-            "is the standard deviation over seeds.\n",
+            f"Cross entropy is in nats/byte of held-out text{_scored(first)}; a gap is to the reference of the same "
+            "seed, a spread is the standard deviation over seeds.\n",
             markdown(HEAD, _cells(lines)),
             *([f"Not run yet: {', '.join(missing)}.\n"] if missing else []),
             goal_lines(verdicts(document)),
         ]
     )
+
+
+def _scored(record: Mapping[str, Any]) -> str:
+    windows = record.get("max_windows")
+    return f" (the first {windows} windows of each split)" if windows else ""
 
 
 def _cells(lines: Lines) -> list[list[str]]:

@@ -37,6 +37,8 @@ ROWS = (
     Row("reference", "end to end, the reference", "reference", lambda base, steps: reference_of(base, steps=steps)),
     Row("scaffold", "stacked, progressive, scaffold (default)", "equal work", _scaffold,
         without_hosts=True),
+    Row("scaffold-tenth", "the default, later phases a tenth of the first", "equal work",
+        lambda base, steps: of_equal_work(base.with_(objective=Stacked(later_share=0.1)), steps)),
     Row("scaffold-8", "the same in twice as many blocks", "equal work", _eight),
     Row("scaffold-steps", "stacked, progressive, scaffold", "equal steps", _plain(Stacked(later_share=1.0))),
     Row("scaffold-workers", "the default, four averaged workers", "equal wall-clock", _scaffold, replicas=4),

@@ -13,7 +13,8 @@ WORKER_HEADER = "BlockTrain-Worker"  # of a fetch: whose it is, for the picture 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # Ed25519
 Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
-Natural = Annotated[int, Field(ge=0, lt=2**53)]
+Natural = Annotated[int, Field(ge=0, lt=2**53, strict=True)]  # neither true nor 1.0 nor "1"
+InQuery = Annotated[int, Field(ge=0, lt=2**53)]  # a number as text
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 TensorName = Annotated[str, Field(min_length=1, max_length=200)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -81,7 +82,7 @@ class TrainLease(Message):
     phase: Natural
     shard: Natural
     step_start: Natural
-    steps: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1, strict=True)]
     deadline_s: Seconds  # from now
     trained: tuple[BlockVersion, ...]
     below: tuple[BlockVersion, ...]
@@ -93,7 +94,7 @@ class EvaluateLease(Message):
     lease: Name
     deadline_s: Seconds
     blocks: tuple[BlockVersion, ...]
-    max_windows: Annotated[int, Field(ge=1)]
+    max_windows: Annotated[int, Field(ge=1, strict=True)]
 
 
 class Wait(Message):
@@ -124,8 +125,8 @@ class UpdateNotice(Signed):
     lease: Name
     tensors: dict[TensorName, tuple[Natural, ...]]  # name -> shape, of all that the payload holds
     payload: Blob
-    steps: Annotated[int, Field(ge=1, lt=2**53)]
-    tokens: Annotated[int, Field(ge=1, lt=2**53)]
+    steps: Annotated[int, Field(ge=1, lt=2**53, strict=True)]
+    tokens: Annotated[int, Field(ge=1, lt=2**53, strict=True)]
     loss: float
 
 
@@ -160,13 +161,13 @@ class ModelManifest(Message):
 class Page(Message):
     """What follows an entry of a list that only grows."""
 
-    after: Natural = 0  # the number of the last entry that is known
+    after: InQuery = 0  # the number of the last entry that is known
 
 
 class EventPage(Page):
     """The newest events after one number and, to page back, before another."""
 
-    before: Natural = 2**53 - 1
+    before: InQuery = 2**53 - 1
 
 
 class EventEntry(Message):
