@@ -26,6 +26,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "central_peak_bytes": ("peak memory of the central processes", lambda value: f"{value / MB:.0f} MB"),
     "worker_peak_bytes": ("peak memory of a worker's processes", lambda value: f"{value / MB:.0f} MB"),
 }
+CODECS = {"fp32": "fp32", "smallest": "smallest codecs"}
 KINDS: dict[str, Callable[[Row], bool]] = {
     "fp32": lambda row: row["codec"] == "fp32",
     "smallest": lambda row: row["codec"] != "fp32",
@@ -114,8 +115,8 @@ def verdicts(document: Document) -> list[Verdict]:
         chosen = [row for row in rows if of_kind(row)]
         for key, (words, _) in COLUMNS.items():
             if duels := _duels(chosen, key):
-                found.append(_verdict(f"{words}, {'fp32' if kind == 'fp32' else 'smallest codecs'}", duels))
-    return found
+                found.append(_verdict(f"{words}, {CODECS[kind]}", duels))
+    return [*found, *_training_verdicts(document)]
 
 
 def _duels(rows: Sequence[Row], key: str) -> list[tuple[str, float]]:
@@ -156,6 +157,18 @@ def _training(document: Document) -> Iterator[str]:
     yield markdown(head, [_trained(row, target) for row in rows])
 
 
+def _training_verdicts(document: Document) -> Iterator[Verdict]:
+    rows = [row for row in document.get("training", []) if not row["error"]]
+    target = target_loss(rows)
+    for kind, of_kind in KINDS.items():
+        times_s = [(row["side"], _reached(row, target)[1]) for row in rows if of_kind(row)]
+        ours = [seconds for side, seconds in times_s if side == OURS]
+        theirs = [seconds for side, seconds in times_s if side != OURS]
+        if ours and theirs:
+            words = f"seconds to {target:.2f} nats a byte, {CODECS[kind]}"
+            yield _verdict(words, [(f"{rows[0]['workers']} workers", min(ours) / min(theirs))])
+
+
 def target_loss(rows: Sequence[Row]) -> float:
     """The lowest loss, to a twentieth, that all sides came to."""
     worst = max((min(row["losses"]) for row in rows if not row["error"]), default=math.inf)
@@ -166,8 +179,8 @@ def _trained(row: Row, target: float) -> list[str]:
     name = f"{NAMES[row['side']]}, {row['codec']}"
     if row["error"]:
         return [name, f"failed: {row['error'].replace('|', '/')}", "-", "-", "-", "-"]
-    rounds = 1 + next(n for n, loss in enumerate(row["losses"]) if loss <= target)
-    reached_s, traffic = sum(row["round_seconds"][:rounds]), sum(row["round_bytes"][:rounds])
+    rounds, reached_s = _reached(row, target)
+    traffic = sum(row["round_bytes"][:rounds])
     return [
         name,
         f"{reached_s:.1f}",
@@ -176,6 +189,12 @@ def _trained(row: Row, target: float) -> list[str]:
         f"{traffic / MB:.1f}",
         f"{row['losses'][-1]:.3f}",
     ]
+
+
+def _reached(row: Row, target: float) -> tuple[int, float]:
+    """The rounds and the seconds until the loss was there."""
+    rounds = 1 + next(n for n, loss in enumerate(row["losses"]) if loss <= target)
+    return rounds, sum(row["round_seconds"][:rounds])
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------

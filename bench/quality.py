@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 def verdicts(document: Document) -> list[Verdict]:
     """The default at equal work; at equal wall-clock; and against what a worker could train end to end by itself."""
     lines = {line["row"]: line for line in summarise(ROWS, document["results"])}
-    papers = _corpus(document) == PAPER_CORPUS
+    papers = _corpus(document) == PAPER_CORPUS and not _scored(_first(document))  # it has whole splits
     found = []
     if default := lines.get("scaffold"):
         paper = PAPER_GAP if papers else "–"
@@ -112,13 +112,17 @@ def _seeds(each: Sequence[Any]) -> str:
     return f" ({len(each)} seed{'s' if len(each) > 1 else ''})"
 
 
+def _first(document: Document) -> Mapping[str, Any]:
+    """What all rows have in common can be told from any."""
+    return dict(next(iter(document["results"].values())))
+
+
 def _corpus(document: Document) -> str:
-    first = next(iter(document["results"].values()))
-    return str(first["spec"]["corpus"]["source"])
+    return str(_first(document)["spec"]["corpus"]["source"])
 
 
 def section(document: Document) -> str:
-    lines, first = summarise(ROWS, document["results"]), next(iter(document["results"].values()))
+    lines, first = summarise(ROWS, document["results"]), _first(document)
     model, train = first["spec"]["model"], first["spec"]["train"]
     missing = [row.name for row in ROWS if row.name not in {line["row"] for line in lines}]
     return "\n".join(

@@ -90,7 +90,7 @@ def test_the_default_is_held_against_the_reference_and_the_paper(quality, loss, 
 def test_on_another_corpus_the_paper_has_no_figure(quality):
     document = made_of(record("reference", 0, 1.3, "sotu"), record("scaffold", 0, 1.2, "sotu"))
     assert [(verdict.reached, verdict.paper) for verdict in quality.verdicts(document)] == [(True, "–")] * 2
-    assert quality.section(document).startswith("## Quality on sotu\n")
+    assert quality.section(document).startswith("## Quality on sotu, ")
 
 
 def test_a_gap_without_its_reference_reaches_nothing(quality):

@@ -18,7 +18,7 @@ from blocktrain.model.stack import BlockModel, Readings
 from blocktrain.spec import EndToEnd
 
 BATCH_WINDOWS = 32
-FIT_WINDOWS = 128
+FIT_WINDOWS, FIT_BATCH_WINDOWS = 128, 8
 EULER_SEED = 20_240_601  # the Euler path starts from noise; a fixed one makes evaluations repeatable
 
 
@@ -80,22 +80,27 @@ def fit_combination(model: BlockModel, data: NDArray[Any]) -> dict[str, tuple[fl
     answer. Convex: B numbers, a few iterations of L-BFGS."""
     if isinstance(model.spec.objective, EndToEnd) or len(model.blocks) == 1:
         return {}
-    windows = _windows(model, data, FIT_WINDOWS).long()
+    device = next(model.parameters()).device
+    windows = _windows(model, data, FIT_WINDOWS).long().to(device)
     path = model.paths[0]
+    batches = torch.split(windows, FIT_BATCH_WINDOWS)
     with torch.no_grad():
-        stacked = torch.cat(
-            [torch.stack(model.readings(batch[:, :-1], path)) for batch in torch.split(windows, BATCH_WINDOWS)], 1
-        ).flatten(1, 2)
-    targets = windows[:, 1:].flatten()
+        logits_KNV = [torch.stack(model.readings(batch[:, :-1], path)).flatten(1, 2) for batch in batches]
+    targets_N = [batch[:, 1:].flatten() for batch in batches]
+    num_bytes = sum(map(len, targets_N))
     start = [0.0] * (len(model.blocks) - 1) + [1.0] if path == "stack" else [1 / len(model.blocks)] * len(model.blocks)
-    weights = torch.tensor(start, requires_grad=True)
+    weights = torch.tensor(start, device=device, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=30, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(torch.einsum("k,knv->nv", weights, stacked), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
+        total = torch.zeros((), device=device)
+        for logits, targets in zip(logits_KNV, targets_N, strict=True):  # one at a time: their gradients add up
+            mixed = torch.tensordot(weights, logits, dims=1)
+            loss = F.cross_entropy(mixed, targets, reduction="sum") / num_bytes
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
     return {path: tuple(weights.detach().tolist())}
