@@ -24,7 +24,7 @@ from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_o
 from swarm_run import Plan, run_single, run_swarm
 
 PAPER_LOST, PAPER_CE, LOST_GOAL = 0.026, 1.385, 0.01
-TRIED = "five settings of the stacked swarm and four of denoise's, three and two of the single worker's"
+TRIED = "eight settings of the stacked swarm and six of denoise's, seven and two of the single worker's"
 SINGLE, FASTER, SWARM = "single", "single at higher rates", "swarm"
 
 
@@ -65,9 +65,9 @@ CASES = (
         "stacked",
         6,
         6,
-        {"train.steps": 300, "train.windows": 36, "swarm.round_steps": 5},
-        higher=(4.5, 2.4),
-        raised=(9.0, 3.0),
+        {"train.steps": 300, "train.windows": 36, "swarm.round_steps": 1},
+        higher=(9.0, 1.5),
+        raised=(14.0, 2.2),
     ),
     Case(
         "denoise",
@@ -79,7 +79,7 @@ CASES = (
             "model.layers": 3,
             "train.steps": 300,
             "train.windows": 12,
-            "swarm.round_steps": 3,
+            "swarm.round_steps": 1,
         },
         higher=(2**0.5, 2 ** (1 / 3)),
         raised=(2.0, 1.6),

@@ -125,7 +125,8 @@ class Layer(nn.Module):
         return self.linear(mixed.transpose(1, 2).reshape(B, T, D), self.attention_out)
 
     def _mlp(self, x_BTD: Tensor) -> Tensor:
-        return self.linear(F.relu(self.linear(x_BTD, self.up)).square(), self.down)
+        positive = F.relu(self.linear(x_BTD, self.up))
+        return self.linear(positive * positive, self.down)  # square's gradient takes one more tensor of this size
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x · weightᵀ, for streamed.py to do otherwise."""
