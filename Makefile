@@ -10,7 +10,7 @@ BENCHES := $(wildcard bench/*.py bench/*/*.py)
 # A process a core, a file always on one; in this order, in which the long ones do not come last.
 PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check format docs results clean
+.PHONY: demo test check types pytest format docs results clean
 .DELETE_ON_ERROR:
 
 # A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
@@ -23,8 +23,13 @@ test: check
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src $(BENCHES)
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory -j 2 types pytest  # mypy has one process: the tests need not wait for it
+
+types: $(READY)
+	$(BIN)/mypy src $(BENCHES)
+
+pytest: $(READY)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 format: $(READY)
