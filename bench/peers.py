@@ -27,10 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from blocktrain.figures import write_figure
 from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec, preset
-from common import RESULTS, machine, portable, read_json, write_json
+from common import RESULTS, machine, portable, read_json, write_json, write_pictures
 from peers_report import figures, section, summary, verdicts
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
@@ -105,9 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_json(path, {**document, "machine": machine(), "specs": known | specs})
     document = read_json(path)
     print(summary(document))
-    for name, drawn in figures(document).items():
-        for written in write_figure(drawn, options.out / name, skipped=print):
-            print(f"wrote {written}")
+    write_pictures(figures(document), options.out)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 def verdicts(document: Document) -> list[Verdict]:
     """The default at equal work; at equal wall-clock; and against what a worker could train end to end by itself."""
     lines = {line["row"]: line for line in summarise(ROWS, document["results"])}
-    papers = _corpus(document) == PAPER_CORPUS and not _scored(_first(document))  # it has whole splits
+    papers = _corpus(document) == PAPER_CORPUS and not _first(document).get("max_windows")  # it has whole splits
     found = []
     if default := lines.get("scaffold"):
         paper = PAPER_GAP if papers else "–"

@@ -5,11 +5,10 @@ between. Imports next to nothing, so that it starts at once.
 
 from __future__ import annotations
 
-import socket
-
 import uvicorn
 from fastapi import FastAPI
 
+from blocktrain.cli.listening import listening
 from blocktrain.wire.messages import LeaseRequest, Wait
 
 BARE_PATH = "/bare"
@@ -22,7 +21,7 @@ def serve_bare() -> None:
     def bare(request: LeaseRequest) -> Wait:
         return Wait(seconds=1.0, reason="nothing to do")
 
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
+    with listening("127.0.0.1", 0, "nobody") as listener:  # as the coordinator listens
         print(listener.getsockname()[1], flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off")).run(sockets=[listener])
 

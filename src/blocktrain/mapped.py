@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from blocktrain.errors import TensorError
-from blocktrain.wire.tensors import decode_in_place
+from blocktrain.wire.tensors import decode
 
 
 class MappedTensors:
@@ -23,7 +23,7 @@ class MappedTensors:
                 raise TensorError(f"{path} is empty: get it again from where it was made")
             # read only and shared: a private mapping counts as memory of ours, and the file may be larger than that
             self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.tensors = decode_in_place(self._pages, expected=expected)
+        self.tensors = decode(self._pages, expected=expected, in_place=True)[0]
 
     def expect(self, tensor: Tensor) -> None:
         """It is used soon: the system may read it from the disk meanwhile."""

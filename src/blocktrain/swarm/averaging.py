@@ -67,9 +67,9 @@ class RunningMean:
         assert 0 < weight < math.inf, f"an update weighs {weight}, and must weigh more than nothing"
         self._weight += weight
         for name, pieces in deltas:
-            first = name not in self._means
-            mean = self._means.setdefault(name, torch.empty(self._sizes[name], dtype=torch.float64))
-            end = 0
+            if first := name not in self._means:
+                self._means[name] = torch.empty(self._sizes[name], dtype=torch.float64)
+            mean, end = self._means[name], 0
             for piece in pieces:
                 begin, end = end, end + piece.numel()
                 scaled = piece.to(torch.float64) if scale == 1.0 else piece.to(torch.float64) * scale

@@ -84,14 +84,15 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = N
 
 
 def decode(
-    data: bytes,
+    data: Encoded,
     *,
     expected: Mapping[str, tuple[int, ...]] | None = None,
     max_bytes: int | None = None,
     in_place: bool = False,
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata; `expected` gives the only names and shapes that are accepted. With `in_place` the
-    tensors lie in the bytes, and nobody may write to them."""
+    tensors lie where their bytes do: nothing is read before it is used, nobody may write to them, and the storage of
+    each is the whole buffer."""
     if max_bytes is not None and len(data) > max_bytes:
         raise TensorError(
             f"got {len(data)} bytes of tensors and at most {max_bytes} are accepted: send fewer or smaller ones"
@@ -102,17 +103,9 @@ def decode(
     if in_place:
         return _views(data, header), header.metadata
     try:
-        return safetensors.torch.load(data), header.metadata
+        return safetensors.torch.load(bytes(data)), header.metadata
     except (SafetensorError, RuntimeError, ValueError, OverflowError) as error:
         raise _damaged(str(error)) from None
-
-
-def decode_in_place(data: Encoded, *, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The tensors where their bytes lie: nothing is read before it is used, and nobody may write to them. Each one's
-    storage is the whole buffer."""
-    header = _read_header(data)
-    _check_names_and_shapes(header, expected)
-    return _views(data, header)
 
 
 def shapes_of(data: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:
