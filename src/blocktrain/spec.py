@@ -214,7 +214,7 @@ class SwarmSpec(Settings):
     """How a coordinator runs its rounds and merges what workers send (swarm/rounds.py, swarm/averaging.py)."""
 
     round_steps: Count = 50  # of the fastest worker's lease; slower ones get fewer
-    min_updates: Count = 1  # a round that misses its deadline closes with at least so many
+    min_updates: Count = 1  # that a round waits for: to its deadline for workers to join, beyond for those at work
     deadline_floor_s: Positive = 10.0
     deadline_ceiling_s: Positive = 900.0
     deadline_spreads: Weight = 6.0  # median absolute deviations above the median of past round times

@@ -65,6 +65,8 @@ def ask(facts: WorkerFacts, *rounds: Round, now_s: float = 0.0, nominal: float |
         (0, 0, 0, 1e6, "wait", "nobody has a lease: waiting for a worker"),
         (0, 0, 3, 1e6, "wait", "nobody has a lease: waiting for a worker"),
         (4, 0, 0, 30, "close", "all leases are in: 4 updates in"),
+        (1, 0, 0, 30, "wait", "1 update in, min_updates = 2 needed, 30 s left to join"),
+        (1, 0, 0, 60, "close", "all leases are in: 1 update in"),
         (3, 1, 0, 59, "wait", "3 updates in, 1 at work, 1 s left"),
         (3, 1, 0, 60, "close", "deadline passed with 3 updates in, 1 missing"),
         (1, 3, 0, 61, "extend", "deadline passed with 1 update in, min_updates = 2 needed"),
@@ -241,14 +243,21 @@ def test_one_of_several_workers_moves_to_blocks_that_all_have_left(colleagues, n
     [(0, 10), (1, 10), (4, 9), (5, 9), (7, 8), (20, 5), (21, None), (39, None), (59, None)],
 )
 def test_a_running_round_is_joined_only_while_that_is_useful_and_keeps_nobody_waiting_a_step(now_s, steps):
-    answer = ask(worker(), a_round(silent=1), now_s=now_s)
+    answer = ask(worker(), a_round(silent=2), now_s=now_s)
     if steps is None:
         assert isinstance(answer, NoWork)
         assert "waiting for the next" in answer.reason
         assert answer.retry_s > 0
     else:
         assert isinstance(answer, Grant)
-        assert (answer.shard, answer.steps, answer.deadline_s) == (1, steps, 60)
+        assert (answer.shard, answer.steps, answer.deadline_s) == (2, steps, 60)
+
+
+@pytest.mark.parametrize("reported, silent", [(0, 1), (1, 0)])
+def test_a_round_short_of_updates_is_joined_even_when_its_leases_should_be_in(reported, silent):
+    answer = ask(worker(), a_round(reported, silent), now_s=35)
+    assert isinstance(answer, Grant)
+    assert (answer.shard, answer.steps, answer.deadline_s) == (1, 5, 60)
 
 
 def test_a_round_extended_for_want_of_updates_is_joined_to_its_new_deadline():
@@ -466,7 +475,7 @@ def finish(swarm: Swarm, alone: WorkerFacts) -> None:
         elif len(swarm.finished) == len(swarm.run.phases):
             return
         else:
-            swarm.now_s += answer.retry_s
+            swarm.now_s += max(answer.retry_s, 5.0)  # to the deadline of a round that is short of updates
     pytest.fail(f"not finished after 500 leases: {swarm.rounds}")
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import negative_data_rejection, positive_data_acceptance
 
-from blocktrain.swarm.service import MEANING
+from blocktrain.swarm.refusals import MEANING
 
 EXAMPLES = 15  # an operation
 WITHOUT_INPUT = [

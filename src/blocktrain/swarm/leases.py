@@ -112,7 +112,7 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
     own = next((x for x in at_work if x.worker == worker.name), None)
     others = [x for x in (*at_work, *round.reported) if x.worker != worker.name]
     speed, nominal = _speeds(worker, candidate.open, round)
-    time_s = _time_left_s(round, others, now_s)
+    time_s = _time_left_s(round, others, now_s, spec)
     retry_s = _retry_s(round, at_work, now_s)
     if decide(round, now_s, spec).action == "close":
         return NoWork(f"round {round.number} is being merged", retry_s)
@@ -147,14 +147,14 @@ def _speeds(worker: WorkerFacts, open: OpenPhase, round: Round) -> tuple[float, 
     return own or nominal, nominal
 
 
-def _time_left_s(round: Round, others: Sequence[Lease], now_s: float) -> float:
-    """Until the others' leases should be in: a worker who joins them does not keep them waiting, unless the round was
-    extended for want of updates."""
+def _time_left_s(round: Round, others: Sequence[Lease], now_s: float, spec: SwarmSpec) -> float:
+    """Until the others' leases should be in: a worker who joins them does not keep them waiting, unless the round is
+    short of updates, or was extended for want of them."""
     if not others:
         return FILL_SHARE * round.limit_s
     to_deadline_s = FILL_SHARE * (round.deadline_s - now_s)
-    extended = round.deadline_s > max(x.deadline_s for x in others)
-    return to_deadline_s if extended else min(to_deadline_s, max(x.due_s for x in others) - now_s)
+    wanted = len(others) < spec.min_updates or round.deadline_s > max(x.deadline_s for x in others)
+    return to_deadline_s if wanted else min(to_deadline_s, max(x.due_s for x in others) - now_s)
 
 
 def _retry_s(round: Round, at_work: Sequence[Lease], now_s: float) -> float:

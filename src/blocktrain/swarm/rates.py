@@ -1,6 +1,6 @@
 """Rates: how often somebody may ask. A token bucket each: `per_s` requests a second in the long run, `burst_s` seconds'
 worth at once. Memory is bounded: of more than `max_keys`, those who asked longest ago are forgotten, and start full.
-Next: service.py, which asks before it reads a request."""
+Next: doorkeeper.py, which asks before it reads a request."""
 
 from __future__ import annotations
 

@@ -122,23 +122,27 @@ class Decision:
 
 
 def decide(round: Round, now_s: float, spec: SwarmSpec) -> Decision:
-    """A round closes when every lease at work is in, or at the deadline with `min_updates`. It needs one update of its
-    own: late ones alone would make a version without moving the schedule."""
+    """A round closes when every lease at work is in, or at the deadline with `min_updates`. With fewer, one whose
+    leases are all in waits to its deadline for others to join. It needs one update of its own: late ones alone would
+    make a version without moving the schedule."""
     at_work, fresh, late = len(round.at_work(now_s)), len(round.reported), len(round.late)
     updates = fresh + late
     tally = f"{updates} {'update' if updates == 1 else 'updates'} in" + (f" ({late} late)" if late else "")
     if not fresh and not at_work:
         silent = f"none of the {len(round.leases)} leases was heard of again" if round.leases else "nobody has a lease"
         return Decision("wait", f"{silent}: waiting for a worker", round.deadline_s)
-    if not at_work:
+    enough, left_s = updates >= spec.min_updates, round.deadline_s - now_s
+    needed = f"min_updates = {spec.min_updates}" if fresh else "one of this round"
+    if not at_work and (enough or left_s <= 0):
         dead = len(round.leases) - fresh
         given_up = f", {dead} given up" if dead else ""
         return Decision("close", f"all leases are in: {tally}{given_up}", round.deadline_s)
-    if now_s < round.deadline_s:
-        return Decision("wait", f"{tally}, {at_work} at work, {round.deadline_s - now_s:.0f} s left", round.deadline_s)
-    if fresh and updates >= spec.min_updates:
+    if not at_work:
+        return Decision("wait", f"{tally}, {needed} needed, {left_s:.0f} s left to join", round.deadline_s)
+    if left_s > 0:
+        return Decision("wait", f"{tally}, {at_work} at work, {left_s:.0f} s left", round.deadline_s)
+    if fresh and enough:
         return Decision("close", f"deadline passed with {tally}, {at_work} missing", round.deadline_s)
-    needed = f"min_updates = {spec.min_updates}" if fresh else "one of this round"
     return Decision("extend", f"deadline passed with {tally}, {needed} needed", now_s + round.limit_s)
 
 

@@ -1,42 +1,27 @@
-"""The coordinator over HTTP: a route decodes, asks the coordinator, encodes. Roles, sizes and the shape of errors are
-settled here, decisions are not. Next: coordinator.py."""
+"""The coordinator over HTTP: a route decodes, asks the coordinator, encodes. Roles are settled here, decisions are not.
+Next: coordinator.py, what is decided; doorkeeper.py, in front of all routes; refusals.py, what errors become."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from tempfile import SpooledTemporaryFile
 from typing import Annotated, Any, BinaryIO, cast
 
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response, Security
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blocktrain.errors import (
-    BlobError,
-    BlockTrainError,
-    LedgerConflict,
-    LedgerUnavailable,
-    Overloaded,
-    RequestRefused,
-    StorageError,
-    UploadError,
-)
+from blocktrain.errors import RequestRefused
 from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.coordinator import Coordinator
+from blocktrain.swarm.doorkeeper import Doorkeeper
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import ROLES, Role
 from blocktrain.swarm.metrics import METRICS_TYPE, Answers, exposition
-from blocktrain.swarm.rates import Limiter, Rate
+from blocktrain.swarm.rates import Rate
+from blocktrain.swarm.refusals import add_refusals, problems
 from blocktrain.swarm.streaming import EventStream, Listeners, News, told
 from blocktrain.swarm.watching import Watching, contributions_for, status_for
 from blocktrain.web.dashboard import add_dashboard
@@ -52,7 +37,6 @@ from blocktrain.wire.messages import (
     LeaseRequest,
     ModelManifest,
     Page,
-    Problem,
     Received,
     RunInfo,
     TokenRole,
@@ -61,47 +45,11 @@ from blocktrain.wire.messages import (
     Wait,
 )
 
-TOKENS = 4  # of one address that may all ask as often as one may
-MAX_PART_BYTES = 16 * 2**20
-MAX_MESSAGE_BYTES = 2**20
 LONGEST_PATIENCE_S = 10.0  # that the answer to a worker without work is held back
 ELSEWHERE_S = 1.0  # until it is looked whether another coordinator of the same ledger has work
 SPOOLED_BYTES = 2**16  # of a part that are kept in memory while the rest comes; a longer part is kept in a file
-MAX_PROBLEM_CHARACTERS = 1000
-STATUS = {
-    "token": 401,
-    "role": 403,
-    "signature": 403,
-    "owner": 403,
-    "replayed": 409,
-    "lease": 404,
-    "blob": 404,
-    "invite": 404,
-    "stale": 409,
-    "reported": 409,
-    "copied": 409,
-    "offset": 409,
-    "truncated": 409,
-    "conflict": 409,
-    "oversized": 413,
-    "range": 416,
-    "protocol": 426,
-}
 WAITING = re.compile(r"\bwait=([0-9]{1,5})\b")
 RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{0,15})")
-MEANING = {
-    401: "The token is unknown or revoked",
-    403: "The token's role, the signature or the lease is another's",
-    404: "There is no such thing",
-    409: "It does not fit what is recorded by now",
-    411: "The body's length was not announced",
-    413: "More bytes than are accepted; they were not read",
-    416: "No such bytes in the blob",
-    422: "Understood, and cannot be accepted",
-    426: "Another version of the protocol is spoken here",
-    429: "Too many requests: wait as long as Retry-After says",
-    503: "Not now: try again",
-}
 Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 LeaseId = Annotated[str, Path(min_length=1, max_length=100)]
 BEARER = HTTPBearer(auto_error=False, description="The token of an invite")
@@ -125,12 +73,10 @@ def build_service(
     service = FastAPI(title="BlockTrain coordinator", version="1", docs_url=None, redoc_url=None)
     service.state.bell = coordinator.bell
     answers = Answers()
-    service.add_middleware(_Doorkeeper, rate=rate or Rate(), clock=clock, answers=answers)
-    service.add_exception_handler(BlockTrainError, _refused)
-    service.add_exception_handler(RequestValidationError, _malformed)
-    service.add_exception_handler(HTTPException, _unknown)
+    service.add_middleware(Doorkeeper, rate=rate or Rate(), clock=clock, answers=answers)
+    add_refusals(service)
 
-    @service.get("/healthz", responses=_problems(411, 413, 429))
+    @service.get("/healthz", responses=problems(411, 413, 429))
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
@@ -148,19 +94,19 @@ def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) 
     """What workers ask and send."""
     intake = coordinator.intake
 
-    @service.post("/v1/leases", dependencies=needs, responses=_problems(409, 422, 426))
+    @service.post("/v1/leases", dependencies=needs, responses=problems(409, 422, 426))
     async def lease(request: Request, asked: LeaseRequest, prefer: Annotated[str, Header()] = "") -> LeaseReply:
         """`Prefer: wait=2` (RFC 7240): work as soon as there is some within two seconds, else the reason to wait."""
         return await _work(coordinator, asked, request, _patience_s(prefer))
 
-    @service.get("/v1/leases/{lease_id}/uploads/{sha256}", dependencies=needs, responses=_problems(404, 422))
+    @service.get("/v1/leases/{lease_id}/uploads/{sha256}", dependencies=needs, responses=problems(404, 422))
     def received(lease_id: LeaseId, sha256: Digest) -> Received:
         return Received(received=intake.received(lease_id, sha256))
 
     @service.put(
         "/v1/leases/{lease_id}/uploads/{sha256}",
         dependencies=needs,
-        responses=_problems(404, 409, 422),
+        responses=problems(404, 409, 422),
         openapi_extra={"requestBody": {"required": True, **BYTES}},
     )
     async def receive(
@@ -178,11 +124,11 @@ def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) 
             received = await run_in_threadpool(intake.receive, lease_id, sha256, offset, size, cast("BinaryIO", body))
         return Received(received=received)
 
-    @service.post("/v1/updates", dependencies=needs, responses=_problems(404, 409, 422))
+    @service.post("/v1/updates", dependencies=needs, responses=problems(404, 409, 422))
     def update(notice: UpdateNotice) -> UpdateReceipt:
         return coordinator.update(notice)
 
-    @service.post("/v1/evaluations", dependencies=needs, status_code=204, responses=_problems(404, 422))
+    @service.post("/v1/evaluations", dependencies=needs, status_code=204, responses=problems(404, 422))
     def evaluation(notice: EvaluationNotice) -> None:
         intake.evaluation(notice)
 
@@ -211,11 +157,11 @@ def _patience_s(prefer: str) -> float:
 def _add_model(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) -> None:
     """The run and its newest model, for whoever has a token."""
 
-    @service.get("/v1/run", dependencies=needs, responses=_problems())
+    @service.get("/v1/run", dependencies=needs, responses=problems())
     def run() -> RunInfo:
         return coordinator.info()
 
-    @service.get("/v1/manifest", dependencies=needs, responses=_problems())
+    @service.get("/v1/manifest", dependencies=needs, responses=problems())
     def manifest() -> ModelManifest:
         return coordinator.manifest()
 
@@ -223,7 +169,7 @@ def _add_model(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any])
         "/v1/blobs/{sha256}",
         dependencies=needs,
         response_class=Response,
-        responses={**BLOB_ANSWERS, **_problems(404, 416, 422)},
+        responses={**BLOB_ANSWERS, **problems(404, 416, 422)},
     )
     def blob(request: Request, sha256: Digest, range: Annotated[str | None, Header()] = None) -> Response:
         answer = _blob(coordinator.blobs, sha256, range)
@@ -235,23 +181,23 @@ def _add_watching(service: FastAPI, watching: Watching, answers: Answers, role_o
     """How it goes, for people, dashboards and Prometheus. What workers call themselves is for admins."""
     needs = [role_of]
 
-    @service.get("/v1/status", responses=_problems())
+    @service.get("/v1/status", responses=problems())
     def status(role: Role = role_of) -> dict[str, Any]:
         return status_for(role, watching.status())
 
-    @service.get("/v1/events", dependencies=needs, responses=_problems(422))
+    @service.get("/v1/events", dependencies=needs, responses=problems(422))
     def events(page: Annotated[EventPage, Query()]) -> list[EventEntry]:
         return watching.events(page)
 
-    @service.get("/v1/curves", dependencies=needs, responses=_problems())
+    @service.get("/v1/curves", dependencies=needs, responses=problems())
     def curves() -> Curves:
         return watching.curves()
 
-    @service.get("/v1/contributions", responses=_problems(422))
+    @service.get("/v1/contributions", responses=problems(422))
     def contributions(page: Annotated[Page, Query()], role: Role = role_of) -> list[dict[str, Any]]:
         return contributions_for(role, watching.contributions(page))
 
-    @service.get("/metrics", dependencies=needs, response_class=Response, responses={200: METRICS, **_problems()})
+    @service.get("/metrics", dependencies=needs, response_class=Response, responses={200: METRICS, **problems()})
     def metrics() -> Response:
         return Response(exposition(watching.status(), answers), media_type=METRICS_TYPE)
 
@@ -261,7 +207,7 @@ def _add_stream(service: FastAPI, watching: Watching, ledger: Ledger, role_of: A
     news = News(watching)
     service.state.listeners = listeners = Listeners()
 
-    @service.get("/v1/role", responses=_problems())
+    @service.get("/v1/role", responses=problems())
     def role(role: Role = role_of) -> TokenRole:
         return TokenRole(role=role)
 
@@ -279,26 +225,20 @@ def _add_ruling(
 ) -> None:
     """What an admin alone may do."""
 
-    @service.get("/v1/invite", dependencies=needs, responses=_problems(404))
+    @service.get("/v1/invite", dependencies=needs, responses=problems(404))
     def show_invite() -> InviteText:
         if invite is None or ledger.role_of(invite.token) != "worker":
             remedy = "blocktrain token add makes one"
             raise RequestRefused(f"there is no invite for workers here, or it was revoked: {remedy}", code="invite")
         return InviteText(invite=str(invite))
 
-    @service.post("/v1/pause", dependencies=needs, status_code=204, responses=_problems())
+    @service.post("/v1/pause", dependencies=needs, status_code=204, responses=problems())
     def pause() -> None:
         coordinator.pause(True)
 
-    @service.post("/v1/resume", dependencies=needs, status_code=204, responses=_problems())
+    @service.post("/v1/resume", dependencies=needs, status_code=204, responses=problems())
     def resume() -> None:
         coordinator.pause(False)
-
-
-def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the schema: the refusals that a route has of its own, and those that every route with a token has."""
-    common = () if statuses == (411, 413, 429) else (401, 403, 411, 413, 429, 503)
-    return {status: {"model": Problem, "description": MEANING[status]} for status in sorted({*common, *statuses})}
 
 
 def _needs(ledger: Ledger, *roles: Role) -> Callable[..., Role]:
@@ -333,88 +273,3 @@ def _blob(blobs: Blobs, sha256: str, range: str | None) -> Response:
         )
     headers["Content-Range"] = f"bytes {first}-{last}/{size}"
     return Response(blobs.get_range(sha256, first, last + 1), 206, headers, "application/octet-stream")
-
-
-class _Doorkeeper:
-    """Refuses who asks too often and what is too large, before a byte of the body is read; counts what was answered.
-    Plain ASGI: the decorator for functions costs every request two tasks and a stream, about as much as the whole of a
-    small route."""
-
-    def __init__(self, app: ASGIApp, rate: Rate, clock: Callable[[], float], answers: Answers) -> None:
-        self._app, self._answers = app, answers
-        self._of_token = Limiter(rate, clock)
-        self._of_address = Limiter(replace(rate, per_s=rate.per_s * TOKENS), clock)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._answers.count(message["status"])
-            await send(message)
-
-        headers = Headers(scope=scope)
-        refusal = self._too_often(scope, headers) or _too_large(scope["method"], headers)
-        await (refusal or self._app)(scope, receive, counted)
-
-    def _too_often(self, scope: Scope, headers: Headers) -> Response | None:
-        address = scope["client"][0] if scope.get("client") else ""
-        token = hashlib.sha256(headers.get("authorization", "").encode()).digest()
-        wait_s = self._of_address.wait_s(address) or self._of_token.wait_s((address, token))
-        if not wait_s:
-            return None
-        after_s = math.ceil(wait_s)
-        message = f"too many requests from {address} at once: ask again after {after_s} s"
-        return _answer(429, Problem(code="rate", message=message, retry=True), {"Retry-After": str(after_s)})
-
-
-def _too_large(method: str, headers: Headers) -> Response | None:
-    limit = MAX_PART_BYTES if method == "PUT" else MAX_MESSAGE_BYTES
-    announced = headers.get("content-length", "0")
-    if "transfer-encoding" in headers or not re.fullmatch("[0-9]+", announced):
-        message = "the body's length was not announced: send it with a Content-Length"
-        return _answer(411, Problem(code="length", message=message, retry=False))
-    if len(announced) > 15 or int(announced) > limit:
-        message = f"a body of {announced[:20]} bytes was announced, at most {limit} are read: send less, or in parts"
-        return _answer(413, Problem(code="oversized", message=message, retry=False))
-    return None
-
-
-def _refused(request: Request, error: Exception) -> Response:
-    retry = isinstance(error, LedgerUnavailable | StorageError | Overloaded)
-    code = error.code if isinstance(error, RequestRefused) else _code(error)
-    status = 503 if retry else STATUS.get(code, 422)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    if isinstance(error, Overloaded):
-        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-    return _answer(status, Problem(code=code, message=str(error), retry=retry), headers)
-
-
-def _code(error: Exception) -> str:
-    """What programs call an error that is no RequestRefused."""
-    names = {UploadError: "offset", BlobError: "blob", LedgerConflict: "conflict", Overloaded: "listeners"}
-    return names.get(type(error), "unavailable" if isinstance(error, LedgerUnavailable | StorageError) else "refused")
-
-
-def _malformed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return _answer(422, Problem(code="malformed", message=f"{where}: {first['msg']}: mend the request", retry=False))
-
-
-def _unknown(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 400:  # what a JSON parser gives up on
-        return _answer(422, Problem(code="malformed", message=f"{error.detail}: mend the request", retry=False))
-    code = "method" if error.status_code == 405 else "unknown"
-    message = f"{request.method} {request.url.path[:80]}: {error.detail}: see /openapi.json for what there is"
-    return _answer(error.status_code, Problem(code=code, message=message, retry=False), error.headers)
-
-
-def _answer(status: int, problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """A message may quote what was sent, so it is bounded and made text that every encoding knows."""
-    message = problem.message[:MAX_PROBLEM_CHARACTERS].encode("utf-8", "replace").decode()
-    return JSONResponse({**problem.model_dump(), "message": message}, status, headers)
