@@ -46,10 +46,10 @@ class Case:
         return self.single(base).with_(**rates(base.optim, *self.higher))
 
     def replica(self, base: RunSpec) -> RunSpec:
-        """What each worker of the swarm trains: as many steps of fewer windows."""
+        """What each worker of the swarm trains: as many steps of fewer windows, all replicas in every round."""
         single = self.single(base)
-        windows = {"train.windows": single.train.windows // self.replicas}
-        return single.with_(**windows, **rates(base.optim, *self.raised))
+        shared = {"train.windows": single.train.windows // self.replicas, "swarm.min_updates": self.replicas}
+        return single.with_(**shared, **rates(base.optim, *self.raised))
 
 
 def rates(optim: OptimSpec, adam: float, muon: float) -> dict[str, float]:
@@ -91,7 +91,7 @@ QUICK = (Case("stacked", 2, 2, {"train.steps": 6, "train.windows": 2, "swarm.rou
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
     base, corpus = base_of(options, {})
-    max_windows = 20 if options.quick else 400
+    max_windows = 20 if options.quick else 2000
     rows = [
         row
         for seed in options.seeds

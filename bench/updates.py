@@ -60,11 +60,11 @@ class Row:
 
 ROWS = (
     Row("fp32", "fp32 both ways", {"update": "fp32", "download": "fp32"}),
+    Row("vector", "vector, 100 times", {"update": "vector"}),
     Row("sparse", "sparse, 100 times", {"update": "sparse"}),
     Row("int8", "int8 (default)", {"update": "int8"}),
+    Row("vector-25", "vector, 25 times", {"update": "vector", "update_ratio": 25.0}),
     Row("sparse-25", "sparse, 25 times", {"update": "sparse", "update_ratio": 25.0}),
-    Row("sparse-50", "sparse, 50 times", {"update": "sparse", "update_ratio": 50.0}),
-    Row("int4", "int4", {"update": "int4"}),
 )
 
 

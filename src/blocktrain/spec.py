@@ -228,8 +228,8 @@ class SwarmSpec(Settings):
     outer_momentum: Share = 0.9  # nesterov only
     max_norm_factor: Annotated[float, Field(ge=1.0)] = 20.0  # of the recent median; a larger update is refused
     keep_versions: Count = 8
-    update: Literal["fp32", "fp16", "int8", "int4", "sparse"] = "int8"  # how workers send what they trained
-    update_ratio: Annotated[float, Field(ge=20.0, le=400.0)] = 100.0  # sparse only: times smaller than fp32, on average
+    update: Literal["fp32", "fp16", "int8", "int4", "sparse", "vector"] = "int8"  # how workers send what they trained
+    update_ratio: Annotated[float, Field(ge=20.0, le=400.0)] = 100.0  # of sparse and vector: times smaller than fp32
     download: Literal["fp32", "int8", "int6"] = "int6"  # how a version is sent to those who have the one before
     evaluate_every: Count = 5  # rounds between evaluations of the composed model
 

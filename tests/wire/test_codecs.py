@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -25,10 +26,11 @@ def settings_of_all_rounds(spec, phase):
     ]
 
 
-@pytest.mark.parametrize("round_steps", [5, 10, 50])
+@pytest.mark.parametrize("codec", ["sparse", "vector"])
+@pytest.mark.parametrize("round_steps", [5, 50])
 @pytest.mark.parametrize("ratio", [50.0, 100.0, 200.0])
-def test_the_sparse_updates_of_a_whole_run_are_that_much_smaller_than_fp32(ratio, round_steps):
-    changes = {"swarm.update": "sparse", "swarm.update_ratio": ratio, "swarm.round_steps": round_steps}
+def test_the_updates_of_a_whole_run_are_that_much_smaller_than_fp32(ratio, round_steps, codec):
+    changes = {"swarm.update": codec, "swarm.update_ratio": ratio, "swarm.round_steps": round_steps}
     spec, plain, sent = WIKITEXT.with_(**changes), 0, 0
     for phase in spec.phases:
         shapes = {f"{b}.{name}": shape for b in phase.blocks for name, shape in block_shapes(spec, b).items()}
@@ -40,10 +42,11 @@ def test_the_sparse_updates_of_a_whole_run_are_that_much_smaller_than_fp32(ratio
     assert ratio <= plain / sent < 1.12 * ratio
 
 
-def test_the_last_tenth_of_the_rounds_keeps_more_and_no_round_more_than_the_run_takes():
-    spec = WIKITEXT.with_(**{"swarm.update": "sparse", "swarm.round_steps": 20})
+@pytest.mark.parametrize("codec, setting", [("sparse", "kept"), ("vector", "spent")])
+def test_the_last_tenth_of_the_rounds_keeps_more_and_no_round_more_than_the_run_takes(codec, setting):
+    spec = WIKITEXT.with_(**{"swarm.update": codec, "swarm.round_steps": 20})
     phase = spec.phases[0]
-    kept = [settings.kept for settings in settings_of_all_rounds(spec, phase)]
+    kept = [getattr(settings, setting) for settings in settings_of_all_rounds(spec, phase)]
     usual, more = set(kept[:-3]), set(kept[-3:])
     assert len(kept) == 24
     assert len(usual) == len(more) == 1
@@ -102,6 +105,26 @@ def sparse_by_the_page(data, n):
     return values[:n]
 
 
+def vector_by_the_page(data, n):
+    _, parts = file_of(data)
+    gains, values, s = bfloat16s(parts["gains"]), [], 0
+    for count in parts["counts"]:
+        row = torch.zeros(1024)
+        for stage in range(count):
+            low = parts["low"][32 * s : 32 * s + 32]
+            codes = [a + 256 * b for a, b in zip(low, numbers(parts["high"][8 * s : 8 * s + 8], 2, 32), strict=True)]
+            words = [hashlib.sha256(parts["book"] + f"{stage} {code % 512}".encode()).digest() for code in codes]
+            signs = [
+                (-1) ** ((word[j // 8] >> (j % 8) & 1) + (code >= 512))
+                for word, code in zip(words, codes, strict=True)
+                for j in range(32)
+            ]
+            row += gains[s] * torch.tensor(signs)
+            s += 1
+        values += row.tolist()
+    return values[:n]
+
+
 def steps_by_the_page(data, n):
     metadata, parts = file_of(data)
     bits, count = int(metadata["codec"].removeprefix("int")), -(-n // 256)
@@ -117,6 +140,7 @@ def steps_by_the_page(data, n):
     [
         (CodecSettings("sparse", 256, 24), sparse_by_the_page),
         (CodecSettings("sparse", 500, 33, 3), sparse_by_the_page),
+        (CodecSettings("vector", spent=3500), vector_by_the_page),
         (CodecSettings("int8"), steps_by_the_page),
         (CodecSettings("int6"), steps_by_the_page),
     ],

@@ -6,6 +6,7 @@ Next: deltas.py, which makes updates with it; packing.py, the bits; docs/protoco
     int8     whole steps of a 127th of the largest of every 256 values; int6 and int4 with 31 and 7 steps
     sparse   the `kept` largest of every `chunk` values (as SparseLoCo, arXiv 2603.08163): each a sign and, where there
              is more than one, one of a few levels fitted to the chunk; their places as Elias-Fano
+    vector   for every 32 values one of 1024 sign vectors, in stages: `spent` thousandths of one a row of 1024 values
 
 Sizes follow from the length and the settings alone, so bytes of another size are refused before they are decoded.
 A decoded value is a short number times a bfloat16, exactly a float32.
@@ -26,30 +27,44 @@ from torch import Tensor
 from blocktrain.errors import ConfigError, TensorError
 from blocktrain.spec import SwarmSpec
 from blocktrain.wire.packing import EliasFano, ceil, pack, unpack
+from blocktrain.wire.vectors import (
+    BOOK_BYTES,
+    HIGH_BYTES,
+    LOW_BYTES,
+    MAX_STAGES,
+    ROW,
+    STAGE_BITS,
+    Stages,
+    decode_rows,
+    encode_rows,
+)
 
-CODECS = ("fp32", "fp16", "int8", "int6", "int4", "sparse")
+CODECS = ("fp32", "fp16", "int8", "int6", "int4", "sparse", "vector")
 BLOCK = 256  # values that share a scale
 CHUNK = 4096  # values that `sparse` chooses among
 PIECE = 1 << 16  # values that are coded at once: they stay in a processor's cache
 MAX_CHUNK = 2**16
 LAST_FACTOR = 4
-SPENT_SHARE = 0.98  # of the bytes that an update may have; the rest is for its header
+SPENT_SHARE = 0.95  # of the bytes that an update may have; the rest is for its header
 MAX_MAGNITUDE = 2.0**126  # what is larger than this is no weight, and sums of it could overflow
 
 _TINY_SCALE = 2.0**-120  # below this float32 loses digits; also keeps the scale of nothing but zeros above zero
 _LLOYD_ROUNDS = 6
+
+SETTINGS = {"sparse": ("chunk", "kept", "value_bits"), "vector": ("spent",)}
 
 Part: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class CodecSettings:
-    """How a vector is coded; chunk, kept and value_bits belong to `sparse`."""
+    """How a vector is coded; chunk, kept and value_bits belong to `sparse`, spent to `vector`."""
 
     codec: str
     chunk: int = CHUNK
     kept: int = 64
     value_bits: int = 1
+    spent: int = 1000
 
     def __post_init__(self) -> None:
         if self.codec not in CODECS:
@@ -57,6 +72,7 @@ class CodecSettings:
         _require_between("chunk", self.chunk, 1, MAX_CHUNK)
         _require_between("kept", self.kept, 1, self.chunk)
         _require_between("value_bits", self.value_bits, 1, 4)
+        _require_between("spent", self.spent, 1, 500 * MAX_STAGES)
 
     @property
     def lossless(self) -> bool:
@@ -70,29 +86,35 @@ class CodecSettings:
     def places(self) -> EliasFano:
         return EliasFano(self.kept, self.chunk)
 
+    def num_stages(self, size: int) -> int:
+        """That an update of so many values has."""
+        return ceil(ceil(size, ROW) * self.spent, 1000)
+
     def covers(self, other: CodecSettings) -> bool:
-        """Whether a run of these settings takes updates of those: equal, or sparser."""
-        return replace(other, kept=self.kept).describe() == self.describe() and other.kept <= self.kept
+        """Whether a run of these settings takes updates of those: equal, or smaller."""
+        same = replace(other, kept=self.kept, spent=self.spent).describe() == self.describe()
+        return same and other.kept <= self.kept and other.spent <= self.spent
 
     def describe(self) -> dict[str, str]:
         """What a reader must know, as metadata."""
-        sparse = {"chunk": str(self.chunk), "kept": str(self.kept), "value_bits": str(self.value_bits)}
-        return {"codec": self.codec, **(sparse if self.codec == "sparse" else {})}
+        return {"codec": self.codec, **{key: str(getattr(self, key)) for key in SETTINGS.get(self.codec, ())}}
 
 
 def update_settings(swarm: SwarmSpec, phase_steps: int, steps_done: int) -> CodecSettings:
     """How an update is coded that brings a phase of so many steps to `steps_done`.
 
-    `sparse` spends what `update_ratio` leaves it evenly over the rounds, but for the last tenth of them, or the last
-    one: these get LAST_FACTOR times as much, since what is not sent in the end is lost."""
-    if swarm.update != "sparse":
+    `sparse` and `vector` spend what `update_ratio` leaves them evenly over the rounds, but for the last tenth of them,
+    or the last one: these get LAST_FACTOR times as much, since what is not sent in the end is lost."""
+    if swarm.update not in SETTINGS:
         return CodecSettings(swarm.update)
     num_rounds = ceil(phase_steps, swarm.round_steps)
     num_last = ceil(num_rounds, 10)
     mean = (num_rounds + (LAST_FACTOR - 1) * num_last) / num_rounds
     is_last = ceil(steps_done, swarm.round_steps) > num_rounds - num_last
-    share = (LAST_FACTOR if is_last else 1) / mean
-    return CodecSettings("sparse", kept=_most_kept(share * SPENT_SHARE * 32 * CHUNK / swarm.update_ratio))
+    value_bits = (LAST_FACTOR if is_last else 1) / mean * SPENT_SHARE * 32 / swarm.update_ratio
+    if swarm.update == "sparse":
+        return CodecSettings("sparse", kept=_most_kept(value_bits * CHUNK))
+    return CodecSettings("vector", spent=max(1, int(1000 * (value_bits * ROW - 8) / STAGE_BITS)))
 
 
 def _most_kept(chunk_bits: float) -> int:
@@ -130,6 +152,15 @@ def parts_of(settings: CodecSettings, size: int) -> dict[str, Part]:
             "levels": (torch.bfloat16, (rows, settings.levels)),
             "low": (torch.uint8, (rows, places.low_bytes)),
         }
+    if settings.codec == "vector":
+        stages = settings.num_stages(size)
+        return {
+            "book": (torch.uint8, (BOOK_BYTES,)),
+            "gains": (torch.bfloat16, (stages, 1)),
+            "high": (torch.uint8, (stages, HIGH_BYTES)),
+            "low": (torch.uint8, (stages, LOW_BYTES)),
+            "counts": (torch.uint8, (ceil(size, ROW),)),
+        }
     rows, bits = ceil(size, BLOCK), _bits(settings.codec)
     codes = (torch.float16, (rows, BLOCK)) if bits is None else (torch.uint8, (rows, BLOCK * bits // 8))
     return {"codes": codes, "scale": (torch.bfloat16, (rows, 1))}
@@ -152,6 +183,9 @@ def encode_vector(vector: Tensor, settings: CodecSettings) -> dict[str, Tensor]:
             return _as_half(_rows(vector, BLOCK))
         case "sparse":
             return _as_sparse(vector, settings)
+        case "vector":
+            coded = encode_rows(_rows(vector, ROW), settings.num_stages(len(vector)))
+            return vars(coded)
     bits = _bits(settings.codec)
     assert bits is not None
     pieces = [_as_steps(rows, bits) for rows in torch.split(_rows(vector, BLOCK), PIECE // BLOCK)]
@@ -171,6 +205,8 @@ def decode_vector(parts: Mapping[str, Tensor], settings: CodecSettings, size: in
     if settings.codec == "sparse":
         _require_within(parts["levels"], MAX_MAGNITUDE, "levels")
         return _read_sparse(parts, settings, size)
+    if settings.codec == "vector":
+        return _read_stages(parts)
     bits = _bits(settings.codec)
     if bits is None:
         _require_within(parts["codes"], torch.finfo(torch.float16).max, "codes")
@@ -211,6 +247,15 @@ class _Sparse:
     def slice(self, begin: int, end: int) -> Tensor:
         first, last = torch.searchsorted(self.places, torch.tensor([begin, end])).tolist()
         return torch.zeros(end - begin).index_copy_(0, self.places[first:last] - begin, self.values[first:last])
+
+
+@dataclass(frozen=True)
+class _Staged:
+    stages: Stages
+
+    def slice(self, begin: int, end: int) -> Tensor:
+        first, last = begin // ROW, ceil(end, ROW)
+        return decode_rows(self.stages, first, last).flatten()[begin - first * ROW : end - first * ROW]
 
 
 def _rows(vector: Tensor, length: int) -> Tensor:
@@ -266,6 +311,18 @@ def _read_sparse(parts: Mapping[str, Tensor], settings: CodecSettings, size: int
     values = torch.where(codes < settings.levels, magnitude, -magnitude).flatten()
     within = int(np.searchsorted(places, size))  # the rest lies in the zeros that filled the last chunk
     return _Sparse(torch.from_numpy(places[:within]), values[:within])
+
+
+def _read_stages(parts: Mapping[str, Tensor]) -> _Staged:
+    """No sum of a row's stages is too large either."""
+    _require_within(parts["gains"], MAX_MAGNITUDE / MAX_STAGES, "gains")
+    counts = parts["counts"].long()
+    if int(counts.sum()) != len(parts["gains"]) or (counts > MAX_STAGES).any():
+        raise damaged(
+            f"its rows name {int(counts.sum())} stages where {len(parts['gains'])} are expected, "
+            f"and at most {MAX_STAGES} a row"
+        )
+    return _Staged(Stages(**parts))
 
 
 def _fit_levels(magnitude: Tensor, weight: Tensor, count: int) -> Tensor:

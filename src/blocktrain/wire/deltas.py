@@ -30,6 +30,7 @@ from blocktrain.errors import ConfigError, TensorError
 from blocktrain.wire.codecs import (
     MAX_MAGNITUDE,
     PIECE,
+    SETTINGS,
     CodecSettings,
     Values,
     check_parts,
@@ -262,15 +263,13 @@ def _read_settings(metadata: Mapping[str, str]) -> CodecSettings:
     if layout is None or codec is None:
         raise damaged(f"its metadata names no {'layout' if layout is None else 'codec'}")
     try:
-        settings = CodecSettings(codec, **{key: _whole(fields[key]) for key in sorted(fields) if key in _SPARSE_KEYS})
+        given = {key: _whole(fields[key]) for key in SETTINGS.get(codec, ()) if key in fields}
+        settings = CodecSettings(codec, **given)
     except ConfigError as error:
         raise damaged(str(error)) from None
     if settings.describe() != {"codec": codec, **fields}:
         raise damaged(f"its metadata is not exactly what codec {codec} takes: {', '.join(settings.describe())}")
     return settings
-
-
-_SPARSE_KEYS = ("chunk", "kept", "value_bits")
 
 
 def _whole(text: str) -> int:
