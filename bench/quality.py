@@ -87,6 +87,9 @@ def verdicts(document: Document) -> list[Verdict]:
             about = _seeds(default["seeds"])
             what = "cross entropy on valid, nats/byte"
             found.append(at_most(what, default["valid"], PAPER_CE, paper=f"{PAPER_CE}", about=about))
+    if faster := lines.get("scaffold-rate"):
+        what = "gap to end to end at equal work, both at four times AdamW's rate"
+        found += [_gap(faster, split, what) for split in ("valid", "test")]
     if workers := lines.get("scaffold-workers"):
         found.append(_gap(workers, "test", "gap to end to end at equal wall-clock, four workers"))
     if gains := differences(document["results"], "scaffold", "one-block", "test"):

@@ -11,10 +11,19 @@ from training_rows import Row
 
 SIMULTANEOUS = Stacked(schedule="simultaneous", scaffold=0)
 GREEDY = Stacked(scaffold=0, later_share=1.0)
+FASTER = 4  # times the preset's rate of AdamW: does the comparison hang on it?
+
+
+def _reference(base: RunSpec, steps: int) -> RunSpec:
+    return reference_of(base, steps=steps)
 
 
 def _scaffold(base: RunSpec, steps: int) -> RunSpec:
     return of_equal_work(base.with_(objective=Stacked()), steps)
+
+
+def _faster(make: Callable[[RunSpec, int], RunSpec]) -> Callable[[RunSpec, int], RunSpec]:
+    return lambda base, steps: make(base.with_(**{"optim.adam_lr": FASTER * base.optim.adam_lr}), steps)
 
 
 def _plain(objective: Any, **changes: Any) -> Callable[[RunSpec, int], RunSpec]:
@@ -34,7 +43,7 @@ def _one_block(blocks: int, bytes_factor: int = 1) -> Callable[[RunSpec, int], R
 
 
 ROWS = (
-    Row("reference", "end to end, the reference", "reference", lambda base, steps: reference_of(base, steps=steps)),
+    Row("reference", "end to end, the reference", "reference", _reference),
     Row("scaffold", "stacked, progressive, scaffold (default)", "equal work", _scaffold,
         without_hosts=True),
     Row("scaffold-tenth", "the default, later phases a tenth of the first", "equal work",
@@ -62,4 +71,8 @@ ROWS = (
     Row("one-block-swarm", "one block's layers, four averaged workers", "equal memory", _one_block(1), replicas=4),
     Row("one-block-long", "one block's layers, four times the steps", "equal memory", _one_block(1, 4)),
     Row("two-blocks-long", "two blocks' layers, twice the steps", "equal memory", _one_block(2, 2)),
+    Row("reference-rate", "the reference at four times AdamW's rate", "reference", _faster(_reference),
+        reference="reference-rate"),
+    Row("scaffold-rate", "the default at four times AdamW's rate", "equal work", _faster(_scaffold),
+        reference="reference-rate"),
 )  # fmt: skip

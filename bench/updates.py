@@ -63,8 +63,8 @@ ROWS = (
     Row("vector", "vector, 100 times", {"update": "vector"}),
     Row("sparse", "sparse, 100 times", {"update": "sparse"}),
     Row("int8", "int8 (default)", {"update": "int8"}),
+    Row("vector-50", "vector, 50 times", {"update": "vector", "update_ratio": 50.0}),
     Row("vector-25", "vector, 25 times", {"update": "vector", "update_ratio": 25.0}),
-    Row("sparse-25", "sparse, 25 times", {"update": "sparse", "update_ratio": 25.0}),
 )
 
 
