@@ -39,11 +39,11 @@ def test_the_updates_of_a_whole_run_are_that_much_smaller_than_fp32(ratio, round
         rounds = settings_of_all_rounds(spec, phase)
         plain += len(rounds) * 4 * sum(map(math.prod, shapes.values()))
         sent += sum(sizes[x] for x in rounds)
-    assert ratio <= plain / sent < 1.12 * ratio
+    assert 0.98 * ratio <= plain / sent < 1.12 * ratio  # the header counts in the smallest
 
 
 @pytest.mark.parametrize("codec, setting", [("sparse", "kept"), ("vector", "spent")])
-def test_the_last_tenth_of_the_rounds_keeps_more_and_no_round_more_than_the_run_takes(codec, setting):
+def test_the_last_rounds_keep_more_and_no_round_more_than_the_run_takes(codec, setting):
     spec = WIKITEXT.with_(**{"swarm.update": codec, "swarm.round_steps": 20})
     phase = spec.phases[0]
     kept = [getattr(settings, setting) for settings in settings_of_all_rounds(spec, phase)]

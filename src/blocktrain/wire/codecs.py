@@ -44,8 +44,8 @@ BLOCK = 256  # values that share a scale
 CHUNK = 4096  # values that `sparse` chooses among
 PIECE = 1 << 16  # values that are coded at once: they stay in a processor's cache
 MAX_CHUNK = 2**16
-LAST_FACTOR = 4
-SPENT_SHARE = 0.95  # of the bytes that an update may have; the rest is for its header
+LAST_FACTOR, MOST_LAST = 4, 3
+SPENT_SHARE = 0.97  # of the bytes that an update may have; the rest is for its header
 MAX_MAGNITUDE = 2.0**126  # what is larger than this is no weight, and sums of it could overflow
 
 _TINY_SCALE = 2.0**-120  # below this float32 loses digits; also keeps the scale of nothing but zeros above zero
@@ -104,11 +104,11 @@ def update_settings(swarm: SwarmSpec, phase_steps: int, steps_done: int) -> Code
     """How an update is coded that brings a phase of so many steps to `steps_done`.
 
     `sparse` and `vector` spend what `update_ratio` leaves them evenly over the rounds, but for the last tenth of them,
-    or the last one: these get LAST_FACTOR times as much, since what is not sent in the end is lost."""
+    one to MOST_LAST: these get LAST_FACTOR times as much, since what is not sent in the end is lost."""
     if swarm.update not in SETTINGS:
         return CodecSettings(swarm.update)
     num_rounds = ceil(phase_steps, swarm.round_steps)
-    num_last = ceil(num_rounds, 10)
+    num_last = min(ceil(num_rounds, 10), MOST_LAST)
     mean = (num_rounds + (LAST_FACTOR - 1) * num_last) / num_rounds
     is_last = ceil(steps_done, swarm.round_steps) > num_rounds - num_last
     value_bits = (LAST_FACTOR if is_last else 1) / mean * SPENT_SHARE * 32 / swarm.update_ratio
