@@ -55,7 +55,10 @@ EXPERIMENTS = (
     _own("three_hosts"),
     _own("late"),
     _own("diloco"),
-    _own("updates"),
+    Experiment("updates", "updates", " --steps 300 --windows 8 --round-steps 1"),
+    Experiment(
+        "updates-small", "updates", " --preset small --name updates-small --steps 160 --windows 16 --round-steps 1"
+    ),
     _own("swarm"),
     _own("serve"),
     _own("logical"),
