@@ -109,10 +109,10 @@ def vector_by_the_page(data, n):
     _, parts = file_of(data)
     gains, values, s = bfloat16s(parts["gains"]), [], 0
     for count in parts["counts"]:
-        row = torch.zeros(2048)
+        row = torch.zeros(1024)
         for stage in range(count):
-            low = parts["low"][64 * s : 64 * s + 64]
-            codes = [a + 256 * b for a, b in zip(low, numbers(parts["high"][16 * s : 16 * s + 16], 2, 64), strict=True)]
+            low = parts["low"][32 * s : 32 * s + 32]
+            codes = [a + 256 * b for a, b in zip(low, numbers(parts["high"][8 * s : 8 * s + 8], 2, 32), strict=True)]
             words = [hashlib.sha256(parts["book"] + f"{stage} {code % 512}".encode()).digest() for code in codes]
             signs = [
                 (-1) ** ((word[j // 8] >> (j % 8) & 1) + (code >= 512))

@@ -116,14 +116,14 @@ def test_vector_never_leaves_more_than_it_got(seed, spent, size, scale):
 
 
 def test_one_stage_leaves_five_sevenths_of_the_energy_and_the_next_as_much_of_the_rest():
-    values = normal({"x": (64, 2048)}, 1)["x"]
+    values = normal({"x": (64, 1024)}, 1)["x"]
     for spent, left in ((1000, 5 / 7), (2000, (5 / 7) ** 2), (6000, (5 / 7) ** 6)):
         rest = values - one_vector(values, CodecSettings("vector", spent=spent))
         assert float(rest.square().sum() / values.square().sum()) == pytest.approx(left, rel=0.03)
 
 
 def test_stages_go_to_the_rows_that_lack_most():
-    values = normal({"x": (8, 2048)}, 1)["x"] * torch.tensor([[10.0]] * 2 + [[0.1]] * 6)
+    values = normal({"x": (8, 1024)}, 1)["x"] * torch.tensor([[10.0]] * 2 + [[0.1]] * 6)
     sent = one_vector(values, CodecSettings("vector", spent=1000))
     assert sent[:2].abs().amin() > 0
     assert sent[2:].abs().amax() == 0
@@ -149,7 +149,7 @@ def test_blocks_of_next_to_nothing_come_back(settings, shapes):
     before = normal(shapes, 1)
     after = {name: tensor - 1 for name, tensor in before.items()}
     got = apply_update(before, read_update(encode_update(before, after, settings), shapes, expected=settings))
-    allowed = 1.0 if settings.codec == "vector" else 0.01  # a lone value is little of a row of 2048, and comes in time
+    allowed = 1.0 if settings.codec == "vector" else 0.01  # a lone value is little of a row of 1024, and comes in time
     for name in shapes:
         assert torch.allclose(got[name], after[name], rtol=0.0, atol=allowed)
 

@@ -6,7 +6,7 @@ Next: deltas.py, which makes updates with it; packing.py, the bits; docs/protoco
     int8     whole steps of a 127th of the largest of every 256 values; int6 and int4 with 31 and 7 steps
     sparse   the `kept` largest of every `chunk` values (as SparseLoCo, arXiv 2603.08163): each a sign and, where there
              is more than one, one of a few levels fitted to the chunk; their places as Elias-Fano
-    vector   for every 32 values one of 1024 sign vectors, in stages: `spent` thousandths of one a row of 2048 values
+    vector   for every 32 values one of 1024 sign vectors, in stages: `spent` thousandths of one a row of 1024 values
 
 Sizes follow from the length and the settings alone, so bytes of another size are refused before they are decoded.
 A decoded value is a short number times a bfloat16, exactly a float32.
@@ -45,7 +45,7 @@ CHUNK = 4096  # values that `sparse` chooses among
 PIECE = 1 << 16  # values that are coded at once: they stay in a processor's cache
 MAX_CHUNK = 2**16
 LAST_FACTOR, MOST_LAST = 4, 3
-SPENT_SHARE = 0.98  # of the bytes that an update may have; the rest is for its header
+SPENT_SHARE = 0.97  # of the bytes that an update may have; the rest is for its header
 MAX_MAGNITUDE = 2.0**126  # what is larger than this is no weight, and sums of it could overflow
 
 _TINY_SCALE = 2.0**-120  # below this float32 loses digits; also keeps the scale of nothing but zeros above zero

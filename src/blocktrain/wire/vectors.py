@@ -18,7 +18,7 @@ from torch import Tensor
 from blocktrain.wire.packing import pack, unpack
 
 GROUP = 32  # values that one sign vector stands for
-ROW = 2048  # values that share their stages' gains
+ROW = 1024  # values that share their stages' gains
 WORDS = 512  # sign vectors of a stage; each also stands for its negative
 MAX_STAGES = 32  # of a row
 BOOK_BYTES = 4
