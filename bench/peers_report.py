@@ -65,7 +65,7 @@ def summary(document: Document) -> str:
 def _told(rows: Sequence[Row]) -> str:
     if not rows:
         return "Nothing was measured."
-    workers = " and ".join(str(n) for n in sorted({row["workers"] for row in rows}))
+    workers = ", ".join(str(n) for n in sorted({row["workers"] for row in rows}))
     sizes = ", ".join(sorted({row["size_mb"] for row in rows}, key=float))
     return f"{workers} workers on one machine average the tensors of a block of about {sizes} MB in float32."
 
