@@ -27,7 +27,7 @@ def settings_of_all_rounds(spec, phase):
 
 
 @pytest.mark.parametrize("codec", ["sparse", "vector"])
-@pytest.mark.parametrize("round_steps", [5, 50])
+@pytest.mark.parametrize("round_steps", [5, 10, 50])
 @pytest.mark.parametrize("ratio", [50.0, 100.0, 200.0])
 def test_the_updates_of_a_whole_run_are_that_much_smaller_than_fp32(ratio, round_steps, codec):
     changes = {"swarm.update": codec, "swarm.update_ratio": ratio, "swarm.round_steps": round_steps}
@@ -39,7 +39,8 @@ def test_the_updates_of_a_whole_run_are_that_much_smaller_than_fp32(ratio, round
         rounds = settings_of_all_rounds(spec, phase)
         plain += len(rounds) * 4 * sum(map(math.prod, shapes.values()))
         sent += sum(sizes[x] for x in rounds)
-    assert 0.98 * ratio <= plain / sent < 1.12 * ratio  # the header counts in the smallest
+    header = 0.02 if (codec, ratio) == ("vector", 200.0) else 0.0  # it counts in the smallest
+    assert (1 - header) * ratio <= plain / sent < 1.12 * ratio
 
 
 @pytest.mark.parametrize("codec, setting", [("sparse", "kept"), ("vector", "spent")])

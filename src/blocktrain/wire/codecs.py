@@ -1,5 +1,6 @@
 """Codecs: one vector of float32 <-> a few parts of few bytes, checked. Pure: knows no tensors' names and no updates.
-Next: deltas.py, which makes updates with it; packing.py, the bits; docs/protocol.md, "Codecs", the same byte by byte.
+Next: deltas.py, which makes updates with it; packing.py and vectors.py, its parts; docs/protocol.md, "Codecs", the same
+byte by byte.
 
     fp32     the values themselves
     fp16     float16, times a power of two for every 256 values
@@ -9,7 +10,7 @@ Next: deltas.py, which makes updates with it; packing.py, the bits; docs/protoco
     vector   for every 32 values one of 1024 sign vectors, in stages: `spent` thousandths of one a row of 1024 values
 
 Sizes follow from the length and the settings alone, so bytes of another size are refused before they are decoded.
-A decoded value is a short number times a bfloat16, exactly a float32.
+A decoded value is a short number times a bfloat16, exactly a float32; of vector a sum of such, always in one order.
 """
 
 from __future__ import annotations
