@@ -23,9 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
+from blocktrain.swarm.holdings import Holdings
 from blocktrain.swarm.worker import Worker
 from blocktrain.train.trainer import BlockTrainer
-from blocktrain.wire.deltas import ErrorFeedback
+from blocktrain.wire.feedback import ErrorFeedback
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import TrainLease
 from swarm_processes import (
@@ -167,7 +168,7 @@ def work(invite: Invite, coordinator: CoordinatorProcess, home: Path, num_rounds
         (CoordinatorClient, "upload", "upload"),
         (CoordinatorClient, "submit", "hand in and merge"),
         (ErrorFeedback, "compress", "encode"),
-        (Worker, "_fetch", "decode"),
+        (Holdings, "_fetch", "decode"),
         (Worker, "_prepared", "load weights"),
         (BlockTrainer, "weights", "copy weights"),
     ]

@@ -8,6 +8,7 @@ Each row and seed is written to the result file as soon as it is done and is not
 from __future__ import annotations
 
 import argparse
+import hashlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +26,14 @@ from blocktrain.figures import PALETTE
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Phase, RunSpec, Stacked, preset
-from blocktrain.swarm.averaging import Deltas, Part, merge, outer_step
+from blocktrain.swarm.averaging import Deltas, Part, merge, outer_step, shares
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs import CodecSettings, update_settings
-from blocktrain.wire.deltas import EncodedUpdate, ErrorFeedback, encode_difference, read_update
+from blocktrain.wire.deltas import EncodedUpdate, encode_difference, read_update
+from blocktrain.wire.feedback import ErrorFeedback
+from blocktrain.wire.messages import Blob
+from blocktrain.wire.relay import Recipe, Relayed, follow
 from blocktrain.wire.tensors import by_block, flat
 from common import (
     RESULTS,
@@ -87,17 +91,19 @@ class Swarm:
         self._published = {block: tensors for block, tensors in published.items() if block not in phase.blocks}
         self.base = flat({block: published[block] for block in phase.blocks})
         self._shapes = {name: tuple(tensor.shape) for name, tensor in self.base.items()}
+        self._earlier: Tensors | None = None  # the version before the base
         self._momentum: Tensors = {}
 
     def train(self, feedbacks: Sequence[ErrorFeedback], traffic: Traffic) -> None:
         replicas = [self._replica(shard) for shard in range(len(feedbacks))]
         for step in range(0, self.phase.steps, self.spec.swarm.round_steps):
             updates = [self._update(*pair, step) for pair in zip(replicas, feedbacks, strict=True)]
-            data_bytes, self.base = self._merged([self._read(update, step) for update in updates])
+            fetched, published = self._merged(updates, step)
+            self._earlier, self.base = self.base, published
             traffic.rounds += 1
             traffic.uploaded += sum(map(len, updates))
             traffic.uploaded_fp32 += len(replicas) * self._plain_bytes
-            traffic.downloaded += len(replicas) * data_bytes
+            traffic.downloaded += fetched
             traffic.downloaded_fp32 += len(replicas) * self._plain_bytes
 
     @property
@@ -117,25 +123,35 @@ class Swarm:
         replica.step_done = step
         for _ in range(min(self.spec.swarm.round_steps, self.phase.steps - step)):
             replica.step()
-        return feedback.compress(self.base, flat(replica.weights()), self._codec(step))
+        return feedback.compress(self.base, flat(replica.weights()), self._codec(step), self._earlier)
 
-    def _read(self, update: bytes, step: int) -> EncodedUpdate:
-        return read_update(update, self._shapes, expected=self._codec(step))
-
-    def _merged(self, updates: Sequence[EncodedUpdate]) -> tuple[int, Tensors]:
-        """The bytes that lead to the next version, and the version."""
+    def _merged(self, payloads: Sequence[bytes], step: int) -> tuple[int, Tensors]:
+        """The bytes that all replicas together fetch to come to the next version, and the version."""
         swarm, after = self.spec.swarm, {}
+        updates = [read_update(data, self._shapes, expected=self._codec(step)) for data in payloads]
         parts = [Part(self._opener(update), weight=1.0, norm=1.0) for update in updates]
+        if self._codec(step).gains_from_course and (parted := shares(parts, swarm)):
+            published = follow(self.base, list(zip(updates, parted, strict=True)), self._earlier or {})
+            return (len(payloads) - 1) * sum(map(len, payloads)) + self._recipe_bytes(payloads, parted), published
         sizes = {name: theta.numel() for name, theta in self.base.items()}
         for name, delta in merge(parts, sizes, swarm):
             after[name], moved = outer_step(self.base[name], delta, self._momentum.get(name), swarm)
             if moved is not None:
                 self._momentum[name] = moved
         data, published = encode_difference(self.base, after, CodecSettings(swarm.download))
-        return len(data), published
+        return len(payloads) * len(data), published
+
+    def _recipe_bytes(self, payloads: Sequence[bytes], parted: Sequence[float]) -> int:
+        """Of all replicas."""
+        relayed = [
+            Relayed(payload=Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data)), share=share)
+            for data, share in zip(payloads, parted, strict=True)
+        ]
+        return len(payloads) * len(Recipe(blocks=self.phase.blocks, updates=tuple(relayed)).encode())
 
     def _opener(self, update: EncodedUpdate) -> Callable[[], Deltas]:
-        return lambda: lambda name: update.pieces(name, self.base[name])
+        earlier = self._earlier or {}
+        return lambda: lambda name: update.pieces(name, self.base[name], earlier.get(name))
 
 
 def newborn(spec: RunSpec, block: int, published: Mapping[int, Tensors]) -> Tensors:

@@ -66,7 +66,8 @@ class AveragingWorker(Worker):
     def _prepared(self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]) -> BlockTrainer:
         """The newest version is here: the round before is over, and the next one's tensors follow from it."""
         (version,) = lease.trained
-        published = {name: tensor.numpy() for name, tensor in self._held[version.block, version.version].items()}
+        newest = self._holdings.tensors(lease.trained)[version.block]
+        published = {name: tensor.numpy() for name, tensor in newest.items()}
         if self._round:
             self._led.say({"done": self._round - 1})
             self._led.say({"error": self._error(published)})

@@ -240,10 +240,10 @@ class SwarmSpec(Settings):
                 f"swarm.deadline_floor_s = {self.deadline_floor_s:g} must not exceed "
                 f"swarm.deadline_ceiling_s = {self.deadline_ceiling_s:g}"
             )
-        if self.keep_versions <= self.max_lag:
+        if self.keep_versions < self.max_lag + 2:
             raise ValueError(
-                f"swarm.keep_versions = {self.keep_versions} would prune versions that updates may still be built on: "
-                f"keep more than swarm.max_lag = {self.max_lag}"
+                f"swarm.keep_versions = {self.keep_versions} would prune versions that updates may still be built on, "
+                f"or the ones before them: keep at least {self.max_lag + 2}, two more than swarm.max_lag"
             )
         return self
 

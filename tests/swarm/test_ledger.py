@@ -556,19 +556,23 @@ def test_live_blobs_are_what_someone_may_still_need(started):
             for x in versions_after(closed)
         ]
         started.merge(closed, new, ids, next_round(closed.with_report(ADA, 10, 1.0), PHASE, 60.0, 1.0, SPEC), 1.0, "")
-    waiting = started.record_update(an_update(lease(started, ADA), base={0: 2, 1: 2}))[0].id
-    tensors = {sha256(f"{block} 2 ") for block in (0, 1)}
-    assert started.live_blobs(keep_versions=1) == {*tensors, sha256("m1"), sha256("d1"), waiting, "d" * 64}
+    newest = {sha256("0 2 "), sha256("1 2 "), sha256("m1"), sha256("d1"), "d" * 64}
+    assert started.live_blobs(keep_versions=1) == newest
     started.grant_evaluation(ADA, {0: 1, 1: 0}, now_s=1.0, deadline_s=2.0)
-    more = {sha256("0 1 "), sha256("d0"), sha256("genesis 1")}
-    assert started.live_blobs(keep_versions=1) == {*tensors, *more, sha256("m1"), sha256("d1"), waiting, "d" * 64}
+    evaluated = {sha256("0 1 "), sha256("d0"), sha256("genesis 1")}
+    assert started.live_blobs(keep_versions=1) == newest | evaluated
 
 
-def test_the_version_that_a_waiting_update_was_built_on_is_kept_until_it_is_merged(started):
+@pytest.mark.parametrize(
+    "base, built_on",
+    [(0, ("genesis 0", "genesis 1")), (2, ("0 2 ", "1 2 ", "0 1 ", "1 1 "))],
+)
+def test_the_versions_that_a_waiting_update_goes_by_are_kept_until_it_is_merged(started, base, built_on):
     for _ in range(2):
         merge(started, started.open_rounds()[0], [report(started, ADA)])
-    late = started.record_update(an_update(lease(started, BOB), BOB, base={0: 0, 1: 0}, lag=2))[0].id
-    assert {sha256("genesis 0"), sha256("genesis 1"), late} <= started.live_blobs(keep_versions=1)
+    late = an_update(lease(started, BOB), BOB, base={0: base, 1: base}, lag=2 - base)
+    waiting = started.record_update(late)[0].id
+    assert {*map(sha256, built_on), waiting} <= started.live_blobs(keep_versions=1)
 
 
 def test_events_are_paged_and_only_the_newest_are_kept(ledger):

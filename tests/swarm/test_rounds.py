@@ -329,7 +329,7 @@ def test_the_next_round_is_one_version_on_and_starts_where_the_furthest_replica_
     "wrong, complaint",
     [
         ({"deadline_floor_s": 99, "deadline_ceiling_s": 9}, "swarm.deadline_floor_s = 99 must not exceed"),
-        ({"keep_versions": 4, "max_lag": 4}, "keep more than swarm.max_lag = 4"),
+        ({"keep_versions": 5, "max_lag": 4}, "keep at least 6, two more than swarm.max_lag"),
         ({"trim_share": 0.5}, "less than or equal to 0.45"),
     ],
 )

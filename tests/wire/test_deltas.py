@@ -15,13 +15,13 @@ from blocktrain.model.block import block_shapes
 from blocktrain.spec import preset
 from blocktrain.wire.codecs import BLOCK, CODECS, CodecSettings
 from blocktrain.wire.deltas import (
-    ErrorFeedback,
     apply_update,
     encode_difference,
     encode_update,
     max_update_bytes,
     read_update,
 )
+from blocktrain.wire.feedback import ErrorFeedback
 from blocktrain.wire.tensors import decode, encode
 
 SHAPES = {"embedding": (16, 20), "gain": (7,), "layers.0.up": (24, 16), "temperature": (), "unused": (0, 4)}
@@ -220,6 +220,64 @@ def test_small_values_are_sent_in_the_end():
     for _ in range(64):
         published = apply_update(published, read_update(feedback.compress(published, goal, settings), {"x": (64,)}))
     assert torch.allclose(published["x"], goal["x"], rtol=2**-8)
+
+
+def course_of(start, seed, rounds):
+    """Versions of a block that goes straight on."""
+    step = normal(SHAPES, seed, 0.01)
+    return [{name: start[name] - number * step[name] for name in start} for number in range(rounds)]
+
+
+@lossy_codecs
+def test_an_update_coded_from_the_course_decodes_with_the_two_versions_that_it_was_built_on(settings):
+    earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
+    update = read_update(encode_update(base, after, settings, earlier), SHAPES, expected=settings)
+    assert update.from_course
+    assert update.needs_base
+    lost = {name: (update.after(name, base[name], earlier[name]) - after[name]).norm() for name in SHAPES}
+    plain = read_update(encode_update(base, after, settings), SHAPES, expected=settings)
+    for name in SHAPES:
+        assert lost[name] <= 0.51 * (plain.after(name, base[name]) - after[name]).norm() + 1e-6
+
+
+@lossy_codecs
+def test_pieces_and_whole_changes_from_the_course_are_the_same(settings):
+    earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
+    update = read_update(encode_update(base, after, settings, earlier), SHAPES)
+    for name in SHAPES:
+        whole = update.change(name, base[name], earlier[name])
+        assert torch.allclose(update.delta(name, base[name], earlier[name]).float(), whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("given", [{}, {"base": torch.zeros(24, 16)}, {"earlier": torch.zeros(24, 16)}])
+def test_an_update_coded_from_the_course_is_not_read_without_both_versions(given):
+    earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
+    update = read_update(encode_update(base, after, SMALL, earlier), SHAPES)
+    with pytest.raises(TensorError, match="where it is coded from the course, the one before"):
+        update.delta("layers.0.up", **given)
+
+
+@pytest.mark.parametrize("codec, value", [("sparse", "0"), ("int8", ""), ("fp32", "1")])
+def test_only_lossy_updates_may_be_coded_from_the_course_and_say_so_in_one_way(codec, value):
+    with pytest.raises(TensorError, match="from_course"):
+        read_update(remade(CodecSettings(codec), {"from_course": value}), SHAPES)
+
+
+@pytest.mark.parametrize("codec, uses_it", [("int8", False), ("sparse", True), ("vector", True)])
+def test_only_codecs_that_send_little_go_by_the_course(codec, uses_it):
+    earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
+    data = ErrorFeedback().compress(base, after, CodecSettings(codec), earlier)
+    assert read_update(data, SHAPES).from_course == uses_it
+
+
+@lossy_codecs
+def test_what_is_left_out_is_the_same_part_of_the_weights_whether_by_the_course_or_not(settings):
+    earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
+    feedback = ErrorFeedback()
+    update = read_update(feedback.compress(base, after, settings, earlier), SHAPES)
+    published = apply_update(base, update, earlier)
+    for name, tensor in feedback.start(published).items():
+        assert torch.allclose(tensor, after[name], atol=1e-5)
 
 
 def test_another_codec_sends_what_is_left_over():

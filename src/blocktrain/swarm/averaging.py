@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from blocktrain.spec import SwarmSpec
+from blocktrain.wire.relay import MAX_WEIGHT
 
 Deltas = Callable[[str], Iterable[Tensor]]  # name of a tensor: its flat Δ, piece after piece
 Read = Callable[[int, int], Tensor]  # elements start to stop of a flattened Δ
@@ -25,7 +26,6 @@ SLICE_ELEMENTS = 1 << 19  # of all updates together that are held at once
 NEGLIGIBLE = 1e-9  # share of the weight that rounding may leave of an element that is trimmed away
 MIN_NORMS = 3
 NESTEROV_LR = 0.7  # DiLoCo (Douillard et al. 2023)
-MAX_WEIGHT = 2.0**100  # far beyond training; no merge writes more, so that the next one can be computed in float32
 SMALLEST_NORM = 1.0  # what weights are taken to have at least, so that a block of zeros may move
 
 
@@ -45,15 +45,29 @@ def merge(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> I
     if spec.averaging in ("trimmed", "median"):
         yield from _robust(parts, sizes, spec)
         return
-    norms = [part.norm for part in parts]
-    scales = clip_scales(norms, spec.clip_factor) if spec.averaging == "clipped" else [1.0] * len(parts)
     running = RunningMean(sizes)
-    for part, scale in zip(parts, scales, strict=True):
+    for part, scale in zip(parts, _scales(parts, spec), strict=True):
         deltas = part.open()
         running.add(((name, deltas(name)) for name in sizes), part.weight, scale)
         del deltas  # before the next one is opened
     for name in sizes:
         yield name, running.pop(name)
+
+
+def shares(parts: Sequence[Part], spec: SwarmSpec) -> list[float] | None:
+    """What part of each update's Δ the step takes, in float32, where the step is a sum of such parts: not of a robust
+    mean, nor with an outer momentum."""
+    if spec.averaging in ("trimmed", "median") or spec.outer != "plain":
+        return None
+    total, lr = sum(part.weight for part in parts), spec.outer_lr or 1.0
+    whole = [lr * part.weight * scale / total for part, scale in zip(parts, _scales(parts, spec), strict=True)]
+    return [float(share) for share in torch.tensor(whole, dtype=torch.float32)]
+
+
+def _scales(parts: Sequence[Part], spec: SwarmSpec) -> list[float]:
+    if spec.averaging == "clipped":
+        return clip_scales([part.norm for part in parts], spec.clip_factor)
+    return [1.0] * len(parts)
 
 
 class RunningMean:

@@ -17,8 +17,9 @@ from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import Version
 from blocktrain.wire.codecs import CodecSettings, update_settings
+from blocktrain.wire.deltas import EncodedUpdate
 from blocktrain.wire.messages import Blob, BlockVersion
-from blocktrain.wire.tensors import decode
+from blocktrain.wire.tensors import decode, flat
 
 Tensors = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
@@ -58,13 +59,13 @@ class Blocks:
         assert found is not None, f"version {version} of block {block} is in the ledger's own records"
         return found
 
-    def built_on(self, versions: Mapping[int, int], blocks: Sequence[int]) -> Tensors:
-        """The tensors that an update was built on, under the names of an update: "1.readout"."""
-        return {
-            f"{block}.{name}": tensor
-            for block in blocks
-            for name, tensor in self.tensors(self.version(block, versions[block]).sha256).items()
-        }
+    def around(self, update: EncodedUpdate, base: Mapping[int, int]) -> tuple[Tensors, Tensors]:
+        """What an update built on these versions cannot be read without: the versions, and those before them."""
+        return self.named(base if update.needs_base else {}), self.named(before(base) if update.from_course else {})
+
+    def named(self, versions: Mapping[int, int]) -> Tensors:
+        """The tensors of these versions under the names of an update: "1.readout"."""
+        return flat({block: self.tensors(self.version(block, number).sha256) for block, number in versions.items()})
 
     def norm(self, versions: Mapping[int, int], blocks: Sequence[int]) -> float:
         """The Euclidean norm of all weights of these versions together."""
@@ -79,6 +80,11 @@ class Blocks:
 
     def blob(self, sha256: str) -> Blob:
         return Blob(sha256=sha256, num_bytes=self._blobs.size(sha256))
+
+
+def before(versions: Mapping[int, int]) -> dict[int, int]:
+    """The version before each, where there is one."""
+    return {block: version - 1 for block, version in versions.items() if version > 0}
 
 
 @contextmanager

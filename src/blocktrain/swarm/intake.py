@@ -175,8 +175,7 @@ class Intake:
         blocks = self._spec.phases[facts.phase].blocks
         try:
             encoded = read_update(data, self._blocks.shapes(facts.phase), expected=self._blocks.codec(facts.phase))
-            built_on = self._blocks.built_on(facts.base, blocks) if encoded.needs_base else None
-            whole = math.sqrt(encoded.squared_norm(built_on))
+            whole = math.sqrt(encoded.squared_norm(*self._blocks.around(encoded, facts.base)))
         except TensorError as error:
             raise RequestRefused(str(error), code=error.code) from None
         norm = whole / math.sqrt(facts.steps)

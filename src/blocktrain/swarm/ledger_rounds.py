@@ -86,7 +86,7 @@ class RoundsBook(Book):
 
     def live_blobs(self, keep_versions: int) -> set[str]:
         """What may not be pruned: the newest versions of every block and the momentum of the last, the versions being
-        evaluated, updates that wait to be merged and the versions they were built on, the corpus."""
+        evaluated, updates that wait to be merged, the versions they were built on and those before, the corpus."""
         with self._reading() as connection:
             newest, run = newest_versions(connection), run_of(connection)
             kept = {(block, x.version - back) for block, x in newest.items() for back in range(keep_versions)}
@@ -97,7 +97,7 @@ class RoundsBook(Book):
             columns = (t.versions.c.block, t.versions.c.version, t.versions.c.sha256, t.versions.c.difference_sha256)
             rows = connection.execute(select(*columns)).all()
             waiting = connection.execute(select(t.updates.c.id, t.updates.c.base).where(WAITING)).all()
-            kept |= {built_on for row in waiting for built_on in row.base.items()}
+            kept |= {(block, version - n) for row in waiting for block, version in row.base.items() for n in (0, 1)}
         blobs = {blob for *key, tensors, difference in rows if tuple(key) in kept for blob in (tensors, difference)}
         blobs |= (
             {x.momentum_sha256 for x in newest.values()}

@@ -1,6 +1,7 @@
 """Merging: the updates of a closed round become the next version of each of its blocks. Means open every update once
-and hold one mean of the phase's blocks; the outer step then takes one block at a time. It writes blobs and no facts.
-Next: averaging.py, the mathematics; coordinator.py, which records the versions."""
+and hold one mean of the phase's blocks; the outer step then takes one block at a time. Where the updates themselves are
+the shortest way to the version, they are merged as workers will follow them. It writes blobs and no facts.
+Next: averaging.py and ../wire/relay.py, the mathematics; coordinator.py, which records the versions."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ from itertools import groupby
 from torch import Tensor
 
 from blocktrain.spec import SwarmSpec
-from blocktrain.swarm.averaging import Deltas, Part, merge, outer_step
+from blocktrain.swarm.averaging import Deltas, Part, merge, outer_step, shares
 from blocktrain.swarm.blobs import Blobs
-from blocktrain.swarm.blocks import Blocks, Tensors
+from blocktrain.swarm.blocks import Blocks, Tensors, before
 from blocktrain.swarm.ledger_records import NewVersion, Update
 from blocktrain.swarm.rounds import Round
 from blocktrain.wire.codecs import CodecSettings
-from blocktrain.wire.deltas import encode_difference, read_update
-from blocktrain.wire.tensors import encode
+from blocktrain.wire.deltas import EncodedUpdate, encode_difference, max_update_bytes, read_update
+from blocktrain.wire.messages import Blob
+from blocktrain.wire.relay import MAX_RELAYED, Recipe, Relayed, follow
+from blocktrain.wire.tensors import by_block, encode
 
 
 class Merger:
@@ -26,10 +29,41 @@ class Merger:
         self._spec, self._blocks, self._blobs = spec, blocks, blobs
 
     def versions(self, round: Round, updates: Sequence[Update]) -> Iterator[NewVersion]:
+        parts = [self._part(update) for update in updates]
+        if recipe := self._recipe(round, updates, parts):
+            yield from self._relayed(round, recipe)
+            return
         sizes = {name: math.prod(shape) for name, shape in self._blocks.shapes(round.phase).items()}
-        merged = merge([self._part(update) for update in updates], sizes, self._spec)
+        merged = merge(parts, sizes, self._spec)
         for block, deltas in groupby(merged, key=lambda item: int(item[0].partition(".")[0])):
             yield self._next(block, round.base[block], deltas)
+
+    def _recipe(self, round: Round, updates: Sequence[Update], parts: Sequence[Part]) -> Recipe | None:
+        """What the versions are made of, where fetching that is less than fetching differences: each of the updates
+        serves all blocks of the phase. Late ones were built on versions that workers may not have any more."""
+        codec, download = self._blocks.codec(round.phase), CodecSettings(self._spec.download)
+        own_shares = shares(parts, self._spec)
+        if own_shares is None or not codec.gains_from_course or download.lossless or len(updates) > MAX_RELAYED:
+            return None
+        if any(update.base != round.base for update in updates):
+            return None
+        if sum(update.num_bytes for update in updates) >= max_update_bytes(download, self._blocks.shapes(round.phase)):
+            return None
+        relayed = [
+            Relayed(payload=Blob(sha256=update.id, num_bytes=update.num_bytes), share=share)
+            for update, share in zip(updates, own_shares, strict=True)
+        ]
+        return Recipe(blocks=tuple(round.base), updates=tuple(relayed))
+
+    def _relayed(self, round: Round, recipe: Recipe) -> Iterator[NewVersion]:
+        opened = [(self._read(each.payload.sha256, round.phase), each.share) for each in recipe.updates]
+        difference = self._blobs.put(recipe.encode())
+        for block, version in round.base.items():
+            base, by_course = {block: version}, any(update.from_course for update, _ in opened)
+            earlier = self._blocks.named(before(base) if by_course else {})
+            after = by_block(follow(self._blocks.named(base), opened, earlier))[block]
+            sha256 = self._blobs.put(encode(after))
+            yield NewVersion(block=block, version=version + 1, sha256=sha256, difference_sha256=difference)
 
     def _next(self, block: int, version: int, deltas: Iterable[tuple[str, Tensor]]) -> NewVersion:
         """The outer step of one block, tensor by tensor, and its bytes."""
@@ -56,9 +90,11 @@ class Merger:
 
     def _part(self, update: Update) -> Part:
         def opened() -> Deltas:
-            shapes, codec = self._blocks.shapes(update.phase), self._blocks.codec(update.phase)
-            encoded = read_update(self._blobs.get(update.id), shapes, expected=codec)
-            base = self._blocks.built_on(update.base, tuple(update.base)) if encoded.needs_base else {}
-            return lambda name: encoded.pieces(name, base.get(name))
+            encoded = self._read(update.id, update.phase)
+            base, earlier = self._blocks.around(encoded, update.base)
+            return lambda name: encoded.pieces(name, base.get(name), earlier.get(name))
 
         return Part(opened, update.weight, update.norm)
+
+    def _read(self, sha256: str, phase: int) -> EncodedUpdate:
+        return read_update(self._blobs.get(sha256), self._blocks.shapes(phase), expected=self._blocks.codec(phase))

@@ -1,14 +1,12 @@
 """Worker: lease, fetch, train to the deadline, submit; again. Plain synchronous code around the same BlockTrainer that
 trains locally. It keeps its optimiser state and what its codec left out; all else it can fetch again.
-Next: client.py, the coordinator as seen from here; train/trainer.py."""
+Next: holdings.py, the blocks it has at hand; client.py, the coordinator as seen from here; train/trainer.py."""
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,22 +16,20 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from blocktrain.checkpoint import write_whole
 from blocktrain.corpus import Corpus
 from blocktrain.errors import RequestRefused
-from blocktrain.mapped import MappedTensors
 from blocktrain.model.block import block_shapes
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
+from blocktrain.swarm.holdings import Holdings, prune_cache
 from blocktrain.swarm.signatures import sign
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer, pick_device
 from blocktrain.wire.codecs import CodecSettings, update_settings
-from blocktrain.wire.deltas import ErrorFeedback, apply_update, read_update
+from blocktrain.wire.feedback import ErrorFeedback
 from blocktrain.wire.messages import (
     PROTOCOL_VERSION,
-    BlockVersion,
     EvaluateLease,
     EvaluationNotice,
     Finished,
@@ -44,7 +40,7 @@ from blocktrain.wire.messages import (
     UpdateReceipt,
     Wait,
 )
-from blocktrain.wire.tensors import by_block, decode, encode, flat
+from blocktrain.wire.tensors import by_block, flat
 
 Tensors = dict[str, Tensor]
 FOR_GOOD = ("token", "role", "protocol", "signature", "replayed")  # refusals that no other lease would mend
@@ -88,14 +84,14 @@ class Worker:
         self._public_key = key.public_key().public_bytes_raw().hex()
         self._steps_per_s, self._nonce = 0.0, 0
         self._trainer: BlockTrainer | None = None
-        self._held: dict[tuple[int, int], Tensors] = {}  # (block, version) -> tensors, of the last lease
-        self._in_files: set[tuple[int, int]] = set()  # those of them that are mapped
 
     def run(self) -> None:
         """Work until the run is finished or somebody says stop."""
         info = self._client.run_info()
         self._spec = RunSpec.model_validate(info.spec)
-        self._shapes = lru_cache(None)(partial(block_shapes, self._spec))
+        by_course = CodecSettings(self._spec.swarm.update).gains_from_course
+        shapes = lru_cache(None)(partial(block_shapes, self._spec))
+        self._holdings = Holdings(self._client, self._cache, shapes, by_course)
         self._feedback = ErrorFeedback()
         self._corpus = self._fetch_corpus(info)
         self._corpus_blobs = {blob.sha256 for blob in info.corpus.values()}
@@ -114,7 +110,7 @@ class Worker:
                 self._report(WorkReport("wait", reply.reason))
                 self._sleep(reply.seconds)
             case TrainLease() | EvaluateLease():
-                wanted = self._corpus_blobs | _blobs_of(reply)
+                wanted = self._corpus_blobs | self._holdings.wanted(reply)
                 prune_cache(self._cache, wanted, before_s=self._wall_clock() - UNWANTED_S)
                 try:
                     self._train(reply) if isinstance(reply, TrainLease) else self._evaluate(reply)
@@ -146,11 +142,14 @@ class Worker:
     def _train(self, lease: TrainLease) -> None:
         self._report(WorkReport("lease", f"phase {lease.phase}, shard {lease.shard}, {lease.steps} steps"))
         started_s = self._clock()
-        trained, around = self._tensors(lease.trained), self._mapped((*lease.below, *lease.ahead))
+        trained = self._holdings.tensors(lease.trained)
+        around = self._holdings.mapped((*lease.below, *lease.ahead))
         trainer = self._prepared(lease, by_block(self._feedback.start(flat(trained))), around)
         losses = self._steps(trainer, lease, started_s)
         unsent = self._feedback.state()
-        payload = self._feedback.compress(flat(trained), flat(trainer.weights()), self._codec(lease))
+        after, earlier = flat(trainer.weights()), self._holdings.earlier(lease.trained)
+        payload = self._feedback.compress(flat(trained), after, self._codec(lease), earlier)
+        self._holdings.keep_payload(payload)
         try:
             receipt = self._submit(lease, payload, len(losses), losses[-1])
             self._report(
@@ -191,7 +190,7 @@ class Worker:
         unsigned = UpdateNotice(
             lease=lease.lease,
             worker=self._public_key,
-            tensors={f"{x.block}.{n}": s for x in lease.trained for n, s in self._shapes(x.block).items()},
+            tensors=self._holdings.named_shapes([version.block for version in lease.trained]),
             payload=self._client.upload(payload, lease.lease),
             steps=steps,
             tokens=steps * self._spec.step_bytes,
@@ -200,7 +199,7 @@ class Worker:
         return self._client.submit(sign(unsigned, self._key))
 
     def _evaluate(self, lease: EvaluateLease) -> None:
-        model = BlockModel.from_tensors(self._spec, self._mapped(lease.blocks)).to(self._device)
+        model = BlockModel.from_tensors(self._spec, self._holdings.mapped(lease.blocks)).to(self._device)
         unborn = set(range(self._spec.model.blocks)) - {each.block for each in lease.blocks}
         combine = {} if unborn else fit_combination(model, self._corpus.valid)
         model.combine = dict(combine)
@@ -215,39 +214,6 @@ class Worker:
         loss = answer(scores).nats_per_byte
         self._report(WorkReport("evaluated", f"{loss:.4f} nats/byte", loss))
 
-    def _tensors(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
-        """The tensors of these versions; the ones of other versions are forgotten."""
-        wanted = {(version.block, version.version): version for version in versions}
-        fetched = {key: self._held.get(key) or self._fetch(version) for key, version in wanted.items()}
-        self._held = {key: kept for key, kept in self._held.items() if key[0] not in {k for k, _ in wanted}} | fetched
-        return {block: fetched[block, number] for block, number in wanted}
-
-    def _mapped(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
-        """The same left in files, for blocks that only run: a worker holds no more of them than it uses."""
-        for version in versions:
-            key, tensors = (version.block, version.version), self._tensors([version])[version.block]
-            if key not in self._in_files:
-                self._held[key] = self._put_down(version, tensors)
-            self._in_files = (self._in_files | {key}) & self._held.keys()
-        return {version.block: self._held[version.block, version.version] for version in versions}
-
-    def _put_down(self, version: BlockVersion, tensors: Tensors) -> Tensors:
-        """In the cache, under the name of the whole version, also when only the difference to it was fetched."""
-        path = self._cache / version.tensors.sha256
-        if not _is_whole(path, version.tensors.sha256):
-            self._cache.mkdir(parents=True, exist_ok=True)
-            write_whole(path, encode(tensors), synced=False)
-        return MappedTensors(path, self._shapes(version.block)).tensors
-
-    def _fetch(self, version: BlockVersion) -> Tensors:
-        """From the version before where that one is here and the difference is offered, else whole."""
-        shapes = self._shapes(version.block)
-        before = self._held.get((version.block, version.version - 1))
-        if before is not None and version.from_previous is not None:
-            difference = self._client.download(version.from_previous, self._cache)
-            return apply_update(before, read_update(difference, shapes))
-        return decode(self._client.download(version.tensors, self._cache), expected=shapes)[0]
-
     def _fetch_corpus(self, info: RunInfo) -> Corpus:
         """The text of the run, each split checked against its hash."""
         parts = {
@@ -255,25 +221,3 @@ class Worker:
             for split, blob in info.corpus.items()
         }
         return Corpus(parts["train"], parts["valid"], parts["test"], info.corpus_sha256)
-
-
-def _blobs_of(lease: TrainLease | EvaluateLease) -> set[str]:
-    """The hashes of all that the lease may have to be fetched for."""
-    versions = lease.blocks if isinstance(lease, EvaluateLease) else (*lease.trained, *lease.below, *lease.ahead)
-    blobs = (blob for version in versions for blob in (version.tensors, version.from_previous))
-    return {blob.sha256 for blob in blobs if blob is not None}
-
-
-def _is_whole(path: Path, sha256: str) -> bool:
-    """A power cut may leave a file of the cache without its bytes."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    return False
-
-
-def prune_cache(cache: Path, wanted: Collection[str], before_s: float) -> None:
-    """Remove what is not wanted and was written before then. What cannot be removed stays until the next time."""
-    for file in list(cache.glob("*")):
-        with suppress(OSError):
-            if file.name not in wanted and file.stat().st_mtime < before_s:
-                file.unlink()

@@ -80,6 +80,11 @@ class CodecSettings:
         return self.codec == "fp32"
 
     @property
+    def gains_from_course(self) -> bool:
+        """Whether it sends so little that it lags behind a block's course where it is not told of it."""
+        return self.codec in SETTINGS
+
+    @property
     def levels(self) -> int:
         return 1 << self.value_bits - 1
 

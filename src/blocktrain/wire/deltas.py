@@ -1,10 +1,14 @@
 """An update made small and back: named tensors <-> few bytes, checked. Pure: no sockets, no files, no merging.
-Next: codecs.py, what makes it small; tensors.py, the container; ../swarm/averaging.py, which merges updates.
+Next: codecs.py, what makes it small; feedback.py, which keeps what it leaves out; tensors.py, the container;
+../swarm/averaging.py, which merges updates.
 
 An update is Δ = before - after of every tensor of a block. All tensors are laid out as one vector, the largest first
 and equals by name, so that small ones share chunks, and the vector goes through a codec. With fp32 `after` itself
 travels: the difference of two float32 is no float32, and one update must merge to exactly `after`.
-What a lossy codec leaves out stays at the sender, in `ErrorFeedback`, and goes with the next update.
+
+A block goes on much as it went. An update may say that it is coded `from_course`: as what differs from half of the
+block's last change, the step from the version before its base to its base, which both sides have. A codec that sends
+a third of a bit a value then lags behind the training by half as many steps.
 
 Downloads are the same bytes. The coordinator encodes the difference from the published version n to the merged block
 and publishes what these bytes decode to as n + 1 (`encode_difference`). A decoded value is exactly a float32, and
@@ -43,6 +47,7 @@ from blocktrain.wire.codecs import (
 from blocktrain.wire.tensors import decode, encode
 
 FORMAT = "1"
+COURSE_SHARE = 0.5  # of a block's last change that the next one is taken to have; a power of two: the product is exact
 MAX_HEADER_BYTES = 2048
 MAX_METADATA = 64
 
@@ -50,10 +55,22 @@ Named: TypeAlias = Mapping[str, Tensor]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
-def encode_update(before: Named, after: Named, settings: CodecSettings) -> bytes:
-    """Δ = before - after in the container of tensors.py. Equal tensors and settings give equal bytes."""
-    _require_same_shapes(before, after)
-    return _encode(after if settings.lossless else _difference(before, after), settings)
+def encode_update(before: Named, after: Named, settings: CodecSettings, earlier: Named | None = None) -> bytes:
+    """Δ = before - after in the container of tensors.py. Equal tensors and settings give equal bytes. With `earlier`,
+    the version before `before`, it is coded from the block's course."""
+    require_same_shapes(before, after)
+    if settings.lossless:
+        return _encode(after, settings)
+    delta = difference(before, after)
+    if earlier is None:
+        return _encode(delta, settings)
+    require_same_shapes(before, earlier)
+    return _encode({name: delta[name] - course(earlier[name], before[name]) for name in delta}, settings, True)
+
+
+def course(earlier: Tensor, base: Tensor) -> Tensor:
+    """The change that a tensor is taken to make next, after that from the version before its base to its base."""
+    return COURSE_SHARE * (plain(earlier) - plain(base))
 
 
 def read_update(
@@ -64,7 +81,10 @@ def read_update(
     Names, types and sizes of all parts are checked before anything is decoded; memory is bounded by the shapes."""
     limits = [max_update_bytes(expected or CodecSettings("fp32"), shapes), *([] if max_bytes is None else [max_bytes])]
     parts, metadata = decode(data, max_bytes=min(limits), in_place=True)
+    from_course = metadata.pop("from_course", None)
     settings = _read_settings(metadata)
+    if from_course not in (None, "1") or (from_course and settings.lossless):
+        raise damaged(f'its metadata says from_course = "{from_course}", which only a lossy update may, as "1"')
     if expected is not None and not expected.covers(settings):
         raise TensorError(
             f"the update is coded as {_words(settings)} and {_words(expected)} is expected: "
@@ -78,7 +98,7 @@ def read_update(
             code="shapes",
         )
     check_parts(parts, parts_of(settings, layout.size))
-    return EncodedUpdate(settings, layout, decode_vector(parts, settings, layout.size))
+    return EncodedUpdate(settings, layout, decode_vector(parts, settings, layout.size), from_course == "1")
 
 
 def max_update_bytes(settings: CodecSettings, shapes: Shapes) -> int:
@@ -90,10 +110,9 @@ def max_update_bytes(settings: CodecSettings, shapes: Shapes) -> int:
 class EncodedUpdate:
     """A checked update, decoded tensor by tensor, so that a merge holds one tensor of it at a time."""
 
-    def __init__(self, settings: CodecSettings, layout: _Layout, values: Values) -> None:
-        self.settings = settings
-        self._layout = layout
-        self._values = values
+    def __init__(self, settings: CodecSettings, layout: _Layout, values: Values, from_course: bool) -> None:
+        self.settings, self.from_course = settings, from_course
+        self._layout, self._values = layout, values
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -101,97 +120,72 @@ class EncodedUpdate:
 
     @property
     def needs_base(self) -> bool:
-        """Whether Δ is known only together with the version that the update was built on."""
-        return self.settings.lossless
+        """Whether Δ is known only together with the version that the update was built on; where it is coded from the
+        block's course, also with the one before that, `earlier`."""
+        return self.settings.lossless or self.from_course
 
-    def delta(self, name: str, base: Tensor | None = None) -> Tensor:
-        """Δ of one tensor in float64. `base`, which only fp32 needs, is the version that the update was built on.
+    def delta(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Tensor:
+        """Δ of one tensor in float64.
 
         base - Δ in float64 is `after` of fp32 exactly, but for values that shrank 2^29-fold: there, use `after`."""
-        return torch.cat([torch.empty(0).double(), *self.pieces(name, base)]).view(self._layout.shapes[name])
+        pieces = self.pieces(name, base, earlier)
+        return torch.cat([torch.empty(0).double(), *pieces]).view(self._layout.shapes[name])
 
-    def pieces(self, name: str, base: Tensor | None = None) -> Iterator[Tensor]:
+    def pieces(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Iterator[Tensor]:
         """The same, flat, in pieces that stay in a processor's cache while somebody works on them."""
         begin, end = self._layout.spans[name]
-        before = self._base(name, base).flatten() if self.settings.lossless else None
+        before = self._known(name, base, "base").flatten() if self.settings.lossless else None
+        ahead = self._ahead(name, base, earlier).flatten() if self.from_course else None
         for start in range(begin, end, PIECE):
-            values = self._values.slice(start, stop := min(start + PIECE, end)).double()
-            yield values if before is None else values.neg_().add_(before[start - begin : stop - begin])
+            stop = min(start + PIECE, end)
+            values, here = self._values.slice(start, stop).double(), slice(start - begin, stop - begin)
+            if before is not None:
+                values = values.neg_().add_(before[here])
+            yield values if ahead is None else values.add_(ahead[here])
 
-    def after(self, name: str, base: Tensor | None = None) -> Tensor:
-        """base - Δ of one tensor in float32, the same bits on every machine; of fp32 exactly what was sent."""
-        values = self._slice(name)
-        return values.clone() if self.settings.lossless else self._base(name, base) - values
-
-    def squared_norm(self, base: Named | None = None) -> float:
-        """‖Δ‖² over all tensors."""
-        known = base or {}
-        pieces = (piece for name in self.names for piece in self.pieces(name, known.get(name)))
-        return sum(float(piece.dot(piece)) for piece in pieces)
-
-    def _slice(self, name: str) -> Tensor:
+    def change(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Tensor:
+        """Δ of one tensor of a lossy update in float32, the same bits on every machine."""
         begin, end = self._layout.spans[name]
-        return self._values.slice(begin, end).view(self._layout.shapes[name])
+        values = self._values.slice(begin, end).view(self._layout.shapes[name])
+        return values + self._ahead(name, base, earlier) if self.from_course else values
 
-    def _base(self, name: str, base: Tensor | None) -> Tensor:
+    def after(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Tensor:
+        """base - Δ of one tensor in float32, the same bits on every machine; of fp32 exactly what was sent."""
+        change = self.change(name, base, earlier)
+        return change.clone() if self.settings.lossless else self._known(name, base, "base") - change
+
+    def squared_norm(self, base: Named | None = None, earlier: Named | None = None) -> float:
+        """‖Δ‖² over all tensors."""
+        bases, earliers = base or {}, earlier or {}
+        return sum(
+            float(piece.dot(piece))
+            for name in self.names
+            for piece in self.pieces(name, bases.get(name), earliers.get(name))
+        )
+
+    def _ahead(self, name: str, base: Tensor | None, earlier: Tensor | None) -> Tensor:
+        return course(self._known(name, earlier, "version before its base"), self._known(name, base, "base"))
+
+    def _known(self, name: str, tensor: Tensor | None, what: str) -> Tensor:
         shape = self._layout.shapes[name]
-        if base is None or tuple(base.shape) != shape:
-            got = "none" if base is None else f"shape {tuple(base.shape)}"
+        if tensor is None or tuple(tensor.shape) != shape:
+            got = "none" if tensor is None else f"shape {tuple(tensor.shape)}"
             raise TensorError(
-                f'a base of shape {shape} is needed for tensor "{name}" and {got} was given: '
-                f"give the version that the update was built on"
+                f'a {what} of shape {shape} is needed for tensor "{name}" and {got} was given: '
+                f"give the version that the update was built on and, where it is coded from the course, the one before"
             )
-        return _plain(base)
+        return plain(tensor)
 
 
-def apply_update(base: Named, update: EncodedUpdate) -> dict[str, Tensor]:
+def apply_update(base: Named, update: EncodedUpdate, earlier: Named | None = None) -> dict[str, Tensor]:
     """base - Δ: what the sender had, as far as the codec tells."""
-    return {name: update.after(name, base.get(name)) for name in update.names}
+    return {name: update.after(name, base.get(name), (earlier or {}).get(name)) for name in update.names}
 
 
 def encode_difference(old: Named, new: Named, settings: CodecSettings) -> tuple[bytes, dict[str, Tensor]]:
     """The bytes that lead from a published version to the next, and the next: what they decode to, near `new`."""
     data = encode_update(old, new, settings)
-    return data, apply_update(old, read_update(data, _shapes(new), expected=settings))
-
-
-class ErrorFeedback:
-    """What lossy updates left out so far, at the worker: e = published - after, send C(e), keep e - C(e).
-
-    A worker trains from `start` of a published version rather than from the version itself: what it has not sent yet
-    stays in its weights, and it does not learn the same again while it waits. `compress` replaces tensors and never
-    writes into them: a worker whose update was refused goes back by loading the state that it took before."""
-
-    def __init__(self) -> None:
-        self._unsent: dict[str, Tensor] = {}
-
-    def start(self, published: Named) -> dict[str, Tensor]:
-        """Where to train from: the published version with the worker's own unsent progress applied to it. Of what is
-        not in this version, such as a block of an earlier phase, the unsent part is forgotten."""
-        self._unsent = {name: self._unsent[name] for name in published if name in self._unsent}
-        _require_same_shapes(self._unsent, {name: published[name] for name in self._unsent})
-        return {
-            name: _plain(tensor) - self._unsent[name] if name in self._unsent else _plain(tensor)
-            for name, tensor in published.items()
-        }
-
-    def compress(self, published: Named, after: Named, settings: CodecSettings) -> bytes:
-        """The update that leads from the published version towards `after`, which was trained from its `start`."""
-        if settings.lossless:
-            self._unsent = {}
-            return encode_update(published, after, settings)
-        total = _difference(published, after)
-        data = _encode(total, settings)
-        sent = read_update(data, _shapes(total), expected=settings)
-        self._unsent = {name: tensor - sent.delta(name).float() for name, tensor in total.items()}
-        return data
-
-    def state(self) -> dict[str, Tensor]:
-        """What was not sent, by name; empty before the first update."""
-        return dict(self._unsent)
-
-    def load(self, state: Named) -> None:
-        self._unsent = {name: _plain(tensor) for name, tensor in state.items()}
+    return data, apply_update(old, read_update(data, tensor_shapes(new), expected=settings))
 
 
 class _Layout:
@@ -210,40 +204,42 @@ class _Layout:
         return hashlib.sha256(json.dumps(list(self.shapes.items())).encode()).hexdigest()[:16]
 
 
-def _encode(tensors: Named, settings: CodecSettings) -> bytes:
-    layout = _Layout(_shapes(tensors))
+def _encode(tensors: Named, settings: CodecSettings, from_course: bool = False) -> bytes:
+    layout = _Layout(tensor_shapes(tensors))
     vector = torch.cat([torch.empty(0), *(_sane(name, tensors[name]).flatten() for name in layout.spans)])
     metadata = {"update": FORMAT, "layout": layout.name, **settings.describe()}
+    if from_course:
+        metadata["from_course"] = "1"
     return encode(encode_vector(vector, settings), metadata)
 
 
-def _difference(before: Named, after: Named) -> dict[str, Tensor]:
-    _require_same_shapes(before, after)
-    return {name: _plain(before[name]) - _plain(tensor) for name, tensor in after.items()}
+def difference(before: Named, after: Named) -> dict[str, Tensor]:
+    require_same_shapes(before, after)
+    return {name: plain(before[name]) - plain(tensor) for name, tensor in after.items()}
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def plain(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32)
 
 
 def _sane(name: str, tensor: Tensor) -> Tensor:
-    plain = _plain(tensor)
-    if not within(plain, MAX_MAGNITUDE):
+    values = plain(tensor)
+    if not within(values, MAX_MAGNITUDE):
         raise TensorError(
             f'tensor "{name}" holds NaN, Inf or more than {MAX_MAGNITUDE:.0e}, which no update may: '
             f"train again from the last version, with a smaller learning rate"
         )
-    return plain
+    return values
 
 
-def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _require_same_shapes(before: Named, after: Named) -> None:
+def require_same_shapes(before: Named, after: Named) -> None:
     """Two states of one block."""
-    if _shapes(before) != _shapes(after):
-        name = min(dict(set(_shapes(before).items()) ^ set(_shapes(after).items())))
+    if tensor_shapes(before) != tensor_shapes(after):
+        name = min(dict(set(tensor_shapes(before).items()) ^ set(tensor_shapes(after).items())))
         raise TensorError(
             f'tensor "{name}" is not the same in the two sets of tensors that an update is made of: '
             f"give two states of the same block"
