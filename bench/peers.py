@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "peers"
 READY = "ready"  # the file that says that an environment is complete
 MAX_ERROR_CHARACTERS = 600
-TOLERANCES = {"fp32": 1e-3, "fp16": 0.02, "uniform8bit": 0.1, "int8": 0.1, "sparse": 4.0}
+TOLERANCES = {"fp32": 1e-3, "fp16": 0.02, "uniform8bit": 0.1, "int8": 0.1, "vector": 4.0}
 WARM_UP = 1
 
 
@@ -53,7 +53,7 @@ class Side:
 
 
 SIDES = {
-    "blocktrain": Side("ours.py", ("fp32", "int8", "sparse")),
+    "blocktrain": Side("ours.py", ("fp32", "int8", "vector")),
     "flower": Side("flower_side.py", ("fp32", "fp16"), "flower"),
     "flower_grpc": Side("flower_grpc_side.py", ("fp32", "fp16"), "flower"),
     "hivemind": Side("hivemind_side.py", ("fp32", "uniform8bit"), "hivemind"),

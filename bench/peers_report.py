@@ -44,9 +44,9 @@ def section(document: Document) -> str:
         "of a process with its children, pages shared among them counted once; hivemind has no central process. Flower "
         "runs as documented, with a SuperLink and SuperNodes that start a process a message (its hops between them and "
         "their apps are on loopback too), and by its older, deprecated way over gRPC streams, which is faster. It has "
-        "no lossy codec of its own: its fp16 is numpy's cast before and after. Our int8 and sparse fetch the mean as a "
-        "difference in int6; sparse sends a hundredth of the step and keeps the rest for later rounds, so that its "
-        "error in one round is no error of the sum.",
+        "no lossy codec of its own: its fp16 is numpy's cast before and after. Our int8 fetches the mean as a "
+        "difference in int6, our vector as the others' updates; vector sends a hundredth of the step and keeps the "
+        "rest for later rounds, so that its error in one round is no error of the sum.",
         markdown(HEAD, [_cells(row) for row in rows]),
         *_settings(rows),
         goal_lines(verdicts(document)),

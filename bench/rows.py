@@ -44,9 +44,9 @@ def parser(page: str | None) -> argparse.ArgumentParser:
     return options
 
 
-def base_of(options: argparse.Namespace, budget: Mapping[str, Any]) -> tuple[RunSpec, Corpus]:
-    """The small preset, or the tiny one where it must be quick, with a budget and the text that it is trained on."""
-    base = preset("tiny" if options.quick else "small").with_(**budget)
+def base_of(options: argparse.Namespace, budget: Mapping[str, Any], full: str = "small") -> tuple[RunSpec, Corpus]:
+    """The full preset, or the tiny one where it must be quick, with a budget and the text that it is trained on."""
+    base = preset("tiny" if options.quick else full).with_(**budget)
     if options.corpus:
         base = base.with_(**{"corpus.source": options.corpus})
     return base, load_corpus(base.corpus, base.model.context)

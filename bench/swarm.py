@@ -68,7 +68,7 @@ def full_size(spec: RunSpec, small: RunSpec) -> Size:
         large_width=4 * spec.model.width,
         shares=(
             ShareCase("two workers, short rounds", spec.swarm.update, 10, workers=2, rounds=2),
-            ShareCase("short rounds, sparse", "sparse", 10, workers=1, rounds=1),
+            ShareCase("short rounds, vector", "vector", 10, workers=1, rounds=1),
             ShareCase(
                 "rounds of half the preset's", spec.swarm.update, spec.swarm.round_steps // 2, workers=1, rounds=1
             ),

@@ -31,7 +31,7 @@ from blocktrain.wire.messages import Blob, TrainLease
 from blocktrain.wire.tensors import encode, flat
 from swarm_processes import Member, Stopwatch, Tensors, num_parameters, phase_tensors, random_update, watched
 
-UPDATE_CODECS = ("fp32", "fp16", "int8", "sparse")
+UPDATE_CODECS = ("fp32", "fp16", "int8", "sparse", "vector")
 DOWNLOAD_CODECS = ("fp32", "int8", "int6")
 FLOAT_BYTES = 4
 COPIES = 5

@@ -106,9 +106,20 @@ def sparse_by_the_page(data, n):
     return values[:n]
 
 
+def turned_by_the_page(row):
+    for h in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        low = torch.tensor([i for i in range(1024) if not i & h])
+        sums, differences = row[low] + row[low + h], row[low] - row[low + h]
+        row = row.clone()
+        row[low], row[low + h] = sums, differences
+    return row / 32
+
+
 def vector_by_the_page(data, n):
     _, parts = file_of(data)
     gains, values, s = bfloat16s(parts["gains"]), [], 0
+    bits = b"".join(hashlib.sha256(parts["book"] + f"flip {part}".encode()).digest() for part in range(4))
+    flips = torch.tensor([1 - 2 * (bits[i // 8] >> (i % 8) & 1) for i in range(1024)])
     for count in parts["counts"]:
         row = torch.zeros(1024)
         for stage in range(count):
@@ -122,7 +133,7 @@ def vector_by_the_page(data, n):
             ]
             row += gains[s] * torch.tensor(signs)
             s += 1
-        values += row.tolist()
+        values += (turned_by_the_page(row) * flips).tolist()
     return values[:n]
 
 

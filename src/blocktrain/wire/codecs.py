@@ -321,7 +321,7 @@ def _read_sparse(parts: Mapping[str, Tensor], settings: CodecSettings, size: int
 
 def _read_stages(parts: Mapping[str, Tensor]) -> _Staged:
     """No sum of a row's stages is too large either."""
-    _require_within(parts["gains"], MAX_MAGNITUDE / MAX_STAGES, "gains")
+    _require_within(parts["gains"], MAX_MAGNITUDE / (MAX_STAGES * ROW), "gains")
     counts = parts["counts"].long()
     if int(counts.sum()) != len(parts["gains"]) or (counts > MAX_STAGES).any():
         raise damaged(

@@ -1,6 +1,8 @@
 """Vectors of signs: rows of values <-> for every 32 of them the nearest of 1024 sign vectors, times a gain of the row.
 What a row still lacks is coded again, stage after stage, with other vectors; the stages go to the rows that lack most.
-Every update draws vectors of its own, so that the errors of many do not add up.
+Before, a row is turned in its 1024 dimensions at random, which makes any values normal: a few large ones among many
+small, which no sign vector is near, would never be sent, and what is left over soon consists of them.
+Every update draws vectors and turns of its own, so that the errors of many do not add up.
 Near what theory allows at a third of a bit a value, where the largest values alone hold about half as much.
 Pure: knows nothing of updates. Next: codecs.py, which sends it; docs/protocol.md, "Codecs", the same byte by byte.
 """
@@ -8,6 +10,7 @@ Pure: knows nothing of updates. Next: codecs.py, which sends it; docs/protocol.m
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,6 +31,7 @@ STAGE_BITS = 8 * (LOW_BYTES + HIGH_BYTES) + 16  # with the gain
 
 _KEPT = 0.714  # of a row's energy that a stage leaves, measured on normal values
 _TINY = 2.0**-120
+_HUGE = 2.0**100  # what is larger is sent as this much, so that no sum overflows
 _ROWS_AT_ONCE = 64  # their products stay in a processor's cache
 
 
@@ -45,11 +49,12 @@ class Stages:
 def encode_rows(rows: Tensor, num_stages: int) -> Stages:
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     book = hashlib.sha256(norms.numpy().tobytes()).digest()[:BOOK_BYTES]  # another one for other values
-    counts = _shares(norms, num_stages)
+    counts, flips = _shares(norms, num_stages), flips_of(book)
     starts = _starts(counts)
     words = np.zeros((num_stages, LOW_BYTES), np.uint16)
     gains = torch.zeros(num_stages, 1, dtype=torch.bfloat16)
-    rest = rows.clone()
+    limited = rows.clamp(-_HUGE, _HUGE)
+    rest = torch.cat([rows[:0], *(turned(some * flips) for some in torch.split(limited, _ROWS_AT_ONCE))])
     for stage in range(int(counts.max()) if len(counts) else 0):
         signs = sign_vectors(book, stage)
         for chosen in torch.split((counts > stage).nonzero()[:, 0], _ROWS_AT_ONCE):
@@ -79,7 +84,20 @@ def decode_rows(stages: Stages, first: int, last: int) -> Tensor:
             high = unpack(stages.high[places].numpy(), 2, LOW_BYTES).astype(np.int64)
             codes = stages.low[places].long() + 256 * torch.from_numpy(high)
             values[chosen] += _values(codes, stages.gains[places], sign_vectors(book, stage))
-    return values
+    flips = flips_of(book)
+    return torch.cat([values[:0], *(turned(some) * flips for some in torch.split(values, _ROWS_AT_ONCE))])
+
+
+def turned(rows: Tensor) -> Tensor:
+    """The Hadamard transform of each row, over the root of its length: its own inverse. Sums of two in one order, so
+    that every machine gets the same bits."""
+    columns = rows.T.contiguous()  # neighbours in memory are of other rows: all that is added lies in long stretches
+    for step in range(ROW.bit_length() - 1):
+        pairs = columns.view(ROW >> step + 1, 2, len(rows) << step)
+        differences = pairs[:, 0] - pairs[:, 1]
+        pairs[:, 0] += pairs[:, 1]
+        pairs[:, 1] = differences
+    return columns.T / math.isqrt(ROW)
 
 
 @lru_cache(maxsize=2 * MAX_STAGES)
@@ -87,6 +105,14 @@ def sign_vectors(book: bytes, stage: int) -> Tensor:
     """The first 32 bits of SHA-256 of the book and "stage word", least significant first: a set bit is -1."""
     digests = b"".join(hashlib.sha256(book + f"{stage} {word}".encode()).digest()[:4] for word in range(WORDS))
     bits = np.unpackbits(np.frombuffer(digests, np.uint8), bitorder="little").reshape(WORDS, GROUP)
+    return torch.from_numpy(1 - 2 * bits.astype(np.float32))
+
+
+@lru_cache(maxsize=2)
+def flips_of(book: bytes) -> Tensor:
+    """Of the values of a row: bit i of SHA-256 of the book and "flip 0" to "flip 3", one after the other; set is -1."""
+    digests = b"".join(hashlib.sha256(book + f"flip {part}".encode()).digest() for part in range(ROW // 256))
+    bits = np.unpackbits(np.frombuffer(digests, np.uint8), bitorder="little")
     return torch.from_numpy(1 - 2 * bits.astype(np.float32))
 
 
