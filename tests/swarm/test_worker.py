@@ -126,7 +126,7 @@ def test_blocks_that_only_run_lie_whole_in_files_even_where_only_the_way_to_them
         assert hashlib.sha256(file.read_bytes()).hexdigest() == version.tensors.sha256
 
 
-VECTOR = {"train.steps": 8, "swarm.update": "vector", "swarm.update_ratio": 20.0}
+VECTOR = {"train.steps": 6, "swarm.update": "vector", "swarm.update_ratio": 20.0}
 
 
 def updates_of(house):
@@ -140,7 +140,7 @@ def test_a_worker_goes_by_the_course_of_its_blocks_from_their_second_version_on(
         (update.phase, "from_course" in decode(house.blobs.get(sha256))[1])
         for sha256, update in updates_of(house).items()
     ]
-    assert [by_course for phase, by_course in flags if phase == 0] == [False, True, True, True]
+    assert [by_course for phase, by_course in flags if phase == 0] == [False, True, True]
 
 
 def test_a_worker_that_is_alone_makes_every_version_of_its_own_updates(new_house, hire):
@@ -148,12 +148,12 @@ def test_a_worker_that_is_alone_makes_every_version_of_its_own_updates(new_house
     worker = hire(house)
     worker.run()
     merged = {version.sha256 for block in (0, 1) for version in house.ledger.versions(block) if version.version > 0}
-    assert len(merged) > 4
+    assert len(merged) > 3
     assert not (merged | updates_of(house).keys()) & set(worker.fetched)
 
 
 def test_two_workers_follow_each_others_updates_to_the_same_bits(new_house, hire, tmp_path):
-    house = new_house(**VECTOR, **{"swarm.min_updates": 2})
+    house = new_house(**VECTOR | {"train.steps": 4, "swarm.min_updates": 2})
     workers = [hire(house, home=tmp_path / name) for name in ("ada", "bob")]
     threads = [threading.Thread(target=worker.run) for worker in workers]
     for thread in threads:
