@@ -173,18 +173,23 @@ class Swarm:
     def account(self) -> dict[str, Any]:
         """What was merged, by the coordinator's own record. `moved_parameters` counts those of the trained blocks once
         for every update: bytes divided by it are bytes a parameter and round."""
-        curves = self.client.curves()["training"]
-        points = [(curve["phase"], point) for curve in curves for point in curve["points"]]
-        spec, updates = self.plan.spec, sum(point["updates"] for _, point in points)
+        spec, merged = self.plan.spec, list(self._merged())
         sizes = {phase.index: num_parameters(phase_tensors(spec, phase.index)) for phase in spec.phases}
         return {
             "workers": self.plan.workers,
-            "rounds": len(points),
-            "updates": updates,
-            "tokens": sum(point["tokens"] for _, point in points),
-            "moved_parameters": sum(sizes[phase] * point["updates"] for phase, point in points),
+            "rounds": len({(update["merged_phase"], update["merged_round"]) for update in merged}),
+            "updates": len(merged),
+            "tokens": sum(update["tokens"] for update in merged),
+            "moved_parameters": sum(sizes[update["phase"]] for update in merged),
             "worker_rss_peak_bytes": max(self._peaks.values()),
         }
+
+    def _merged(self) -> Iterator[dict[str, Any]]:
+        """Every update that went into a version, page after page of the ledger."""
+        after = 0
+        while page := [contribution["update"] for contribution in self.client.contributions(after)]:
+            yield from (update for update in page if update["merged_round"] is not None)
+            after = page[-1]["number"]
 
     def _start(self, number: int) -> None:
         host, home = self.net.hosts[number], self.folder / f"home-{number}"
