@@ -68,7 +68,7 @@ def test_three_hosts_must_come_as_far_as_the_paper(bench, valid, said):
 
 
 def test_transport_is_counted_against_fp32_in_the_same_document(bench):
-    document = a_document(a_record("fp32"), a_record("sparse", up_bytes=40, down_bytes=400, updates=20))
+    document = a_document(a_record("fp32"), a_record("vector", up_bytes=40, down_bytes=400, updates=20))
     page = bench("transport").section(document)
     assert "not reached (100.0 times up, 10.0 times down)" in page
     assert bench("transport").figures(document).keys() == {"transport"}
