@@ -55,7 +55,8 @@ EXPERIMENTS = (
     _own("three_hosts"),
     _own("late"),
     _own("diloco"),
-    Experiment("updates", "updates", " --steps 300 --windows 8 --round-steps 1"),
+    Experiment("updates", "updates", " --windows 8 --round-steps 1"),
+    Experiment("updates-short", "updates", " --name updates-short --steps 300 --windows 8 --round-steps 1"),
     Experiment(
         "updates-small", "updates", " --preset small --name updates-small --steps 160 --windows 16 --round-steps 1"
     ),

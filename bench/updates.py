@@ -315,7 +315,7 @@ def section(document: Document) -> str:
     spec = first["spec"]
     return "\n".join(
         [
-            f"## Small updates, {spec['name']} preset\n",
+            f"## Small updates, {spec['name']} preset, {line['steps'][0]} steps\n",
             f"{line['replicas']} replicas of the {spec['name']} preset on {spec['corpus']['source']}, "
             f"{line['rounds']} rounds of {line['round_steps']} steps of {line['windows']} windows, in one process: the "
             f"same rounds with every codec. *Lost* is nats/byte on the first {first['max_windows']} windows of valid "
