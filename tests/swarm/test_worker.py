@@ -143,13 +143,21 @@ def test_a_worker_goes_by_the_course_of_its_blocks_from_their_second_version_on(
     assert [by_course for phase, by_course in flags if phase == 0] == [False, True, True]
 
 
-def test_a_worker_that_is_alone_makes_every_version_of_its_own_updates(new_house, hire):
+def test_a_worker_that_is_alone_makes_every_version_itself(new_house, hire):
     house = new_house(**VECTOR)
     worker = hire(house)
     worker.run()
-    merged = {version.sha256 for block in (0, 1) for version in house.ledger.versions(block) if version.version > 0}
-    assert len(merged) > 3
-    assert not (merged | updates_of(house).keys()) & set(worker.fetched)
+    versions = {version.sha256 for block in (0, 1) for version in house.ledger.versions(block)}
+    assert len(versions) > 5
+    assert not (versions | updates_of(house).keys()) & set(worker.fetched)
+
+
+def test_a_block_that_is_not_born_here_as_it_was_there_is_fetched(new_house, hire, monkeypatch):
+    monkeypatch.setattr("blocktrain.swarm.worker.newborn_of", lambda spec: lambda block: {"readout": torch.zeros(1)})
+    house = new_house(**VECTOR)
+    worker = hire(house, updates=1)
+    worker.run()
+    assert {house.ledger.version(block, 0).sha256 for block in (0, 1)} <= set(worker.fetched)
 
 
 def test_two_workers_follow_each_others_updates_to_the_same_bits(new_house, hire, tmp_path):

@@ -1,5 +1,6 @@
-"""Holdings: the versions of blocks that a worker has at hand, and the shortest way to those that it needs: the updates
-that a version was merged from, the difference from the version before, or all of it.
+"""Holdings: the versions of blocks that a worker has at hand, and the shortest way to those that it needs: a block that
+nobody has trained is made here; then come the updates that a version was merged from, the difference from the version
+before, or all of it.
 Next: worker.py, which trains them; ../wire/relay.py and ../wire/deltas.py, the ways; client.py, which fetches."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from blocktrain.checkpoint import write_whole
+from blocktrain.checkpoint import continue_block, write_whole
 from blocktrain.errors import RequestRefused
 from blocktrain.mapped import MappedTensors
 from blocktrain.swarm.client import CoordinatorClient
@@ -25,12 +26,20 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Holdings:
-    """`shapes` gives those of a block's tensors. With `by_course` the version before each that is trained stays too."""
+    """`shapes` gives those of a block's tensors, `newborn` an untrained block. With `by_course` the version before each
+    that is trained stays too."""
 
     def __init__(
-        self, client: CoordinatorClient, cache: Path, shapes: Callable[[int], Shapes], by_course: bool
+        self,
+        client: CoordinatorClient,
+        cache: Path,
+        *,
+        shapes: Callable[[int], Shapes],
+        newborn: Callable[[int], Tensors],
+        by_course: bool,
     ) -> None:
-        self._client, self._cache, self._shapes, self._by_course = client, cache, shapes, by_course
+        self._client, self._cache, self._by_course = client, cache, by_course
+        self._shapes, self._newborn = shapes, newborn
         self._held: dict[tuple[int, int], Tensors] = {}  # (block, version) -> tensors
         self._in_files: set[tuple[int, int]] = set()  # those of them that are mapped
         self._sent = ""  # the hash of the last payload
@@ -56,11 +65,12 @@ class Holdings:
     def tensors(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
         """The tensors of these versions. Others of the same blocks are forgotten."""
         wanted = {(version.block, version.version): version for version in versions}
-        fetched = {key: self._held.get(key) or self._fetch(version) for key, version in wanted.items()}
-        kept = {(block, number - 1) for block, number in wanted} if self._by_course else set()
+        for key, version in wanted.items():
+            self._held[key] = self._held.get(key) or self._fetch(version)
+        kept = wanted.keys() | ({(block, number - 1) for block, number in wanted} if self._by_course else set())
         blocks = {block for block, _ in wanted}
-        self._held = {key: held for key, held in self._held.items() if key[0] not in blocks or key in kept} | fetched
-        return {block: fetched[block, number] for block, number in wanted}
+        self._held = {key: held for key, held in self._held.items() if key[0] not in blocks or key in kept}
+        return {block: self._held[block, number] for block, number in wanted}
 
     def earlier(self, versions: Sequence[BlockVersion]) -> Tensors | None:
         """The versions before these under the names of an update, where all of them are here."""
@@ -85,7 +95,9 @@ class Holdings:
         return MappedTensors(path, self._shapes(version.block)).tensors
 
     def _fetch(self, version: BlockVersion) -> Tensors:
-        """From the version before where that one is here and the way from it is offered, else whole."""
+        """Made here, or from the version before where that one is here and the way from it is offered, else whole."""
+        if version.version == 0 and (made := self._made(version)) is not None:
+            return made
         shapes = self._shapes(version.block)
         before = self._held.get((version.block, version.version - 1))
         if before is not None and version.from_previous is not None:
@@ -95,6 +107,17 @@ class Holdings:
             if (followed := self._followed(version, before, read_recipe(difference))) is not None:
                 return followed
         return decode(self._client.download(version.tensors, self._cache), expected=shapes)[0]
+
+    def _made(self, version: BlockVersion) -> Tensors | None:
+        """A block that nobody has trained, as the coordinator made it: afresh, or to go on from the block below. None
+        where neither gives its bytes, as the random numbers of another version of torch would."""
+        below = [self._held[key] for key in sorted(self._held) if key[0] == version.block - 1]
+        fresh = self._newborn(version.block)
+        continued = [continue_block(fresh, newest) for newest in below[-1:] if "readout" in newest]
+        for tensors in (fresh, *continued):
+            if hashlib.sha256(encode(tensors)).hexdigest() == version.tensors.sha256:
+                return tensors
+        return None
 
     def _followed(self, version: BlockVersion, before: Tensors, recipe: Recipe) -> Tensors | None:
         """The version made of the updates that it was merged from. None where one of them is not there any more, or

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blocktrain.corpus import Corpus
 from blocktrain.errors import RequestRefused
-from blocktrain.model.block import block_shapes
+from blocktrain.model.block import block_shapes, newborn_of
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
@@ -91,7 +91,13 @@ class Worker:
         self._spec = RunSpec.model_validate(info.spec)
         by_course = CodecSettings(self._spec.swarm.update).gains_from_course
         shapes = lru_cache(None)(partial(block_shapes, self._spec))
-        self._holdings = Holdings(self._client, self._cache, shapes, by_course)
+        self._holdings = Holdings(
+            self._client,
+            self._cache,
+            shapes=shapes,
+            newborn=lambda block: newborn_of(self._spec)(block),  # and not kept: it is made once
+            by_course=by_course,
+        )
         self._feedback = ErrorFeedback()
         self._corpus = self._fetch_corpus(info)
         self._corpus_blobs = {blob.sha256 for blob in info.corpus.values()}
