@@ -168,7 +168,7 @@ def _spec(size_mb: str, corpus: str) -> RunSpec:
     shape = {"model.width": size.width, "model.blocks": 1, "model.layers": size.layers, "corpus.source": corpus}
     if size_mb != "small":
         return preset("tiny").with_(**shape)
-    steps = ROUND_STEPS * (size.rounds + WARM_UP)
+    steps = ROUND_STEPS * (size.rounds + WARM_UP + 1)  # for a worker a round is over when the next one begins
     return preset("small").with_(**shape, **{"swarm.round_steps": ROUND_STEPS, "train.steps": steps})
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -44,6 +45,7 @@ CODECS = ("fp32", "fp16", "int8", "int6", "int4", "sparse", "vector")
 BLOCK = 256  # values that share a scale
 CHUNK = 4096  # values that `sparse` chooses among
 PIECE = 1 << 16  # values that are coded at once: they stay in a processor's cache
+KEPT_PIECES = 8
 MAX_CHUNK = 2**16
 LAST_FACTOR, MOST_LAST = 4, 3
 SPENT_SHARE = 0.97  # of the bytes that an update may have; the rest is for its header
@@ -255,13 +257,20 @@ class _Sparse:
         return torch.zeros(end - begin).index_copy_(0, self.places[first:last] - begin, self.values[first:last])
 
 
-@dataclass(frozen=True)
 class _Staged:
-    stages: Stages
+    """Decoded a piece at a time, and the last few are kept: tensors smaller than a piece share it."""
+
+    def __init__(self, stages: Stages) -> None:
+        rows, num_rows = PIECE // ROW, len(stages.counts)
+        self._piece = lru_cache(KEPT_PIECES)(
+            lambda number: decode_rows(stages, number * rows, min((number + 1) * rows, num_rows)).flatten()
+        )
 
     def slice(self, begin: int, end: int) -> Tensor:
-        first, last = begin // ROW, ceil(end, ROW)
-        return decode_rows(self.stages, first, last).flatten()[begin - first * ROW : end - first * ROW]
+        first, last = begin // PIECE, ceil(end, PIECE)
+        pieces = [self._piece(number) for number in range(first, last)]
+        whole = pieces[0] if len(pieces) == 1 else torch.cat([torch.empty(0), *pieces])
+        return whole[begin - first * PIECE : end - first * PIECE]
 
 
 def _rows(vector: Tensor, length: int) -> Tensor:
