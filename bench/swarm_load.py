@@ -162,7 +162,7 @@ async def _reopened(clients: Sequence[Driven]) -> None:
 async def _updates(clients: Sequence[Driven], spec: RunSpec, session: Session) -> dict[str, Any]:
     """Each client hands in one update, all of them at once; the last one in is answered when the round is merged."""
     before = phase_tensors(spec)
-    payloads = [random_update(before, spec.swarm.update, seed) for seed in range(len(clients))]
+    payloads = [random_update(before, spec, seed) for seed in range(len(clients))]
     await _reopened(clients)
     leases = await asyncio.gather(*map(Driven.lease, clients))
     await _reopened(clients)

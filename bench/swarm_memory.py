@@ -49,7 +49,7 @@ def growth(rows: Sequence[dict[str, Any]], at_once: bool) -> float:
 
 
 def memory_row(spec: RunSpec, before: Tensors, replicas: int, at_once: bool, folder: Path) -> dict[str, Any]:
-    payloads = [random_update(before, spec.swarm.update, seed) for seed in range(replicas)]
+    payloads = [random_update(before, spec, seed) for seed in range(replicas)]
     with running_coordinator(spec, folder) as coordinator:
         members = [Member(spec, f"member {n}") for n in range(replicas)]
         idle = coordinator.reset_peak()

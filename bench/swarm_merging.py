@@ -31,7 +31,7 @@ from blocktrain.wire.messages import Blob, TrainLease
 from blocktrain.wire.tensors import encode, flat
 from swarm_processes import Member, Stopwatch, Tensors, num_parameters, phase_tensors, random_update, watched
 
-UPDATE_CODECS = ("fp32", "fp16", "int8", "sparse", "vector")
+UPDATE_CODECS = ("fp32", "fp16", "int8", "vector", "sparse")
 DOWNLOAD_CODECS = ("fp32", "int8", "int6")
 FLOAT_BYTES = 4
 COPIES = 5
@@ -75,7 +75,7 @@ def merging_part(
 
 def merging_row(spec: RunSpec, corpus: Corpus, num_updates: int, rounds: int, folder: Path) -> dict[str, Any]:
     before, codec = phase_tensors(spec), spec.swarm.update
-    payloads = [random_update(before, codec, seed) for seed in range(num_updates)]
+    payloads = [random_update(before, spec, seed) for seed in range(num_updates)]
     merged_bytes = FLOAT_BYTES * num_updates * num_parameters(before)
     mean_s = min(timed(lambda: mean_of(payloads, before, spec)) for _ in range(rounds))
     merge_s, spent = merge_seconds(spec, corpus, before, num_updates, rounds, folder)
@@ -133,6 +133,7 @@ def merge_calls() -> list[tuple[Any, str, str]]:
         (Blobs, "put", "write blobs"),
         (merging, "read_update", "open updates"),
         (averaging.RunningMean, "add", "decode and average"),
+        (merging, "follow", "decode and average"),
         (merging, "outer_step", "outer step"),
         (merging, "encode_difference", "encode the version"),
         (merging, "encode", "encode the version"),
@@ -156,7 +157,7 @@ def send_round(host: Coordinator, spec: RunSpec, before: Tensors, num_updates: i
     leases = [host.lease(member.request()) for member in members]
     for number, (member, lease) in enumerate(zip(members, leases, strict=True)):
         assert isinstance(lease, TrainLease), lease
-        data = random_update(before, spec.swarm.update, seed + number)
+        data = random_update(before, spec, seed + number)
         blob = Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
         host.intake.receive(lease.lease, blob.sha256, 0, len(data), data)
         host.update(member.notice(lease, blob))

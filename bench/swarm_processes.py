@@ -25,7 +25,7 @@ from blocktrain.model.block import block_shapes, build_block
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.codecs import CodecSettings
+from blocktrain.wire.codecs import update_settings
 from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
@@ -163,13 +163,13 @@ def num_parameters(tensors: Tensors) -> int:
     return sum(tensor.numel() for tensor in tensors.values())
 
 
-def random_update(before: Tensors, codec: str, seed: int) -> bytes:
-    """A small step in a random direction, as its bytes."""
+def random_update(before: Tensors, spec: RunSpec, seed: int) -> bytes:
+    """A small step in a random direction, as its bytes in the run's codec, of a size that any round takes."""
     generator = torch.Generator().manual_seed(seed)
     after = {
         name: tensor - STEP_SIZE * torch.randn(tensor.shape, generator=generator) for name, tensor in before.items()
     }
-    return encode_update(before, after, CodecSettings(codec))
+    return encode_update(before, after, update_settings(spec.swarm, spec.phases[0].steps, 1))
 
 
 class Stopwatch:

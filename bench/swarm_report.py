@@ -231,7 +231,7 @@ def _draw_merging(drawn: go.Figure, part: Document, place: dict[str, int]) -> No
 def _draw_spent(drawn: go.Figure, part: Document, place: dict[str, int]) -> None:
     codecs = [row["codec"] for row in part["rows"]]
     for number, kind in enumerate(part["rows"][0]["spent"]):
-        values = [row["spent"][kind] for row in part["rows"]]
+        values = [row["spent"].get(kind, 0.0) for row in part["rows"]]
         text = [kind if value > 0.06 else "" for value in values]
         color = PALETTE[number % len(PALETTE)]
         drawn.add_bar(x=codecs, y=values, text=text, marker_color=color, textangle=0, **place)

@@ -116,9 +116,9 @@ def section(document: Document) -> str:
             f"{record['workers']} workers in every round, {spec['train']['steps']} steps in the first phase, "
             f"{spec['train']['windows']} windows of {spec['model']['context']} bytes a worker and step, rounds of "
             f"{spec['swarm']['round_steps']}; {seeds_of(document)}. Bytes are those of the {counted}"
-            f"{', with all headers' if counted == 'cables' else ''}, after joining, a trained parameter and round; the "
-            f"whole blocks that are fetched when a phase begins are among those down. In brackets the payload: the "
-            f"rest, HTTP and TCP, does not grow with the model.\n\n"
+            f"{', with all headers' if counted == 'cables' else ''}, after joining, a trained parameter and round; "
+            f"what is fetched when a phase begins is among those down. In brackets the payload: the rest, HTTP and "
+            f"TCP, does not grow with the model.\n\n"
         )
     return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
 
