@@ -204,7 +204,8 @@ class Load:
             return self._driven(["bare"], invite, process.pid)
 
     def on_coordinator(self, folder: Path) -> list[dict[str, Any]]:
-        with running_coordinator(self.spec, folder) as coordinator:
+        unlimited = ["--rate", "1000000"]  # all of them ask from one address
+        with running_coordinator(self.spec, folder, options=unlimited) as coordinator:
             return self._driven(["health", "leases", "updates"], coordinator.invite, coordinator.pid)
 
     def _driven(self, works: Sequence[str], invite: Invite, server_pid: int) -> list[dict[str, Any]]:
