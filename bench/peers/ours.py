@@ -66,7 +66,7 @@ class AveragingWorker(Worker):
     def _prepared(self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]) -> BlockTrainer:
         """The newest version is here: the round before is over, and the next one's tensors follow from it."""
         (version,) = lease.trained
-        newest = self._holdings.tensors(lease.trained)[version.block]
+        newest = self._holdings.trained(lease.trained)[version.block]
         published = {name: tensor.numpy() for name, tensor in newest.items()}
         if self._round:
             self._led.say({"done": self._round - 1})

@@ -153,7 +153,7 @@ def test_a_worker_that_is_alone_makes_every_version_itself(new_house, hire):
 
 
 def test_a_block_that_is_not_born_here_as_it_was_there_is_fetched(new_house, hire, monkeypatch):
-    monkeypatch.setattr("blocktrain.swarm.worker.newborn_of", lambda spec: lambda block: {"readout": torch.zeros(1)})
+    monkeypatch.setattr("blocktrain.swarm.worker.build_block", lambda spec, block: torch.nn.Linear(1, 1))
     house = new_house(**VECTOR)
     worker = hire(house, updates=1)
     worker.run()
@@ -174,6 +174,15 @@ def test_two_workers_follow_each_others_updates_to_the_same_bits(new_house, hire
         own = updates_of(house).keys() - others
         assert others & set(worker.fetched)
         assert not (own | merged) & set(worker.fetched)
+
+
+def test_of_blocks_that_are_trained_no_more_one_version_stays(new_house, hire):
+    worker = hire(new_house(**VECTOR))
+    worker.run()
+    trained = worker._trainer.phase.blocks
+    held = [block for block, _ in worker._holdings._held if block not in trained]
+    assert held
+    assert len(held) == len(set(held))
 
 
 def test_who_has_not_seen_the_course_fetches_versions_whole_until_it_has(new_house, hire, tmp_path):

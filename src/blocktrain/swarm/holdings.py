@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from blocktrain.checkpoint import continue_block, write_whole
 from blocktrain.errors import RequestRefused
 from blocktrain.mapped import MappedTensors
 from blocktrain.swarm.client import CoordinatorClient
-from blocktrain.wire.deltas import apply_update, read_update
+from blocktrain.wire.deltas import EncodedUpdate, apply_update, read_update
 from blocktrain.wire.messages import BlockVersion, EvaluateLease, TrainLease
 from blocktrain.wire.relay import Recipe, follow, is_recipe, read_recipe
 from blocktrain.wire.tensors import by_block, decode, encode, flat
@@ -43,6 +44,7 @@ class Holdings:
         self._held: dict[tuple[int, int], Tensors] = {}  # (block, version) -> tensors
         self._in_files: set[tuple[int, int]] = set()  # those of them that are mapped
         self._sent = ""  # the hash of the last payload
+        self._opened = lru_cache(1)(self._open)  # a recipe serves all blocks of its phase
 
     def named_shapes(self, blocks: Sequence[int]) -> Shapes:
         """Of an update of these blocks."""
@@ -62,8 +64,20 @@ class Holdings:
         self._cache.mkdir(parents=True, exist_ok=True)
         write_whole(self._cache / self._sent, payload, synced=False)
 
-    def tensors(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
-        """The tensors of these versions. Others of the same blocks are forgotten."""
+    def trained(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
+        """The tensors of the versions to train. Of other blocks one version stays, the newest: nobody goes by their
+        course any more."""
+        tensors = self._tensors(versions)
+        self._held = {
+            (block, number): held
+            for (block, number), held in self._held.items()
+            if block in tensors or (block, number + 1) not in self._held
+        }
+        return tensors
+
+    def _tensors(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
+        """The tensors of these versions. Others of the same blocks are forgotten, but for the one before each by whose
+        course the run goes."""
         wanted = {(version.block, version.version): version for version in versions}
         for key, version in wanted.items():
             self._held[key] = self._held.get(key) or self._fetch(version)
@@ -80,7 +94,7 @@ class Holdings:
     def mapped(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
         """The same left in files, for blocks that only run: a worker holds no more of them than it uses."""
         for version in versions:
-            key, tensors = (version.block, version.version), self.tensors([version])[version.block]
+            key, tensors = (version.block, version.version), self._tensors([version])[version.block]
             if key not in self._in_files:
                 self._held[key] = self._put_down(version, tensors)
             self._in_files = (self._in_files | {key}) & self._held.keys()
@@ -123,15 +137,18 @@ class Holdings:
         """The version made of the updates that it was merged from. None where one of them is not there any more, or
         where they go by a course that this worker has not seen."""
         try:
-            payloads = [self._client.download(each.payload, self._cache) for each in recipe.updates]
+            updates = self._opened(recipe)
         except RequestRefused:
             return None
-        shapes, block = self.named_shapes(recipe.blocks), version.block
-        updates = [(read_update(data, shapes), each.share) for data, each in zip(payloads, recipe.updates, strict=True)]
-        earlier = self._held.get((block, version.version - 2))
+        block, earlier = version.block, self._held.get((version.block, version.version - 2))
         if earlier is None and any(update.from_course for update, _ in updates):
             return None
         return by_block(follow(flat({block: before}), updates, flat({block: earlier} if earlier else {})))[block]
+
+    def _open(self, recipe: Recipe) -> list[tuple[EncodedUpdate, float]]:
+        shapes = self.named_shapes(recipe.blocks)
+        payloads = [(self._client.download(each.payload, self._cache), each.share) for each in recipe.updates]
+        return [(read_update(data, shapes), share) for data, share in payloads]
 
 
 def _is_whole(path: Path, sha256: str) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blocktrain.corpus import Corpus
 from blocktrain.errors import RequestRefused
-from blocktrain.model.block import block_shapes, newborn_of
+from blocktrain.model.block import block_shapes, build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
@@ -95,7 +95,7 @@ class Worker:
             self._client,
             self._cache,
             shapes=shapes,
-            newborn=lambda block: newborn_of(self._spec)(block),  # and not kept: it is made once
+            newborn=lambda block: build_block(self._spec, block).state_dict(),
             by_course=by_course,
         )
         self._feedback = ErrorFeedback()
@@ -148,8 +148,8 @@ class Worker:
     def _train(self, lease: TrainLease) -> None:
         self._report(WorkReport("lease", f"phase {lease.phase}, shard {lease.shard}, {lease.steps} steps"))
         started_s = self._clock()
-        trained = self._holdings.tensors(lease.trained)
         around = self._holdings.mapped((*lease.below, *lease.ahead))
+        trained = self._holdings.trained(lease.trained)
         trainer = self._prepared(lease, by_block(self._feedback.start(flat(trained))), around)
         losses = self._steps(trainer, lease, started_s)
         unsent = self._feedback.state()

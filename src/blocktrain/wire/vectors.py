@@ -104,14 +104,17 @@ def turned(rows: Tensor) -> Tensor:
 def sign_vectors(book: bytes, stage: int) -> Tensor:
     """The first 32 bits of SHA-256 of the book and "stage word", least significant first: a set bit is -1."""
     digests = b"".join(hashlib.sha256(book + f"{stage} {word}".encode()).digest()[:4] for word in range(WORDS))
-    bits = np.unpackbits(np.frombuffer(digests, np.uint8), bitorder="little").reshape(WORDS, GROUP)
-    return torch.from_numpy(1 - 2 * bits.astype(np.float32))
+    return _signs(digests).view(WORDS, GROUP)
 
 
 @lru_cache(maxsize=2)
 def flips_of(book: bytes) -> Tensor:
     """Of the values of a row: bit i of SHA-256 of the book and "flip 0" to "flip 3", one after the other; set is -1."""
     digests = b"".join(hashlib.sha256(book + f"flip {part}".encode()).digest() for part in range(ROW // 256))
+    return _signs(digests)
+
+
+def _signs(digests: bytes) -> Tensor:
     bits = np.unpackbits(np.frombuffer(digests, np.uint8), bitorder="little")
     return torch.from_numpy(1 - 2 * bits.astype(np.float32))
 
