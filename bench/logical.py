@@ -35,9 +35,9 @@ from blocktrain.serve.pipeline import Pipeline, PipelineSettings, PipelineStats
 from blocktrain.serve.traversal import Forward, Hop, Traversal
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
 from blocktrain.train.flops import FORWARD, layers_flops
-from common import RESULTS, goal_lines, machine, proc_status, table, write_json, write_pictures
+from common import RESULTS, cpu_s, goal_lines, machine, proc_status, table, write_json, write_pictures
 from logical_report import HEAD, cells, figures, section, shape, story, verdicts
-from stages import address_of, cpu_s, stage_process
+from stages import address_of, stage_process
 
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 WIDTH, HEADS, BLOCKS, LAYERS = 4224, 33, 3, 354  # 75.80 billion parameters, in three blocks of 118 layers
@@ -102,7 +102,7 @@ class StageProcess:
         return proc_status("VmHWM", self.process.pid)
 
     def cpu_s(self) -> float:
-        return cpu_s(self.process)
+        return cpu_s(self.process.pid)
 
 
 @contextmanager

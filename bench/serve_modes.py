@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from blocktrain.serve.decode import DecodeStats, Mode, Request, decode
 from blocktrain.serve.traversal import Forward
+from common import cpu_s
 from serve_models import Judge, distinct_grams
 from serve_relay import Links
-from stages import cpu_s
 
 Served = Literal["reference", "model", "denoise"]
 TRIPS = 4  # one way each: gateway, three stages, gateway
@@ -102,7 +102,7 @@ class Chain:
     links: Links
 
     def cpu_s(self) -> float:
-        return sum(map(cpu_s, self.processes))
+        return sum(cpu_s(process.pid) for process in self.processes)
 
 
 async def measure(forward: Forward, chain: Chain, way: Way, request: Request, judge: Judge, **where: Any) -> Output:

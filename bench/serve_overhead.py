@@ -16,8 +16,9 @@ import httpx
 
 from blocktrain.serve.decode import Request
 from blocktrain.serve.segment import LocalForward, Segment
+from common import cpu_s
 from serve_modes import Chain, write
-from stages import address_of, blocktrain_process, cpu_s
+from stages import address_of, blocktrain_process
 
 TIMEOUT_S = 300.0
 
@@ -33,7 +34,7 @@ def gateway_overhead(model: Path, shares: Sequence[range], chain: Chain, request
     ):
         _ask(client, requests[0])  # warms up
         asyncio.run(write(local, requests[0]))
-        here, there = Costs(time.process_time), Costs(lambda: cpu_s(process) + chain.cpu_s())
+        here, there = Costs(time.process_time), Costs(lambda: cpu_s(process.pid) + chain.cpu_s())
         for request in requests:
             with here.of_one():
                 asyncio.run(write(local, request))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,12 +25,6 @@ def stage_process(model: Path, blocks: range, threads: int, *options: str) -> It
     own = ["--blocks", f"{blocks[0]}-{blocks[-1]}", "--threads", str(threads)]
     with blocktrain_process("stage", str(model), *own, *options) as process:
         yield process
-
-
-def cpu_s(process: subprocess.Popen[str]) -> float:
-    """Processor time that it has used."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def address_of(process: subprocess.Popen[str]) -> str:

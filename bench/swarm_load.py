@@ -22,8 +22,9 @@ import numpy as np
 from blocktrain.spec import RunSpec
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import Blob, TrainLease
+from common import cpu_s
 from swarm_bare import BARE_PATH
-from swarm_processes import Member, cpu_s, phase_tensors, random_update, running_coordinator, started
+from swarm_processes import Member, phase_tensors, random_update, running_coordinator, started
 
 LINE_END, HEAD_END = b"\r\n", b"\r\n\r\n"
 FEW_CLIENTS = 8

@@ -29,13 +29,12 @@ from blocktrain.wire.codecs import update_settings
 from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
-from common import proc_status
+from common import cpu_s, proc_status
 
 Tensors = dict[str, Tensor]
 POLL_S = 0.1
 STEP_SIZE = 1e-3  # by which the weights of an update that nobody trained differ
 FREE_MEMORY_BYTES = 2**40  # what members say they have: every lease fits
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,6 @@ class CoordinatorProcess:
 
     def peak_bytes(self) -> int:
         return proc_status("VmHWM", self.pid)
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
 
 @contextmanager
