@@ -187,8 +187,9 @@ def section(document: Document) -> str:
     intro = (
         f"## Six workers\n\n{workers} worker processes over HTTP, replicas averaged every round in the default codecs, "
         f"against one worker at the same number of steps; a replica takes its share of a step's windows, so that the "
-        f"bytes trained on are the same, or fewer where a worker joined a round late (the column says how many of the "
-        f"single worker's). Nats/byte of the composed answer on held-out text, {seeds_of(document)}. {sizes}. "
+        f"bytes trained on are the same, but for workers that joined a round late or one that had its replicas already "
+        f"(the column says how many of the single worker's). Nats/byte of the composed answer on held-out text, "
+        f"{seeds_of(document)}. {sizes}. "
         f"Learning rates, and the length of the swarm's rounds, were chosen by hand on valid and only the best is "
         f"kept: {TRIED}. A replica, whose updates are noisier, needs higher rates.\n\n"
     )

@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,13 @@ def merging_row(spec: RunSpec, corpus: Corpus, num_updates: int, rounds: int, fo
 def mean_of(payloads: Sequence[bytes], before: Tensors, spec: RunSpec) -> Tensors:
     """The least that a merge could be: every update is opened once and every tensor merged, all in memory."""
     shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
-    running = averaging.RunningMean({name: tensor.numel() for name, tensor in before.items()})
-    for payload in payloads:
+
+    def opened(payload: bytes) -> averaging.Deltas:
         update = read_update(payload, shapes)
-        base = before if update.needs_base else dict.fromkeys(before)
-        running.add(((name, update.pieces(name, base[name])) for name in before), 1.0)
-    return {name: running.pop(name) for name in before}
+        return lambda name: update.pieces(name, before[name] if update.needs_base else None)
+
+    parts = [averaging.Part(partial(opened, payload), 1.0, 1.0) for payload in payloads]
+    return dict(averaging.merge(parts, {name: tensor.numel() for name, tensor in before.items()}, spec.swarm))
 
 
 def merge_seconds(
@@ -132,11 +134,11 @@ def merge_calls() -> list[tuple[Any, str, str]]:
         (Blobs, "get", "read and hash blobs"),
         (Blobs, "put", "write blobs"),
         (merging, "read_update", "open updates"),
-        (averaging.RunningMean, "add", "decode and average"),
+        (averaging, "_mean", "decode and average"),
         (merging, "follow", "decode and average"),
         (merging, "outer_step", "outer step"),
         (merging, "encode_difference", "encode the version"),
-        (merging, "encode", "encode the version"),
+        (merging, "encode_chunks", "encode the version"),
         (blocks, "decode", "decode the base"),
     ]
 

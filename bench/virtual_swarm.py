@@ -122,7 +122,7 @@ class DirectClient:
     def lease(self, request: Callable[[], LeaseRequest]) -> LeaseReply:
         return self._coordinator.lease(request())
 
-    def download(self, blob: Blob, cache: Path) -> bytes:
+    def download(self, blob: Blob, cache: Path) -> memoryview:
         return self._coordinator.blobs.get(blob.sha256)
 
     def upload(self, data: bytes, lease: str) -> Blob:

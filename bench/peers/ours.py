@@ -20,6 +20,7 @@ from torch import Tensor
 from trained import held_out_loss
 from work import Cell, Leader, Led, Memory, error_of_step, step, write_result
 
+from blocktrain.allocator import keep_freed_memory
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.worker import Worker
@@ -59,6 +60,7 @@ class Given:
 
 class AveragingWorker(Worker):
     def averaging(self, cell: Cell, number: int) -> None:
+        keep_freed_memory()  # as trainers do
         self._cell, self._number, self._round, self._led = cell, number, 0, Led()
         self._before: Mapping[str, Any] = {}
         self.run()

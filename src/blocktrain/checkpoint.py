@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, BinaryIO, Self, TypeAlias
 
 import tomli_w
 import torch
@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from blocktrain.errors import CheckpointError, ConfigError, StorageError, TensorError
-from blocktrain.files import put_in_place
+from blocktrain.files import appearing, put_in_place
 from blocktrain.mapped import MappedTensors
 from blocktrain.spec import RunSpec, load_spec
 from blocktrain.wire.tensors import decode, encode
@@ -297,9 +297,19 @@ def load_tensors(path: Path, expected: Shapes | None = None) -> tuple[dict[str, 
 def write_whole(path: Path, data: bytes, *, synced: bool = True) -> None:
     """The file appears with all its bytes, or stays what it was: written beside, synced, renamed, the folder synced.
     What can be fetched again, and is checked when it is read, need not be `synced`."""
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     with _storage(path, num_bytes=len(data)):
-        put_in_place(path, [data], beside, synced=synced)
+        put_in_place(path, [data], _beside(path), synced=synced)
+
+
+@contextmanager
+def written_whole(path: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
+    """The same for bytes that come one after the other: what the block writes."""
+    with _storage(path), appearing(path, _beside(path), synced=synced) as file:
+        yield file
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
 
 
 def _make_folder(path: Path) -> None:

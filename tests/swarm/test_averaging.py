@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -185,18 +185,20 @@ def test_robust_means_hold_a_bounded_number_of_elements(robust, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["mean", "clipped"])
-def test_means_open_each_update_once_and_let_go_of_it_before_the_next(kind):
-    opened: list[weakref.ref[Tensor]] = []
+def test_means_open_each_update_once_and_take_pieces_of_all_side_by_side(kind):
+    asked: list[tuple[int, str]] = []
 
-    def open_one():
-        payload = torch.ones(2, dtype=torch.float64)
-        assert sum(ref() is not None for ref in opened) <= 1  # the first may be the running mean
-        opened.append(weakref.ref(payload))
-        return lambda name: [payload * len(name)]
+    def part(number: int) -> Part:
+        def pieces(name: str) -> Iterator[Tensor]:
+            for piece in range(2):
+                asked.append((number, f"{name}{piece}"))
+                yield torch.full((1,), float(piece), dtype=torch.float64)
 
-    table = [Part(open_one, 1.0, 1.0) for _ in range(50)]
-    assert dict(merge(table, {"a": 2, "bb": 2}, SwarmSpec(averaging=kind)))["bb"].tolist() == [2, 2]
-    assert len(opened) == 50
+        return Part(lambda: pieces, 1.0, 1.0)
+
+    merged = dict(merge([part(0), part(1)], {"a": 2, "b": 2}, SwarmSpec(averaging=kind)))
+    assert merged["b"].tolist() == [0, 1]
+    assert asked == [(number, f"{name}{piece}") for name in "ab" for piece in range(2) for number in range(2)]
 
 
 @pytest.mark.parametrize("kind, limit, opened", [("median", 40, 2), ("trimmed", 12, 8), ("median", 1000, 2)])

@@ -405,7 +405,7 @@ class Plan:
 def meet_fate(house, plan: Plan, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """The action, in a process that dies as planned."""
     with monkeypatch.context() as planned:
-        plan.watch(planned, house.blobs, "put", "discard", "discard_uploads")
+        plan.watch(planned, house.blobs, "put", "keep", "discard_uploads")
         plan.watch(planned, house.ledger, "add_genesis", "open_phase", "record_update", "merge", "add_event")
         try:
             action()
@@ -424,7 +424,7 @@ def notice_of(member, step: float = 1e-3) -> UpdateNotice:
 
 
 MOMENTUM = {"swarm.outer": "nesterov"}
-MERGE_WRITES = 11  # the update's blob and row, difference, weights and momentum of two blocks, the merge, what follows
+MERGE_WRITES = 10  # the update's blob and row, difference, weights and momentum of two blocks, the merge, what follows
 OPENING_WRITES = 4  # two newborn blocks, their versions, the phase
 
 

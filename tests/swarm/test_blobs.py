@@ -164,7 +164,7 @@ def test_an_upload_in_odd_parts_is_the_whole(data, part_sizes):
     for size in [*part_sizes, len(data)]:
         start = blobs.received("up")
         assert blobs.append("up", start, data[start : start + size]) == min(start + size, len(data))
-    assert blobs.finish("up", sha256, len(data)) == sha256
+    blobs.keep(blobs.uploaded("up"), sha256)
     assert blobs.get(sha256) == data
 
 
@@ -172,7 +172,8 @@ def test_an_upload_goes_on_in_another_process(folder):
     send(Blobs(folder), DATA[:7000], part_bytes=3000)
     assert Blobs(folder).received("up") == 7000
     send(Blobs(folder), DATA, part_bytes=3000)
-    Blobs(folder).finish("up", SHA256, len(DATA))
+    blobs = Blobs(folder)
+    blobs.keep(blobs.uploaded("up"), SHA256)
     assert Blobs(folder).get(SHA256) == DATA
 
 
@@ -191,37 +192,72 @@ def test_uploads_with_like_names_do_not_mix(blobs):
     assert (blobs.received("up"), blobs.received("up2")) == (0, 2)
 
 
-def test_finishing_too_early_says_where_to_go_on_and_keeps_the_parts(blobs):
-    blobs.append("up", 0, DATA[:100])
-    with pytest.raises(UploadError, match=f"100 of {len(DATA)} bytes: continue at offset 100"):
-        blobs.finish("up", SHA256, len(DATA))
-    assert blobs.received("up") == 100
-
-
-@pytest.mark.parametrize("wrong", [DATA[:-1] + b"?", DATA + b"?"])
-def test_an_upload_of_other_bytes_than_announced_is_discarded(blobs, wrong):
-    send(blobs, wrong, part_bytes=4000)
-    with pytest.raises(UploadError, match="announced: it was discarded, send it again from offset 0") as refusal:
-        blobs.finish("up", SHA256, len(DATA))
-    assert refusal.value.expected_offset == blobs.received("up") == 0
-    assert not blobs.exists(SHA256)
-
-
-def test_a_finished_upload_may_be_finished_again_and_leaves_no_parts(folder):
+@pytest.mark.parametrize("part_bytes", [4000, len(DATA)], ids=["in parts", "in one"])
+def test_an_upload_that_is_kept_is_a_blob_and_leaves_no_parts(folder, part_bytes):
     blobs = Blobs(folder)
-    send(blobs, DATA, part_bytes=4000)
-    assert blobs.finish("up", SHA256, len(DATA)) == blobs.finish("up", SHA256, len(DATA))
+    send(blobs, DATA, part_bytes)
+    upload = blobs.uploaded("up")
+    assert upload.data == DATA
+    blobs.keep(upload, SHA256)
+    assert blobs.get(SHA256) == DATA
     assert files(folder) == ["blobs"]
 
 
-def test_finishing_reads_the_upload_part_by_part(folder, monkeypatch):
-    blobs, alive = Blobs(folder), []
-    send(blobs, DATA, part_bytes=1000)
-    monkeypatch.setattr(
-        blobs_module, "put_in_place", lambda path, chunks, staged, synced: alive.extend(map(len, chunks))
-    )
-    blobs.finish("up", SHA256, len(DATA))
-    assert max(alive) == 1000
+def test_an_upload_in_one_part_becomes_the_blob_without_another_write(folder):
+    blobs = Blobs(folder)
+    blobs.append("up", 0, DATA)
+    (part,) = (folder / "uploads" / "up").iterdir()
+    inode = part.stat().st_ino
+    blobs.keep(blobs.uploaded("up"), SHA256)
+    assert (folder / "blobs" / SHA256).stat().st_ino == inode
+
+
+def test_the_blob_is_what_was_looked_at_though_its_part_was_replaced_meanwhile(folder):
+    blobs = Blobs(folder)
+    blobs.append("up", 0, DATA)
+    upload = blobs.uploaded("up")
+    (part,) = (folder / "uploads" / "up").iterdir()
+    (folder / "other").write_bytes(b"?" * len(DATA))
+    (folder / "other").replace(part)
+    blobs.keep(upload, SHA256)
+    assert blobs.get(SHA256) == DATA
+
+
+def test_a_part_that_came_as_a_file_is_not_copied(folder):
+    blobs = Blobs(folder)
+    with blobs.receiving() as part:
+        part.write(DATA)
+        inode = os.fstat(part.fileno()).st_ino
+        assert blobs.append("up", 0, part) == len(DATA)
+    (kept,) = (folder / "uploads" / "up").iterdir()
+    assert kept.stat().st_ino == inode
+
+
+def test_a_part_that_is_not_appended_leaves_nothing(blobs, folder):
+    with blobs.receiving() as part:
+        part.write(DATA)
+    assert blobs.received("up") == 0
+    assert not folder.exists() or files(folder) == []
+
+
+def test_a_blob_is_mapped_once_for_all_who_read_it(folder):
+    blobs = Blobs(folder)
+    blobs.put(DATA)
+    one, other = blobs.get(SHA256), blobs.get(SHA256)
+    assert one.obj is other.obj
+
+
+def test_a_blob_that_is_put_in_chunks_is_the_whole(blobs):
+    assert blobs.put([DATA[:100], memoryview(DATA)[100:]]) == SHA256
+    assert blobs.get(SHA256) == DATA
+
+
+def test_a_blob_is_streamed_in_chunks(blobs, monkeypatch):
+    monkeypatch.setattr(blobs_module, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(blobs_module, "SEND_BYTES", 1000)
+    chunks = list(blobs.stream(blobs.put(DATA), 500, len(DATA)))
+    assert b"".join(chunks) == DATA[500:]
+    assert max(map(len, chunks)) == 1000
 
 
 def test_uploads_that_nobody_continued_can_be_discarded(folder):
@@ -290,16 +326,18 @@ def test_a_killed_put_leaves_nothing_or_the_whole(folder, function):
             break
 
 
+@pytest.mark.parametrize("part_bytes", [6000, len(DATA)], ids=["in parts", "in one"])
 @pytest.mark.parametrize("function", ["fsync", "replace", "rmdir"])
-def test_a_killed_finish_can_be_finished_and_loses_nothing(folder, function):
-    finish = f"blobs.finish('up', '{SHA256}', {len(DATA)})"
+def test_an_upload_that_a_kill_kept_from_being_kept_is_there_still_as_it_was_or_as_the_blob(
+    folder, function, part_bytes
+):
+    keep = f"blobs.keep(blobs.uploaded('up'), '{SHA256}')"
     for call in count():
-        send(Blobs(folder), DATA, part_bytes=6000)
-        was_killed = killed(folder, function, call, finish)
+        send(Blobs(folder), DATA, part_bytes)
+        was_killed = killed(folder, function, call, keep)
         blobs = Blobs(folder)
-        assert blobs.finish("up", SHA256, len(DATA)) == SHA256
-        assert blobs.get(SHA256) == DATA
-        assert blobs.received("up") == 0
+        assert (blobs.get(SHA256) if blobs.exists(SHA256) else blobs.uploaded("up").data) == DATA
+        blobs.discard("up")
         blobs.delete(SHA256)
         if not was_killed:
             break

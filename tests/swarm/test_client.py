@@ -155,12 +155,11 @@ def ranges(asked: list[httpx.Request]) -> list[str]:
     return [request.headers["range"].removeprefix("bytes=") for request in asked]
 
 
-def test_a_broken_download_goes_on_at_the_byte_where_it_broke(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_module, "PART_BYTES", 1000)
-    answer, asked = one_after_the_other(ranged, broken_after(300), silence, ranged, ranged)
+def test_a_broken_download_goes_on_at_the_byte_where_it_broke(tmp_path):
+    answer, asked = one_after_the_other(broken_after(1000), broken_after(300), silence, ranged)
     with client_of(answer) as client:
         assert client.download(BLOB, tmp_path / "cache") == DATA
-    assert ranges(asked) == ["0-999", "1000-1999", "1300-2299", "1300-2299", "2300-2559"]
+    assert ranges(asked) == ["0-2559", "1000-2559", "1300-2559", "1300-2559"]
     assert (tmp_path / "cache" / BLOB.sha256).read_bytes() == DATA
 
 
@@ -219,18 +218,24 @@ class Uploads:
         self.data += request.content
         return httpx.Response(200, json={"received": len(self.data)})
 
-    def keep_and_break(self, request: httpx.Request) -> httpx.Response:
-        self.keep(request)
-        raise httpx.ReadTimeout("the answer was lost")
+    def keep_some(self, num_bytes: int) -> Answerer:
+        """What has come stays, and the connection breaks."""
+
+        def keep(request: httpx.Request) -> httpx.Response:
+            self.data += request.content[:num_bytes]
+            raise httpx.WriteError("broken pipe")
+
+        return keep
 
 
 @pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "PART_BYTES", 1000)
+def many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many that it is asked first what has come of them."""
+    monkeypatch.setattr(client_module, "FEW_BYTES", 1000)
 
 
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("already, offsets", [(0, [0, 1000, 2000]), (1000, [1000, 2000]), (7, [7, 1007, 2007])])
+@pytest.mark.usefixtures("many_bytes")
+@pytest.mark.parametrize("already, offsets", [(0, [0]), (1000, [1000]), (len(DATA), [])])
 def test_an_upload_continues_where_the_coordinator_has_it(already, offsets):
     uploads = Uploads(already)
     with client_of(uploads) as client:
@@ -239,52 +244,51 @@ def test_an_upload_continues_where_the_coordinator_has_it(already, offsets):
     assert uploads.offsets == offsets
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_what_the_coordinator_has_whole_is_not_sent_again():
-    uploads = Uploads(len(DATA))
-    with client_of(uploads) as client:
-        client.upload(DATA, "lease")
-    assert uploads.offsets == []
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_a_part_whose_answer_was_lost_is_not_stored_twice():
+def test_a_broken_upload_goes_on_at_the_byte_where_it_broke():
     uploads = Uploads()
-    uploads.faults["put2"] = uploads.keep_and_break
+    uploads.faults |= {"put1": uploads.keep_some(700), "put2": uploads.keep_some(0), "put3": uploads.keep_some(99)}
     with client_of(uploads) as client:
         client.upload(DATA, "lease")
     assert uploads.data == DATA
-    assert uploads.offsets == [0, 1000, 1000, 2000]
+    assert uploads.offsets == [0, 700, 700, 799]
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_the_coordinators_offset_is_followed_backwards_too():
+def test_an_upload_whose_answer_was_lost_is_not_stored_twice():
     uploads = Uploads()
+    uploads.faults["put1"] = uploads.keep_some(len(DATA))
+    with client_of(uploads) as client:
+        client.upload(DATA, "lease")
+    assert uploads.data == DATA
+    assert uploads.offsets == [0]
+
+
+@pytest.mark.usefixtures("many_bytes")
+def test_the_coordinators_offset_is_followed_backwards_too():
+    uploads = Uploads(1000)
 
     def forget(request: httpx.Request) -> httpx.Response:
         uploads.data = b""
         return uploads.keep(request)
 
-    uploads.faults["put2"] = forget
+    uploads.faults["put1"] = forget
     with client_of(uploads) as client:
         client.upload(DATA, "lease")
     assert uploads.data == DATA
-    assert uploads.offsets == [0, 1000, 0, 1000, 2000]
+    assert uploads.offsets == [1000, 0]
 
 
-@pytest.mark.parametrize(
-    "put, error",
-    [
-        (lambda _: problem(409, "offset"), RequestRefused),
-        (lambda _: problem(413, "oversized"), RequestRefused),
-        (lambda _: httpx.Response(200, json={"received": 0}), CoordinatorUnreachable),
-    ],
-)
-def test_an_upload_that_gets_nowhere_ends(put, error):
-    uploads = Uploads(put1=put)
-    with client_of(uploads) as client, pytest.raises(error):
+@pytest.mark.parametrize("code", ["offset", "oversized"])
+def test_an_upload_that_is_refused_ends(code):
+    uploads = Uploads(put1=lambda _: problem(409, code))
+    with client_of(uploads) as client, pytest.raises(RequestRefused):
         client.upload(DATA, "lease")
     assert uploads.offsets == [0]
+
+
+def test_an_upload_that_gets_nowhere_ends_with_patience():
+    nowhere = httpx.Response(200, json={"received": 0})
+    with client_of(lambda _: nowhere) as client, pytest.raises(CoordinatorUnreachable, match="took none of the bytes"):
+        client.upload(DATA, "lease")
 
 
 def self_signed(folder: Path) -> tuple[Path, Path, str]:

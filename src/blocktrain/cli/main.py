@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from blocktrain.allocator import use_huge_pages
 from blocktrain.cli.compare import compare
 from blocktrain.cli.console import say
 from blocktrain.cli.coordinator import coordinator
@@ -186,6 +187,7 @@ def _global_options(
 
 def main() -> None:
     _quiet_libraries()
+    use_huge_pages()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows no ± still shows the rest

@@ -10,7 +10,6 @@ Next: swarm/service.py, the routes; swarm/coordinator.py, the decisions.
 
 from __future__ import annotations
 
-import ctypes
 import secrets
 import signal
 import sys
@@ -25,6 +24,7 @@ from types import FrameType
 
 import uvicorn
 
+from blocktrain.allocator import keep_little_memory
 from blocktrain.cli.certificates import Tls, pem_errors
 from blocktrain.cli.console import say
 from blocktrain.cli.listening import listening
@@ -48,7 +48,6 @@ from blocktrain.wire.invite import Invite, parse_invite
 
 BLOBS_FOLDER, ADMIN_FILE, VIEWER_FILE = "blobs", "invite-admin", "invite-viewer"
 TICK_S = 1.0
-GLIBC_SETTINGS = {-8: 2, -3: 2**20}  # M_ARENA_MAX: heaps; M_MMAP_THRESHOLD: bytes that are given back when freed
 GRACE_S = 5  # for requests under way when it is told to stop
 
 
@@ -87,7 +86,7 @@ def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str |
 
 def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
     """Until SIGTERM, which ends it with 0, or Ctrl-C, which ends it with 130."""
-    _keep_little_memory()
+    keep_little_memory()
     before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
     try:
         port = _port(run.folder, address)
@@ -110,14 +109,6 @@ def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _keep_little_memory() -> None:
-    """glibc gives threads heaps of their own, and each keeps what was freed in it: with one a thread, the memory of a
-    service would grow with the number of updates that come at once."""
-    with suppress(AttributeError, OSError, TypeError):  # where there is another C library
-        for setting, value in GLIBC_SETTINGS.items():
-            ctypes.CDLL(None).mallopt(setting, value)
 
 
 def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger) -> RunSpec:

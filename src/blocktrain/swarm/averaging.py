@@ -1,8 +1,8 @@
 """Averaging: the updates of a round become one step of a phase's blocks. Pure: no files, clock or randomness.
 An update is Δ = θ_before − θ_after; it weighs the tokens it saw times its staleness weight. Means are float64: one
 update alone, whose Δ is the exact float64 difference, gives its θ_after back exactly, whatever the kind of mean.
-Memory does not grow with the number of updates: means open each update once and keep one running mean; trimmed means
-and medians, which must see all values of an element at once, go through the tensors slice by slice.
+Means open each update once and go through all of them side by side, piece by piece, one tensor after the other;
+trimmed means and medians, which must see all values of an element at once, go through the tensors slice by slice.
 Next: merging.py, which opens updates and keeps what comes out; rounds.py, which says when a round is merged."""
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from blocktrain.spec import SwarmSpec
+from blocktrain.wire.codecs import PIECE
 from blocktrain.wire.relay import MAX_WEIGHT
 
 Deltas = Callable[[str], Iterable[Tensor]]  # name of a tensor: its flat Δ, piece after piece
@@ -31,7 +32,7 @@ SMALLEST_NORM = 1.0  # what weights are taken to have at least, so that a block 
 
 @dataclass(frozen=True)
 class Part:
-    """One update, as a merge sees it. Opening it reads and decodes it: nothing is kept of one that is not open."""
+    """One update, as a merge sees it. Opening it checks it; its pieces are read and decoded when they are asked for."""
 
     open: Callable[[], Deltas]
     weight: float  # tokens, at most those of its lease, times its staleness weight
@@ -45,13 +46,29 @@ def merge(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> I
     if spec.averaging in ("trimmed", "median"):
         yield from _robust(parts, sizes, spec)
         return
-    running = RunningMean(sizes)
-    for part, scale in zip(parts, _scales(parts, spec), strict=True):
-        deltas = part.open()
-        running.add(((name, deltas(name)) for name in sizes), part.weight, scale)
-        del deltas  # before the next one is opened
-    for name in sizes:
-        yield name, running.pop(name)
+    assert all(0 < part.weight < math.inf for part in parts), "an update weighs more than nothing"
+    opened, weights, scales = [part.open() for part in parts], [part.weight for part in parts], _scales(parts, spec)
+    for name, size in sizes.items():
+        yield name, _mean([deltas(name) for deltas in opened], weights, scales, size)
+
+
+def _mean(updates: Sequence[Iterable[Tensor]], weights: Sequence[float], scales: Sequence[float], size: int) -> Tensor:
+    mean, end = torch.empty(size, dtype=torch.float64), 0
+    for pieces in zip(*updates, strict=True):
+        begin, end = end, end + pieces[0].numel()
+        mean[begin:end] = _running_mean(pieces, weights, scales)
+    assert end == size, f"{end} values came of a tensor that has {size}"
+    return mean
+
+
+def _running_mean(values: Sequence[Tensor], weights: Sequence[float], scales: Sequence[float]) -> Tensor:
+    """Σ wsΔ / Σ w, update by update: exact for one update and for equal ones."""
+    mean, total = torch.empty(0), 0.0
+    for piece, weight, scale in zip(values, weights, scales, strict=True):
+        scaled = piece.double() if scale == 1.0 else piece.double() * scale
+        mean = torch.lerp(mean, scaled, weight / (total + weight)) if total else scaled
+        total += weight
+    return mean
 
 
 def shares(parts: Sequence[Part], spec: SwarmSpec) -> list[float] | None:
@@ -68,31 +85,6 @@ def _scales(parts: Sequence[Part], spec: SwarmSpec) -> list[float]:
     if spec.averaging == "clipped":
         return clip_scales([part.norm for part in parts], spec.clip_factor)
     return [1.0] * len(parts)
-
-
-class RunningMean:
-    """Σ wΔ / Σ w of named tensors of these sizes, update by update: exact for one update and for equal ones."""
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._weight, self._sizes, self._means = 0.0, sizes, dict[str, Tensor]()
-
-    def add(self, deltas: Iterable[tuple[str, Iterable[Tensor]]], weight: float, scale: float = 1.0) -> None:
-        """Piece by piece: what is small enough to stay in the processor's cache is read from memory once."""
-        assert 0 < weight < math.inf, f"an update weighs {weight}, and must weigh more than nothing"
-        self._weight += weight
-        for name, pieces in deltas:
-            if first := name not in self._means:
-                self._means[name] = torch.empty(self._sizes[name], dtype=torch.float64)
-            mean, end = self._means[name], 0
-            for piece in pieces:
-                begin, end = end, end + piece.numel()
-                scaled = piece.to(torch.float64) if scale == 1.0 else piece.to(torch.float64) * scale
-                mean[begin:end].copy_(scaled) if first else mean[begin:end].lerp_(scaled, weight / self._weight)
-            assert end == mean.numel(), f"{end} values of {name} came, it has {mean.numel()}"
-
-    def pop(self, name: str) -> Tensor:
-        """The mean of one tensor, which is then forgotten."""
-        return self._means.pop(name)
 
 
 def clip_scales(norms: Sequence[float], factor: float) -> list[float]:
@@ -179,8 +171,12 @@ def outer_step(theta: Tensor, delta: Tensor, momentum: Tensor | None, spec: Swar
 
 
 def plain(theta: Tensor, delta: Tensor, lr: float = 1.0) -> Tensor:
-    moved = torch.sub(theta, delta.view_as(theta), alpha=lr)  # float64, as Δ is
-    return moved.clamp_(-MAX_WEIGHT, MAX_WEIGHT).to(theta.dtype)
+    """θ - lr·Δ, computed in Δ's float64, piece by piece."""
+    after = torch.empty(theta.numel(), dtype=theta.dtype)
+    pieces = (torch.split(x.flatten(), PIECE) for x in (after, theta, delta))
+    for moved, before, step in zip(*pieces, strict=True):
+        moved.copy_(torch.sub(before, step, alpha=lr).clamp_(-MAX_WEIGHT, MAX_WEIGHT))
+    return after.view_as(theta)
 
 
 def nesterov(
@@ -199,11 +195,9 @@ class Verdict:
 
 
 def norm_of(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of a whole update, tensor by tensor; not finite if any of its elements is not."""
-    total = 0.0
-    for tensor in tensors:
-        total = math.hypot(total, torch.linalg.vector_norm(tensor, dtype=torch.float64).item())
-    return total
+    """The Euclidean norm of tensors, piece by piece; not finite if any of their elements is not."""
+    pieces = (piece.double() for tensor in tensors for piece in torch.split(tensor.flatten(), PIECE))
+    return math.sqrt(sum(float(piece.dot(piece)) for piece in pieces))
 
 
 def check_against_weights(norm: float, weights_norm: float, spec: SwarmSpec) -> Verdict:

@@ -1,5 +1,5 @@
 """Blobs: bytes kept under their own sha256, in a folder or a bucket, and uploads that go on where they broke. A blob is
-whole or absent, and safe when `put` or `finish` returns. Knows no tensors and no rounds.
+whole or absent, and safe when `put` or `keep` returns. Knows no tensors and no rounds.
 Next: ledger.py, which says what the hashes stand for.
 
     blobs/<sha256>             appear whole: what a blob's name promises is checked when it is read
@@ -11,39 +11,49 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
+from io import SEEK_END
+from mmap import mmap
 from pathlib import Path
+from tempfile import SpooledTemporaryFile, TemporaryFile
+from typing import BinaryIO, TypeAlias, cast
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+from weakref import WeakValueDictionary
 
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
-from blocktrain.files import put_in_place, sync_folder
+from blocktrain.files import mapped, mapped_file, put_in_place, sync_file, sync_folder
 
 MAX_OFFSET_DIGITS = 16
 SEND_BYTES = 8 * 2**20  # of a large blob that travel to a bucket at once, twice over
+CHUNK_BYTES = 2**19  # of a large blob that are read from a folder at once
+SPOOLED_BYTES = 2**16  # of a part for a bucket that are kept in memory while the rest comes
 BLOBS, UPLOADS, STAGING = "blobs", "uploads", "staging"
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}")
 
 
+Data: TypeAlias = bytes | memoryview
 _FileState = tuple[int, int, int]  # bytes, nanoseconds of the last write, inode
 
 
 @dataclass(frozen=True)
-class _Part:
-    key: str
-    offset: int
-    num_bytes: int
+class Uploaded:
+    """What has come of an upload."""
+
+    id: str
+    data: memoryview
+    file: tuple[Path, int] | None  # that holds all of it, and its inode: it can become the blob as it is
 
 
 class Blobs:
@@ -54,6 +64,7 @@ class Blobs:
         self.where = str(url_or_path)
         self._folder = _local_folder(url_or_path)
         self._checked: dict[str, _FileState | None] = {}  # what files were like when their bytes were right
+        self._mapped: WeakValueDictionary[tuple[str, _FileState], mmap] = WeakValueDictionary()  # while somebody reads
         if self._folder is None:
             self._store = _bucket(self.where)
         else:
@@ -63,20 +74,25 @@ class Blobs:
                 sync_folder(self._folder)  # should whoever made them have been killed before
                 self._store = LocalStore(self._folder)
 
-    def put(self, data: bytes, sha256: str | None = None) -> str:
-        """Keeps the bytes and gives their name, which whoever has just computed it may give. Again costs a write, and
-        mends what was damaged."""
-        sha256 = sha256 or hashlib.sha256(data).hexdigest()
-        self._write(_key(sha256), [data])
-        with self._reading(sha256):
-            self._checked[sha256] = self._state(sha256)
+    def put(self, data: Data | Iterable[Data], sha256: str | None = None) -> str:
+        """Keeps the bytes, which may come as chunks, and gives their name, which whoever has just computed it may give.
+        Again costs a write, and mends what was damaged."""
+        chunks = [data] if isinstance(data, bytes | memoryview) else list(data)
+        sha256 = sha256 or _hash(chunks)
+        self._write(_key(sha256), chunks)
+        self._note(sha256)
         return sha256
 
-    def get(self, sha256: str) -> bytes:
+    def _note(self, sha256: str) -> None:
+        """The file's bytes are right as it is now."""
+        with self._reading(sha256):
+            self._checked[sha256] = self._state(sha256)
+
+    def get(self, sha256: str) -> memoryview:
         """The bytes, checked against their name; of a file that nobody has written to since they were, not again."""
         with self._reading(sha256):
             state = self._state(sha256)
-            data = self._bytes(_key(sha256))
+            data = self._shared(sha256, state) if state else self._bytes(_key(sha256))
         if state is not None and self._checked.get(sha256) == state and len(data) == state[0]:
             return data
         found = hashlib.sha256(data).hexdigest()
@@ -95,28 +111,49 @@ class Blobs:
         stat = (self._folder / _key(sha256)).stat()
         return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
-    def _bytes(self, key: str) -> bytes:
-        """A folder is read itself: a store's answer is copied twice."""
+    def _shared(self, sha256: str, state: _FileState) -> memoryview:
+        """A file is mapped once for all who read it: its pages count once."""
+        if (there := self._mapped.get((sha256, state))) is not None:
+            return memoryview(there)
+        data = self._bytes(_key(sha256))
+        if isinstance(data.obj, mmap):
+            self._mapped[sha256, state] = data.obj
+        return data
+
+    def _bytes(self, key: str) -> memoryview:
+        """Left where they are, in a folder's file; a bucket's are put in a file that nobody else sees."""
         if self._folder is not None:
-            return (self._folder / key).read_bytes()
-        return bytes(self._store.get(key).bytes())
+            return mapped(self._folder / key)
+        with TemporaryFile() as file:
+            for chunk in self._store.get(key).stream(min_chunk_size=SEND_BYTES):
+                file.write(chunk)
+            file.flush()
+            return mapped_file(file)
 
     def get_range(self, sha256: str, start: int, end: int) -> bytes:
         """Bytes start to end, or to the last one. Not checked: only the whole can be."""
+        return b"".join(self.stream(sha256, start, end))
+
+    def stream(self, sha256: str, start: int, end: int) -> Iterator[bytes]:
+        """The same in chunks, each read when it is asked for."""
         num_bytes = self.size(sha256)
         if not 0 <= start <= min(end, num_bytes):
             raise BlobError(
                 f"bytes {start} to {end} were asked of blob {sha256}, which has {num_bytes}: ask for some of these"
             )
-        end = min(end, num_bytes)
-        if start == end:
-            return b""
+        return self._chunks(sha256, start, min(end, num_bytes))
+
+    def _chunks(self, sha256: str, start: int, end: int) -> Iterator[bytes]:
         with self._reading(sha256):
             if self._folder is None:
-                return bytes(self._store.get_range(_key(sha256), start=start, end=end))
-            with (self._folder / _key(sha256)).open("rb") as file:
+                for begin in range(start, end, SEND_BYTES):
+                    yield bytes(self._store.get_range(_key(sha256), start=begin, end=min(begin + SEND_BYTES, end)))
+                return
+            with (self._folder / _key(sha256)).open("rb", buffering=0) as file:
                 file.seek(start)
-                return file.read(end - start)
+                while start < end and (chunk := file.read(min(CHUNK_BYTES, end - start))):
+                    start += len(chunk)
+                    yield chunk
 
     def size(self, sha256: str) -> int:
         with self._reading(sha256):
@@ -147,9 +184,28 @@ class Blobs:
             if _SHA256.fullmatch(name) and (before_s is None or written_s < before_s):
                 yield name
 
-    def append(self, upload_id: str, offset: int, data: bytes | Iterator[bytes]) -> int:
+    @contextmanager
+    def receiving(self) -> Iterator[BinaryIO]:
+        """A file for the bytes of a part while they come, to be appended then: many may be sending, and slowly."""
+        with self._storage():
+            if self._folder is None:
+                with SpooledTemporaryFile(SPOOLED_BYTES) as spooled:
+                    yield cast("BinaryIO", spooled)
+                return
+            path = self._folder / STAGING / uuid.uuid4().hex
+            try:
+                with path.open("x+b") as file:
+                    yield file
+            finally:
+                path.unlink(missing_ok=True)
+
+    def append(self, upload_id: str, offset: int, part: bytes | BinaryIO) -> int:
         """Keeps the next part of an upload and gives the number of bytes that are there. An upload has one sender.
         Parts are not synced: a power cut may take them, and then they are asked for again."""
+        if isinstance(part, bytes):
+            with self.receiving() as file:
+                file.write(part)
+                return self.append(upload_id, offset, file)
         expected = self.received(upload_id)
         if offset != expected:
             raise UploadError(
@@ -157,43 +213,51 @@ class Blobs:
                 f"continue at offset {expected}",
                 expected_offset=expected,
             )
-        chunks, end = iter([data]) if isinstance(data, bytes) else data, offset
+        if num_bytes := part.seek(0, SEEK_END):
+            self._put_part(f"{_upload(upload_id)}/{offset:0{MAX_OFFSET_DIGITS}d}", part)
+        return offset + num_bytes
 
-        def counted() -> Iterator[bytes]:
-            nonlocal end
-            for chunk in chain([first], chunks):
-                end += len(chunk)
-                yield chunk
-
-        if first := next(chunks, b""):
-            self._write(f"{_upload(upload_id)}/{offset:0{MAX_OFFSET_DIGITS}d}", counted(), synced=False)
-        return end
+    def _put_part(self, key: str, part: BinaryIO) -> None:
+        if self._folder is None:
+            part.seek(0)
+            self._write(key, iter(lambda: part.read(SEND_BYTES), b""))
+            return
+        with self._storage():
+            part.flush()
+            (self._folder / key).parent.mkdir(exist_ok=True)
+            os.replace(part.name, self._folder / key)  # noqa: PTH105 (the call that the tests make fail)
 
     def received(self, upload_id: str) -> int:
         """Bytes from the start without a gap; 0 for an upload that nobody began."""
-        return sum(part.num_bytes for part in self._parts(upload_id))
+        return sum(num_bytes for _, num_bytes in self._parts(upload_id))
 
-    def uploaded(self, upload_id: str) -> bytes:
+    def uploaded(self, upload_id: str) -> Uploaded:
         """What has come of an upload, to be judged before it becomes a blob."""
-        return b"".join(self._read(self._parts(upload_id)))
+        keys = [key for key, _ in self._parts(upload_id)]
+        with self._storage():
+            if self._folder is None or len(keys) != 1:
+                return Uploaded(upload_id, memoryview(b"".join(self._bytes(key) for key in keys)), None)
+            path = self._folder / keys[0]
+            inode = path.stat().st_ino
+            return Uploaded(upload_id, mapped(path), (path, inode))
 
-    def finish(self, upload_id: str, sha256: str, size_bytes: int) -> str:
-        """The parts become the blob, if they are what was announced. May be called again after a crash at any point."""
-        key, parts = _key(sha256), self._parts(upload_id)
-        received = sum(part.num_bytes for part in parts)
-        if received > size_bytes:
-            self.discard(upload_id)
-            raise _start_again(upload_id, f"has {received} bytes where {size_bytes} were announced")
-        if received == size_bytes:
-            self._require_hash(parts, upload_id, sha256)
-            self._write(key, self._read(parts))
-        elif not (self.exists(sha256) and self.size(sha256) == size_bytes):
-            raise UploadError(
-                f"upload {upload_id} has {received} of {size_bytes} bytes: continue at offset {received}",
-                expected_offset=received,
-            )
-        self.discard(upload_id)
-        return sha256
+    def keep(self, upload: Uploaded, sha256: str) -> None:
+        """The upload becomes the blob of this name, which its bytes were checked against."""
+        if not (upload.file and self._renamed(*upload.file, _key(sha256))):
+            self._write(_key(sha256), [upload.data])
+        self._note(sha256)
+        self.discard(upload.id)
+
+    def _renamed(self, path: Path, inode: int, key: str) -> bool:
+        """Whether the file is the blob now, and still the one that was looked at: no second write is needed."""
+        assert self._folder is not None
+        with self._storage(), suppress(FileNotFoundError):
+            sync_file(path)
+            os.utime(path)  # a young blob may be about to be recorded, however long ago it came
+            os.replace(path, self._folder / key)  # noqa: PTH105 (the call that the tests make fail)
+            sync_folder(self._folder / BLOBS)
+            return (self._folder / key).stat().st_ino == inode
+        return False
 
     def discard(self, upload_id: str) -> None:
         prefix = _upload(upload_id)
@@ -210,38 +274,22 @@ class Blobs:
             self._remove_folder(folder)
         return len(stale)
 
-    def _parts(self, upload_id: str) -> list[_Part]:
-        """The parts that follow each other from offset 0."""
+    def _parts(self, upload_id: str) -> list[tuple[str, int]]:
+        """Key and size of the parts that follow each other from offset 0."""
         prefix, parts, position = _upload(upload_id), [], 0
         for key, num_bytes, _ in sorted(self._list(prefix)):
             offset = key.rpartition("/")[2]
             if offset.isdecimal() and int(offset) == position:
-                parts.append(_Part(key, position, num_bytes))
+                parts.append((key, num_bytes))
                 position += num_bytes
         return parts
 
-    def _read(self, parts: list[_Part]) -> Iterator[bytes]:
-        """One part in memory at a time."""
-        for part in parts:
-            with self._storage():
-                data = self._bytes(part.key)
-            yield data
-
-    def _require_hash(self, parts: list[_Part], upload_id: str, sha256: str) -> None:
-        """Before the blob is begun: a bucket bills for large objects that were begun and never completed."""
-        digest = hashlib.sha256()
-        for data in self._read(parts):
-            digest.update(data)
-        if digest.hexdigest() != sha256:
-            self.discard(upload_id)
-            raise _start_again(upload_id, f"has sha256 {digest.hexdigest()} where {sha256} was announced")
-
-    def _write(self, key: str, chunks: Iterable[bytes], synced: bool = True) -> None:
+    def _write(self, key: str, chunks: Iterable[Data]) -> None:
         """A bucket's object appears whole when its writer is closed. obstore's files are whole too, but not synced."""
         with self._storage():
             if self._folder is not None:
                 _make_folder((self._folder / key).parent)
-                put_in_place(self._folder / key, chunks, self._folder / STAGING / uuid.uuid4().hex, synced=synced)
+                put_in_place(self._folder / key, chunks, self._folder / STAGING / uuid.uuid4().hex)
                 return
             writer = obstore.open_writer(self._store, key, buffer_size=SEND_BYTES, max_concurrency=2)
             for chunk in chunks:
@@ -312,8 +360,11 @@ def _upload(upload_id: str) -> str:
     return f"{UPLOADS}/{upload_id}"
 
 
-def _start_again(upload_id: str, what: str) -> UploadError:
-    return UploadError(f"upload {upload_id} {what}: it was discarded, send it again from offset 0", expected_offset=0)
+def _hash(chunks: Iterable[Data]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _make_folder(path: Path) -> None:

@@ -9,14 +9,16 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from blocktrain.checkpoint import write_whole
+from blocktrain.checkpoint import written_whole
 from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefused
+from blocktrain.files import mapped
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
     WORKER_HEADER,
@@ -34,7 +36,8 @@ from blocktrain.wire.messages import (
 
 Answer = TypeVar("Answer")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-PART_BYTES = 4 * 2**20
+SEND_BYTES = 2**20  # of an upload that are handed to the socket at once
+FEW_BYTES = 4 * 2**20  # that are as soon sent as it is asked whether they have come
 TIMEOUT_S = 30.0
 WAITING = {"Prefer": "wait=2"}  # seconds that an answer without work may be held back, and Ctrl-C with it
 LEASE_REPLY: TypeAdapter[Any] = TypeAdapter(LeaseReply)
@@ -108,63 +111,67 @@ class CoordinatorClient:
     def contributions(self, after: int = 0) -> list[dict[str, Any]]:
         return list(self._send("GET", "/v1/contributions", params={"after": after}).json())
 
-    def download(self, blob: Blob, cache: Path) -> bytes:
-        """The bytes of a blob, from the cache where they are whole there; a broken download goes on where it broke."""
+    def download(self, blob: Blob, cache: Path) -> memoryview:
+        """The bytes of a blob, left in the cache's file; a broken download goes on where it broke."""
         kept = cache / blob.sha256
         with suppress(FileNotFoundError):  # never fetched, or just pruned by another worker of the same home
-            if hashlib.sha256(data := kept.read_bytes()).hexdigest() == blob.sha256:
+            if hashlib.sha256(data := mapped(kept)).hexdigest() == blob.sha256:
                 return data
-        data = self._patiently(lambda: self._fetch_whole(blob))
         cache.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, data, synced=False)  # its hash is checked when it is read
-        return data
+        self._patiently(lambda: self._fetch_whole(blob, kept))
+        return mapped(kept)
 
-    def upload(self, payload: bytes, lease: str) -> Blob:
-        """Send bytes in parts; what has arrived already, of this or an earlier try, is not sent again."""
-        blob = Blob(sha256=hashlib.sha256(payload).hexdigest(), num_bytes=len(payload))
-        path = f"/v1/leases/{lease}/uploads/{blob.sha256}"
-        received = self._received(path) if len(payload) > PART_BYTES else 0  # one part is as soon sent as asked for
-        while received < len(payload):
-            received = self._send_part(path, payload, received)
-        return blob
-
-    def _received(self, path: str) -> int:
-        return self._ask("GET", path, Received).received
-
-    def _send_part(self, path: str, payload: bytes, offset: int) -> int:
-        """Where to go on: after this part, or where the coordinator is by its own account."""
-        part, params = payload[offset : offset + PART_BYTES], {"offset": offset, "size": len(payload)}
-        try:
-            received = self._ask("PUT", path, Received, params=params, content=part).received
-        except RequestRefused as refused:
-            received = self._received(path) if refused.code == "offset" else offset
-            if received == offset:
-                raise
-        if received == offset:
-            raise CoordinatorUnreachable(f"{self.invite.url} took none of the bytes at {offset}: try again")
-        return received
-
-    def _fetch_whole(self, blob: Blob) -> bytes:
+    def _fetch_whole(self, blob: Blob, path: Path) -> None:
         """All of a blob, each byte once: what had come before a connection broke is kept."""
-        data = bytearray()
-        while len(data) < blob.num_bytes:
-            self._patiently(lambda: self._fetch_part(blob, data))
-        if hashlib.sha256(data).hexdigest() != blob.sha256:
-            raise CoordinatorUnreachable(f"the bytes of blob {blob.sha256[:12]}… arrived damaged: try again")
-        return bytes(data)
+        digest = hashlib.sha256()
+        with written_whole(path, synced=False) as file:  # its hash is checked again when it is read later
+            while file.tell() < blob.num_bytes:
+                self._patiently(lambda: self._fetch_rest(blob, file, digest))
+            if digest.hexdigest() != blob.sha256:
+                raise CoordinatorUnreachable(f"the bytes of blob {blob.sha256[:12]}… arrived damaged: try again")
 
-    def _fetch_part(self, blob: Blob, data: bytearray) -> None:
-        """Adds what comes, be it less than was asked for."""
-        start, end = len(data), min(len(data) + PART_BYTES, blob.num_bytes)
-        path, headers = f"/v1/blobs/{blob.sha256}", {"Range": f"bytes={start}-{end - 1}"}
+    def _fetch_rest(self, blob: Blob, file: BinaryIO, digest: hashlib._Hash) -> None:
+        """Adds what comes of the bytes that the file lacks, be it less than all."""
+        start = file.tell()
+        path, headers = f"/v1/blobs/{blob.sha256}", {"Range": f"bytes={start}-{blob.num_bytes - 1}"}
         with _reached(self.invite), self._http.stream("GET", path, headers=headers) as response:
             if not response.is_success:
                 response.read()
             _require_success(response)
             for chunk in response.iter_bytes() if response.status_code == 206 else ():
-                data += chunk[: end - len(data)]
-        if len(data) == start:
+                wanted = chunk[: blob.num_bytes - file.tell()]
+                file.write(wanted)
+                digest.update(wanted)
+        if file.tell() == start:
             raise CoordinatorUnreachable(f"{self.invite.url} did not give the bytes from {start} on: try again")
+
+    def upload(self, payload: bytes, lease: str) -> Blob:
+        """Send bytes; what has arrived already, of this or an earlier try, is not sent again."""
+        blob = Blob(sha256=hashlib.sha256(payload).hexdigest(), num_bytes=len(payload))
+        path = f"/v1/leases/{lease}/uploads/{blob.sha256}"
+        received = self._received(path) if len(payload) > FEW_BYTES else 0
+        while received < len(payload):
+            received = self._patiently(partial(self._send_rest, path, payload, received))
+        return blob
+
+    def _received(self, path: str) -> int:
+        return self._ask("GET", path, Received).received
+
+    def _send_rest(self, path: str, payload: bytes, offset: int) -> int:
+        """How much has come then: all, or what had come when the connection broke, by the coordinator's account."""
+        chunks = (payload[start : start + SEND_BYTES] for start in range(offset, len(payload), SEND_BYTES))
+        headers, params = {"Content-Length": str(len(payload) - offset)}, {"offset": offset, "size": len(payload)}
+        try:
+            received = self._ask_once("PUT", path, Received, params=params, content=chunks, headers=headers).received
+        except (CoordinatorUnreachable, RequestRefused) as error:
+            if isinstance(error, RequestRefused) and error.code != "offset":
+                raise
+            received = self._ask_once("GET", path, Received).received
+            if received == offset:
+                raise
+        if received == offset:
+            raise CoordinatorUnreachable(f"{self.invite.url} took none of the bytes at {offset}: try again")
+        return received
 
     def _ask(self, method: str, path: str, answer: TypeAdapter[Answer] | type[Answer], **options: Any) -> Answer:
         return self._patiently(lambda: self._ask_once(method, path, answer, **options))

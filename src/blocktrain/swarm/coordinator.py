@@ -28,7 +28,7 @@ from blocktrain.wire.messages import (
     UpdateNotice,
     UpdateReceipt,
 )
-from blocktrain.wire.tensors import encode
+from blocktrain.wire.tensors import encode_chunks
 
 UNWANTED_S = 3600.0  # until a blob or an upload that nothing needs is forgotten
 
@@ -156,7 +156,7 @@ class Coordinator:
                 tensors = self._blocks.newborn(block)
                 if block - 1 in newest and isinstance(self._spec.objective, Stacked):
                     tensors = continue_block(tensors, self._blocks.tensors(newest[block - 1].sha256))
-                born[block] = self.blobs.put(encode(tensors))
+                born[block] = self.blobs.put(encode_chunks(tensors))
         self._ledger.add_genesis(born, now_s)
         newest = self._ledger.consistent_manifest().blocks
         base = {block: newest[block].version for block in phase.blocks}

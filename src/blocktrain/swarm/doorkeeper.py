@@ -19,8 +19,8 @@ from blocktrain.swarm.refusals import refusal
 from blocktrain.wire.messages import Problem
 
 TOKENS = 4  # of one address that may all ask as often as one may
-MAX_PART_BYTES = 16 * 2**20
 MAX_MESSAGE_BYTES = 2**20
+MAX_UPLOAD_BYTES = 2**40  # of any run's; how much this run's may have is looked up before they are read: intake.py
 
 
 class Doorkeeper:
@@ -58,12 +58,12 @@ class Doorkeeper:
 
 
 def _too_large(method: str, headers: Headers) -> Response | None:
-    limit = MAX_PART_BYTES if method == "PUT" else MAX_MESSAGE_BYTES
     announced = headers.get("content-length", "0")
     if "transfer-encoding" in headers or not re.fullmatch("[0-9]+", announced):
         message = "the body's length was not announced: send it with a Content-Length"
         return refusal(411, Problem(code="length", message=message, retry=False))
+    limit = MAX_UPLOAD_BYTES if method == "PUT" else MAX_MESSAGE_BYTES
     if len(announced) > 15 or int(announced) > limit:
-        message = f"a body of {announced[:20]} bytes was announced, at most {limit} are read: send less, or in parts"
+        message = f"a body of {announced[:20]} bytes was announced, at most {limit} are read: send less"
         return refusal(413, Problem(code="oversized", message=message, retry=False))
     return None

@@ -120,7 +120,7 @@ class Holdings:
                 return apply_update(before, read_update(difference, shapes))
             if (followed := self._followed(version, before, read_recipe(difference))) is not None:
                 return followed
-        return decode(self._client.download(version.tensors, self._cache), expected=shapes)[0]
+        return decode(self._client.download(version.tensors, self._cache), expected=shapes, in_place=True)[0]
 
     def _made(self, version: BlockVersion) -> Tensors | None:
         """A block that nobody has trained, as the coordinator made it: afresh, or to go on from the block below. None

@@ -9,13 +9,13 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from io import SEEK_END, BytesIO
+from io import SEEK_END
 from typing import BinaryIO
 
 from blocktrain.errors import RequestRefused, TensorError
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.averaging import check_against_weights, check_norm
-from blocktrain.swarm.blobs import Blobs
+from blocktrain.swarm.blobs import Blobs, Uploaded
 from blocktrain.swarm.blocks import Blocks, own_blobs
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import LeaseRecord, NewUpdate, Update
@@ -24,7 +24,7 @@ from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.deltas import max_update_bytes, read_update
 from blocktrain.wire.messages import EvaluationNotice, UpdateNotice, UpdateReceipt
 
-CHUNK_BYTES = 2**16  # of a part, in memory at a time
+OPENED_AT_ONCE = 2
 
 Shapes = Mapping[str, tuple[int, ...]]
 Recorded = tuple[Update, bool] | None  # an update and whether it was there already; None when its phase is over
@@ -36,8 +36,8 @@ class Intake:
 
     def __init__(self, spec: RunSpec, ledger: Ledger, blobs: Blobs, blocks: Blocks, clock: Callable[[], float]) -> None:
         self._spec, self._ledger, self._blobs, self._blocks, self._clock = spec, ledger, blobs, blocks, clock
-        # One update is in memory at a time: what that takes does not add up over those that come at once.
-        self._opening = threading.Lock()
+        # So many updates are in memory at a time: what that takes does not add up over those that come at once.
+        self._opening = threading.BoundedSemaphore(OPENED_AT_ONCE)
 
     # Bytes
 
@@ -58,14 +58,13 @@ class Intake:
                 code="oversized",
             )
 
-    def receive(self, lease_id: str, sha256: str, offset: int, size: int, data: bytes | BinaryIO) -> int:
-        """A part of an upload; the bytes that are safe now. One that comes as a file is not read whole."""
-        body = BytesIO(data) if isinstance(data, bytes) else data
-        self.expect(lease_id, offset + body.seek(0, SEEK_END), size)
+    def receive(self, lease_id: str, sha256: str, offset: int, size: int, part: bytes | BinaryIO) -> int:
+        """A part of an upload; the bytes that are safe now. One that comes as a file is not read."""
+        num_bytes = len(part) if isinstance(part, bytes) else part.seek(0, SEEK_END)
+        self.expect(lease_id, offset + num_bytes, size)
         if self._blobs.exists(sha256):
             return size
-        body.seek(0)
-        return self._blobs.append(_upload_id(lease_id, sha256), offset, iter(lambda: body.read(CHUNK_BYTES), b""))
+        return self._blobs.append(_upload_id(lease_id, sha256), offset, part)
 
     def received(self, lease_id: str, sha256: str) -> int:
         self._require_lease(lease_id)
@@ -103,15 +102,14 @@ class Intake:
         facts = self._mergeable(notice, lease)
         require_tensors(notice.tensors, self._blocks.shapes(lease.phase))
         with self._opening:
-            data = self._payload(notice)
-            norm = self._norm(data, facts)
-            self._blobs.put(data, notice.payload.sha256)  # which the payload was checked against
-            del data
+            upload = self._uploaded(notice)
+            norm = self._norm(upload.data, facts)
+            self._blobs.keep(upload, notice.payload.sha256)
+            del upload
         # What was merged while the bytes were being read may have made it too old: the facts are asked once more.
         kept = record(lambda: replace(self._mergeable(notice, lease), norm=norm))
         if kept is None:  # another coordinator has just ended the phase
             raise _phase_over(lease.phase)
-        self._blobs.discard(_upload_id(notice.lease, notice.payload.sha256))
         return _receipt(*kept)
 
     def _mergeable(self, notice: UpdateNotice, lease: LeaseRecord) -> NewUpdate:
@@ -150,27 +148,28 @@ class Intake:
             signature=notice.signature,
         )
 
-    def _payload(self, notice: UpdateNotice) -> bytes:
+    def _uploaded(self, notice: UpdateNotice) -> Uploaded:
         """The bytes that were uploaded, whole; they become a blob only when they are accepted."""
         announced, upload_id = notice.payload, _upload_id(notice.lease, notice.payload.sha256)
-        known = self._blobs.exists(announced.sha256)
-        data = self._blobs.get(announced.sha256) if known else self._blobs.uploaded(upload_id)
-        if len(data) != announced.num_bytes:
+        if self._blobs.exists(announced.sha256):
+            return Uploaded(upload_id, self._blobs.get(announced.sha256), None)
+        upload = self._blobs.uploaded(upload_id)
+        if len(upload.data) != announced.num_bytes:
             raise RequestRefused(
-                f"{len(data)} bytes have come of an update of {announced.num_bytes}: upload exactly those, and then "
-                f"announce it",
+                f"{len(upload.data)} bytes have come of an update of {announced.num_bytes}: upload exactly those, and "
+                f"then announce it",
                 code="truncated",
             )
-        if (found := hashlib.sha256(data).hexdigest()) != announced.sha256:
+        if (found := hashlib.sha256(upload.data).hexdigest()) != announced.sha256:
             self._blobs.discard(upload_id)
             raise RequestRefused(
                 f"the uploaded bytes have sha256 {found[:12]}… and {announced.sha256[:12]}… was announced: they were "
                 f"discarded, upload them again",
                 code="hash",
             )
-        return data
+        return upload
 
-    def _norm(self, data: bytes, facts: NewUpdate) -> float:
+    def _norm(self, data: memoryview, facts: NewUpdate) -> float:
         """Decode the update once: its norm a root of a step, or the reason why it cannot be merged."""
         blocks = self._spec.phases[facts.phase].blocks
         try:

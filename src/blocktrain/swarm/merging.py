@@ -1,6 +1,7 @@
-"""Merging: the updates of a closed round become the next version of each of its blocks. Means open every update once
-and hold one mean of the phase's blocks; the outer step then takes one block at a time. Where the updates themselves are
-the shortest way to the version, they are merged as workers will follow them. It writes blobs and no facts.
+"""Merging: the updates of a closed round become the next version of each of its blocks, tensor after tensor. What is
+read stays in its files, and is let go of after each tensor: memory does not grow with the number of updates. Where the
+updates themselves are the shortest way to the version, they are merged as workers will follow them. It writes blobs and
+no facts.
 Next: averaging.py and ../wire/relay.py, the mathematics; coordinator.py, which records the versions."""
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from itertools import groupby
 
 from torch import Tensor
 
+from blocktrain.files import forget
 from blocktrain.spec import SwarmSpec
 from blocktrain.swarm.averaging import Deltas, Part, merge, outer_step, shares
 from blocktrain.swarm.blobs import Blobs
@@ -21,7 +23,9 @@ from blocktrain.wire.codecs import CodecSettings
 from blocktrain.wire.deltas import EncodedUpdate, encode_difference, max_update_bytes, read_update
 from blocktrain.wire.messages import Blob
 from blocktrain.wire.relay import MAX_RELAYED, Recipe, Relayed, follow
-from blocktrain.wire.tensors import by_block, encode
+from blocktrain.wire.tensors import by_block, encode_chunks
+
+Named = tuple[str, Tensor]
 
 
 class Merger:
@@ -34,9 +38,19 @@ class Merger:
             yield from self._relayed(round, recipe)
             return
         sizes = {name: math.prod(shape) for name, shape in self._blocks.shapes(round.phase).items()}
-        merged = merge(parts, sizes, self._spec)
+        merged = self._lightly(merge(parts, sizes, self._spec), updates)
         for block, deltas in groupby(merged, key=lambda item: int(item[0].partition(".")[0])):
             yield self._next(block, round.base[block], deltas)
+
+    def _lightly(self, merged: Iterator[Named], updates: Sequence[Update]) -> Iterator[Named]:
+        """The same; what was read for one tensor does not stay in memory beside the next."""
+        bases = {key for update in updates for key in update.base.items()}
+        versions = [self._blocks.version(*key).sha256 for key in bases]
+        files = [self._blobs.get(sha256) for sha256 in (*versions, *(update.id for update in updates))]
+        for item in merged:
+            yield item
+            for data in files:
+                forget(data)
 
     def _recipe(self, round: Round, updates: Sequence[Update], parts: Sequence[Part]) -> Recipe | None:
         """What the versions are made of, where fetching that is less than fetching differences: each of the updates
@@ -62,7 +76,7 @@ class Merger:
             base, by_course = {block: version}, any(update.from_course for update, _ in opened)
             earlier = self._blocks.named(before(base) if by_course else {})
             after = by_block(follow(self._blocks.named(base), opened, earlier))[block]
-            sha256 = self._blobs.put(encode(after))
+            sha256 = self._blobs.put(encode_chunks(after))
             yield NewVersion(block=block, version=version + 1, sha256=sha256, difference_sha256=difference)
 
     def _next(self, block: int, version: int, deltas: Iterable[tuple[str, Tensor]]) -> NewVersion:
@@ -83,8 +97,8 @@ class Merger:
         return NewVersion(
             block=block,
             version=version + 1,
-            sha256=self._blobs.put(encode(after)),
-            momentum_sha256=self._blobs.put(encode(momentum)) if momentum else None,
+            sha256=self._blobs.put(encode_chunks(after)),
+            momentum_sha256=self._blobs.put(encode_chunks(momentum)) if momentum else None,
             difference_sha256=difference,
         )
 
@@ -97,4 +111,7 @@ class Merger:
         return Part(opened, update.weight, update.norm)
 
     def _read(self, sha256: str, phase: int) -> EncodedUpdate:
-        return read_update(self._blobs.get(sha256), self._blocks.shapes(phase), expected=self._blocks.codec(phase))
+        data = self._blobs.get(sha256)
+        update = read_update(data, self._blocks.shapes(phase), expected=self._blocks.codec(phase))
+        forget(data)
+        return update

@@ -3,15 +3,18 @@ back. Nothing here changes a fact of the run. Next: cli/doctor.py, which asks; c
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 
 from blocktrain.errors import RequestRefused
-from blocktrain.swarm.client import PART_BYTES, CoordinatorClient
+from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.wire.messages import Blob
 
 NO_LEASE = "/v1/leases/none/uploads/" + "0" * 64
+DOWNLOAD_PROBE_BYTES = 4 * 2**20
 UPLOAD_PROBE_BYTES = 2**19  # half of what a message may have
 LEAST_S = 1e-3  # shorter times say more of the clock than of the line
 
@@ -36,10 +39,10 @@ class ProbeClient(CoordinatorClient):
 
     def download_rate(self, blob: Blob) -> tuple[float, bytes]:
         """Bytes a second, measured on the first part of a blob; and those bytes."""
-        part = Blob(sha256=blob.sha256, num_bytes=min(PART_BYTES, blob.num_bytes))
-        data = bytearray()
-        seconds = _seconds(lambda: self._fetch_part(part, data))
-        return len(data) / max(seconds - self._round_trip_s(), LEAST_S), bytes(data)
+        part = Blob(sha256=blob.sha256, num_bytes=min(DOWNLOAD_PROBE_BYTES, blob.num_bytes))
+        data = BytesIO()
+        seconds = _seconds(lambda: self._fetch_rest(part, data, hashlib.sha256()))
+        return data.tell() / max(seconds - self._round_trip_s(), LEAST_S), data.getvalue()
 
     def upload_rate(self) -> float:
         """Bytes a second. The protocol has no upload that leaves nothing behind, so blanks are sent where a message

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
-from tempfile import SpooledTemporaryFile
-from typing import Annotated, Any, BinaryIO, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
 
 from blocktrain.errors import RequestRefused
 from blocktrain.swarm.blobs import Blobs
@@ -47,7 +50,6 @@ from blocktrain.wire.messages import (
 
 LONGEST_PATIENCE_S = 10.0  # that the answer to a worker without work is held back
 ELSEWHERE_S = 1.0  # until it is looked whether another coordinator of the same ledger has work
-SPOOLED_BYTES = 2**16  # of a part that are kept in memory while the rest comes; a longer part is kept in a file
 WAITING = re.compile(r"\bwait=([0-9]{1,5})\b")
 RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{0,15})")
 Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
@@ -118,10 +120,11 @@ def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) 
     ) -> Received:
         announced = int(request.headers.get("content-length", "0"))
         await run_in_threadpool(intake.expect, lease_id, offset + announced, size)
-        with SpooledTemporaryFile(SPOOLED_BYTES) as body:  # many may be sending, and slowly
-            async for chunk in request.stream():
-                body.write(chunk)
-            received = await run_in_threadpool(intake.receive, lease_id, sha256, offset, size, cast("BinaryIO", body))
+        with coordinator.blobs.receiving() as part:
+            with suppress(ClientDisconnect):  # what came before the connection broke need not come again
+                async for chunk in request.stream():
+                    part.write(chunk)
+            received = await run_in_threadpool(intake.receive, lease_id, sha256, offset, size, part)
         return Received(received=received)
 
     @service.post("/v1/updates", dependencies=needs, responses=problems(404, 409, 422))
@@ -172,9 +175,8 @@ def _add_model(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any])
         responses={**BLOB_ANSWERS, **problems(404, 416, 422)},
     )
     def blob(request: Request, sha256: Digest, range: Annotated[str | None, Header()] = None) -> Response:
-        answer = _blob(coordinator.blobs, sha256, range)
-        coordinator.watching.traffic.sent(len(answer.body), _fetcher(request))
-        return answer
+        sent = partial(coordinator.watching.traffic.sent, worker=_fetcher(request))
+        return _blob(coordinator.blobs, sha256, range, sent)
 
 
 def _add_watching(service: FastAPI, watching: Watching, answers: Answers, role_of: Any) -> None:
@@ -259,17 +261,25 @@ def _fetcher(request: Request) -> str | None:
     return said if re.fullmatch("[0-9a-f]{64}", said) else None
 
 
-def _blob(blobs: Blobs, sha256: str, range: str | None) -> Response:
+def _blob(blobs: Blobs, sha256: str, range: str | None, sent: Callable[[int], None]) -> Response:
     """The whole, or the bytes of one Range; content-addressed, so its name is its ETag and it never changes."""
     size = blobs.size(sha256)
     headers = {"ETag": f'"{sha256}"', "Accept-Ranges": "bytes", "Cache-Control": "immutable, max-age=31536000"}
-    if range is None:
-        return Response(blobs.get_range(sha256, 0, size), 200, headers, "application/octet-stream")
-    match = RANGE.fullmatch(range)
-    first, last = (int(match[1]), min(int(match[2] or size), size - 1)) if match else (size, 0)
-    if first > last:
-        raise RequestRefused(
-            f"Range {range[:40]} does not fit a blob of {size} bytes: ask for bytes=a-b in it", "range"
-        )
-    headers["Content-Range"] = f"bytes {first}-{last}/{size}"
-    return Response(blobs.get_range(sha256, first, last + 1), 206, headers, "application/octet-stream")
+    first, last, status = 0, size - 1, 200
+    if range is not None:
+        match = RANGE.fullmatch(range)
+        first, last = (int(match[1]), min(int(match[2] or size), size - 1)) if match else (size, 0)
+        status, headers["Content-Range"] = 206, f"bytes {first}-{last}/{size}"
+        if first > last:
+            raise RequestRefused(
+                f"Range {range[:40]} does not fit a blob of {size} bytes: ask for bytes=a-b in it", "range"
+            )
+    headers["Content-Length"] = str(last + 1 - first)
+    chunks = _counted(blobs.stream(sha256, first, last + 1), sent)
+    return StreamingResponse(chunks, status, headers, "application/octet-stream")
+
+
+def _counted(chunks: Iterator[bytes], sent: Callable[[int], None]) -> Iterator[bytes]:
+    for chunk in chunks:
+        sent(len(chunk))
+        yield chunk

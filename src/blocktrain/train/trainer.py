@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from blocktrain.allocator import keep_freed_memory
 from blocktrain.checkpoint import continue_block
 from blocktrain.corpus import Bytes, step_seed, windows
 from blocktrain.model import noise
@@ -63,6 +64,7 @@ class BlockTrainer:
         shard: int = 0,
         compile: bool | None = None,
     ) -> None:
+        keep_freed_memory()
         self.spec, self.phase, self.shard, self.step_done = spec, phase, shard, 0
         self._train_bytes = train_bytes
         self._device = device or pick_device()

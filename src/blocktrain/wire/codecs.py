@@ -1,6 +1,6 @@
 """Codecs: one vector of float32 <-> a few parts of few bytes, checked. Pure: knows no tensors' names and no updates.
-Next: deltas.py, which makes updates with it; packing.py and vectors.py, its parts; docs/protocol.md, "Codecs", the same
-byte by byte.
+Next: deltas.py, which makes updates with it; packing.py, sparse.py and vectors.py, its parts; docs/protocol.md,
+"Codecs", the same byte by byte.
 
     fp32     the values themselves
     fp16     float16, times a power of two for every 256 values
@@ -16,19 +16,18 @@ A decoded value is a short number times a bfloat16, exactly a float32; of vector
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from blocktrain.errors import ConfigError, TensorError
 from blocktrain.spec import SwarmSpec
 from blocktrain.wire.packing import EliasFano, ceil, pack, unpack
+from blocktrain.wire.sparse import Largest, largest, scattered
 from blocktrain.wire.vectors import (
     BOOK_BYTES,
     HIGH_BYTES,
@@ -52,7 +51,6 @@ SPENT_SHARE = 0.97  # of the bytes that an update may have; the rest is for its 
 MAX_MAGNITUDE = 2.0**126  # what is larger than this is no weight, and sums of it could overflow
 
 _TINY_SCALE = 2.0**-120  # below this float32 loses digits; also keeps the scale of nothing but zeros above zero
-_LLOYD_ROUNDS = 6
 
 SETTINGS = {"sparse": ("chunk", "kept", "value_bits"), "vector": ("spent",)}
 
@@ -169,13 +167,13 @@ def parts_of(settings: CodecSettings, size: int) -> dict[str, Part]:
             "low": (torch.uint8, (stages, LOW_BYTES)),
             "counts": (torch.uint8, (ceil(size, ROW),)),
         }
-    rows, bits = ceil(size, BLOCK), _bits(settings.codec)
-    codes = (torch.float16, (rows, BLOCK)) if bits is None else (torch.uint8, (rows, BLOCK * bits // 8))
+    rows, half = ceil(size, BLOCK), settings.codec == "fp16"
+    codes = (torch.float16, (rows, BLOCK)) if half else (torch.uint8, (rows, BLOCK * _bits(settings.codec) // 8))
     return {"codes": codes, "scale": (torch.bfloat16, (rows, 1))}
 
 
-def _bits(codec: str) -> int | None:
-    return int(codec.removeprefix("int")) if codec.startswith("int") else None
+def _bits(codec: str) -> int:
+    return int(codec.removeprefix("int"))
 
 
 def _top(bits: int) -> int:
@@ -183,47 +181,57 @@ def _top(bits: int) -> int:
     return (1 << bits - 1) - 1
 
 
-def encode_vector(vector: Tensor, settings: CodecSettings) -> dict[str, Tensor]:
-    match settings.codec:
-        case "fp32":
-            return {"values": vector}
-        case "fp16":
-            return _as_half(_rows(vector, BLOCK))
-        case "sparse":
-            return _as_sparse(vector, settings)
-        case "vector":
-            coded = encode_rows(_rows(vector, ROW), settings.num_stages(len(vector)))
-            return vars(coded)
-    bits = _bits(settings.codec)
-    assert bits is not None
-    pieces = [_as_steps(rows, bits) for rows in torch.split(_rows(vector, BLOCK), PIECE // BLOCK)]
-    return {name: torch.cat([piece[name] for piece in pieces]) for name in ("codes", "scale")}
-
-
 class Values(Protocol):
     def slice(self, begin: int, end: int) -> Tensor:
         """These values of the vector in float32, each exactly what was sent."""
+
+
+def encode_vector(values: Values, size: int, settings: CodecSettings) -> dict[str, Tensor]:
+    """Piece by piece: what is small enough to stay in a processor's cache is read from memory once."""
+    match settings.codec:
+        case "fp32":
+            return {"values": values.slice(0, size)}
+        case "vector":
+            return vars(encode_rows(_rows(values.slice(0, size), ROW), settings.num_stages(size)))
+        case "sparse":
+            length, places, bits = settings.chunk, settings.places, settings.value_bits
+            coded = [vars(largest(_rows(x, length), len(x), places, bits)) for x in _pieces(values, size, length)]
+        case "fp16":
+            coded = [_as_half(_rows(x, BLOCK)) for x in _pieces(values, size, BLOCK)]
+        case codec:
+            coded = [_as_steps(_rows(x, BLOCK), _bits(codec)) for x in _pieces(values, size, BLOCK)]
+    empty = {name: torch.empty(0, *shape[1:], dtype=dtype) for name, (dtype, shape) in parts_of(settings, 0).items()}
+    return {name: torch.cat([none, *(piece[name] for piece in coded)]) for name, none in empty.items()}
+
+
+def _pieces(values: Values, size: int, row: int) -> Iterator[Tensor]:
+    """Of whole rows, but for the last."""
+    length = row * max(1, PIECE // row)
+    return (values.slice(start, min(start + length, size)) for start in range(0, size, length))
 
 
 def decode_vector(parts: Mapping[str, Tensor], settings: CodecSettings, size: int) -> Values:
     """Parts of the right types and sizes, their contents checked."""
     if settings.codec == "fp32":
         _require_within(parts["values"], MAX_MAGNITUDE, "values")
-        return _Plain(parts["values"])
+        return Plain(parts["values"])
     if settings.codec == "sparse":
         _require_within(parts["levels"], MAX_MAGNITUDE, "levels")
-        return _read_sparse(parts, settings, size)
+        try:
+            return scattered(Largest(**parts), size, settings.places, settings.value_bits)
+        except ValueError as error:
+            raise damaged(str(error)) from None
     if settings.codec == "vector":
         return _read_stages(parts)
-    bits = _bits(settings.codec)
-    if bits is None:
+    if settings.codec == "fp16":
         _require_within(parts["codes"], torch.finfo(torch.float16).max, "codes")
+    bits = None if settings.codec == "fp16" else _bits(settings.codec)
     _require_within(parts["scale"], MAX_MAGNITUDE / (2**15 if bits is None else _top(bits)), "scale")
     return _Blocks(parts["codes"], parts["scale"], bits)
 
 
 @dataclass(frozen=True)
-class _Plain:
+class Plain:
     values: Tensor
 
     def slice(self, begin: int, end: int) -> Tensor:
@@ -247,16 +255,6 @@ class _Blocks:
         return torch.from_numpy(unpack(codes.numpy(), self.bits, BLOCK)).float() - _top(self.bits)
 
 
-@dataclass(frozen=True)
-class _Sparse:
-    places: Tensor  # in the vector, rising
-    values: Tensor
-
-    def slice(self, begin: int, end: int) -> Tensor:
-        first, last = torch.searchsorted(self.places, torch.tensor([begin, end])).tolist()
-        return torch.zeros(end - begin).index_copy_(0, self.places[first:last] - begin, self.values[first:last])
-
-
 class _Staged:
     """Decoded a piece at a time, and the last few are kept: tensors smaller than a piece share it."""
 
@@ -275,6 +273,8 @@ class _Staged:
 
 def _rows(vector: Tensor, length: int) -> Tensor:
     """The vector as rows; zeros fill the last one."""
+    if not len(vector) % length:
+        return vector.view(-1, length)
     return torch.nn.functional.pad(vector, (0, -len(vector) % length)).view(ceil(len(vector), length), length)
 
 
@@ -298,36 +298,6 @@ def _peak(rows: Tensor) -> Tensor:
     return rows.abs().amax(dim=1, keepdim=True)
 
 
-def _as_sparse(vector: Tensor, settings: CodecSettings) -> dict[str, Tensor]:
-    rows = _rows(vector, settings.chunk)
-    places = rows.abs().topk(settings.kept, dim=1, sorted=False).indices.sort(dim=1).values
-    kept = rows.gather(1, places)
-    meant = places + settings.chunk * torch.arange(len(rows)).unsqueeze(1) < len(vector)  # the rest only fills up
-    levels = _fit_levels(kept.abs(), meant.float(), settings.levels).bfloat16()
-    nearest = _nearest(kept.abs(), levels.float())
-    codes = (nearest + settings.levels * (kept < 0)).to(torch.uint8)
-    low, high = settings.places.pack(places.numpy())
-    return {
-        "codes": torch.from_numpy(pack(codes.numpy(), settings.value_bits)),
-        "high": torch.from_numpy(high),
-        "levels": levels,
-        "low": torch.from_numpy(low),
-    }
-
-
-def _read_sparse(parts: Mapping[str, Tensor], settings: CodecSettings, size: int) -> _Sparse:
-    try:
-        in_chunk = settings.places.unpack(parts["low"].numpy(), parts["high"].numpy())
-    except ValueError as error:
-        raise damaged(str(error)) from None
-    places: NDArray[np.int64] = (in_chunk + settings.chunk * np.arange(len(in_chunk))[:, None]).ravel()
-    codes = torch.from_numpy(unpack(parts["codes"].numpy(), settings.value_bits, settings.kept)).long()
-    magnitude = parts["levels"].float().gather(1, codes % settings.levels)
-    values = torch.where(codes < settings.levels, magnitude, -magnitude).flatten()
-    within = int(np.searchsorted(places, size))  # the rest lies in the zeros that filled the last chunk
-    return _Sparse(torch.from_numpy(places[:within]), values[:within])
-
-
 def _read_stages(parts: Mapping[str, Tensor]) -> _Staged:
     """No sum of a row's stages is too large either."""
     _require_within(parts["gains"], MAX_MAGNITUDE / (MAX_STAGES * ROW), "gains")
@@ -338,22 +308,6 @@ def _read_stages(parts: Mapping[str, Tensor]) -> _Staged:
             f"and at most {MAX_STAGES} a row"
         )
     return _Staged(Stages(**parts))
-
-
-def _fit_levels(magnitude: Tensor, weight: Tensor, count: int) -> Tensor:
-    """The levels of each row that lie nearest to its values in the mean square: Lloyd (1982), from the quantiles."""
-    quantiles = [(2 * i + 1) * magnitude.shape[1] // (2 * count) for i in range(count)]
-    levels = magnitude.sort(dim=1).values[:, quantiles]
-    for _ in range(_LLOYD_ROUNDS):
-        nearest = _nearest(magnitude, levels)
-        totals = torch.zeros_like(levels).scatter_add_(1, nearest, magnitude)
-        members = torch.zeros_like(levels).scatter_add_(1, nearest, weight)
-        levels = torch.where(members > 0, totals / members.clamp(min=1), levels)
-    return levels
-
-
-def _nearest(magnitude: Tensor, levels: Tensor) -> Tensor:
-    return (magnitude.unsqueeze(2) - levels.unsqueeze(1)).abs().argmin(dim=2)
 
 
 def check_parts(parts: Mapping[str, Tensor], expected: Mapping[str, Part]) -> None:

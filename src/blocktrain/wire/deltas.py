@@ -23,7 +23,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
@@ -44,7 +45,7 @@ from blocktrain.wire.codecs import (
     parts_of,
     within,
 )
-from blocktrain.wire.tensors import decode, encode
+from blocktrain.wire.tensors import Encoded, decode, encode
 
 FORMAT = "1"
 COURSE_SHARE = 0.5  # of a block's last change that the next one is taken to have; a power of two: the product is exact
@@ -59,13 +60,13 @@ def encode_update(before: Named, after: Named, settings: CodecSettings, earlier:
     """Δ = before - after in the container of tensors.py. Equal tensors and settings give equal bytes. With `earlier`,
     the version before `before`, it is coded from the block's course."""
     require_same_shapes(before, after)
-    if settings.lossless:
-        return _encode(after, settings)
-    delta = difference(before, after)
-    if earlier is None:
-        return _encode(delta, settings)
-    require_same_shapes(before, earlier)
-    return _encode({name: delta[name] - course(earlier[name], before[name]) for name in delta}, settings, True)
+    if earlier is not None:
+        require_same_shapes(before, earlier)
+    metadata = settings.describe() | ({"from_course": "1"} if earlier is not None and not settings.lossless else {})
+    values = _Differences(_Layout(tensor_shapes(after)), None if settings.lossless else before, after, earlier)
+    layout = values.layout
+    coded = encode_vector(values, layout.size, settings)
+    return encode(coded, {"update": FORMAT, "layout": layout.name, **metadata})
 
 
 def course(earlier: Tensor, base: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ def course(earlier: Tensor, base: Tensor) -> Tensor:
 
 
 def read_update(
-    data: bytes, shapes: Shapes, *, expected: CodecSettings | None = None, max_bytes: int | None = None
+    data: Encoded, shapes: Shapes, *, expected: CodecSettings | None = None, max_bytes: int | None = None
 ) -> EncodedUpdate:
     """Bytes from anyone, for a block of these shapes. With `expected`, no other codec or setting is accepted.
 
@@ -145,14 +146,27 @@ class EncodedUpdate:
 
     def change(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Tensor:
         """Δ of one tensor of a lossy update in float32, the same bits on every machine."""
-        begin, end = self._layout.spans[name]
-        values = self._values.slice(begin, end).view(self._layout.shapes[name])
-        return values + self._ahead(name, base, earlier) if self.from_course else values
+        return self._filled(name, earlier, base, lambda change, _: change)
 
     def after(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Tensor:
         """base - Δ of one tensor in float32, the same bits on every machine; of fp32 exactly what was sent."""
-        change = self.change(name, base, earlier)
-        return change.clone() if self.settings.lossless else self._known(name, base, "base") - change
+        if self.settings.lossless:
+            return self._filled(name, None, None, lambda sent, _: sent)
+        return self._filled(name, earlier, self._known(name, base, "base"), lambda change, before: before - change)
+
+    def _filled(
+        self, name: str, earlier: Tensor | None, base: Tensor | None, result: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """The results of each piece of Δ in float32 and of the base, as one tensor."""
+        begin, end = self._layout.spans[name]
+        ahead = self._ahead(name, base, earlier).flatten() if self.from_course else None
+        whole = torch.empty(end - begin)
+        before = whole if base is None else plain(base).flatten()
+        for start in range(begin, end, PIECE):
+            stop = min(start + PIECE, end)
+            here, values = slice(start - begin, stop - begin), self._values.slice(start, stop)
+            whole[here] = result(values if ahead is None else values + ahead[here], before[here])
+        return whole.view(self._layout.shapes[name])
 
     def squared_norm(self, base: Named | None = None, earlier: Named | None = None) -> float:
         """‖Δ‖² over all tensors."""
@@ -204,13 +218,39 @@ class _Layout:
         return hashlib.sha256(json.dumps(list(self.shapes.items())).encode()).hexdigest()[:16]
 
 
-def _encode(tensors: Named, settings: CodecSettings, from_course: bool = False) -> bytes:
-    layout = _Layout(tensor_shapes(tensors))
-    vector = torch.cat([torch.empty(0), *(_sane(name, tensors[name]).flatten() for name in layout.spans)])
-    metadata = {"update": FORMAT, "layout": layout.name, **settings.describe()}
-    if from_course:
-        metadata["from_course"] = "1"
-    return encode(encode_vector(vector, settings), metadata)
+class _Differences:
+    """The one vector of an update, made piece by piece: before - after and, from the course, less what was to come; or
+    `after` itself, without `before`."""
+
+    def __init__(self, layout: _Layout, before: Named | None, after: Named, earlier: Named | None) -> None:
+        self.layout = layout
+        states = (before, after, earlier if before is not None else None)
+        self._before, self._after, self._earlier = (
+            None if state is None else {name: plain(state[name]).flatten() for name in layout.spans} for state in states
+        )
+        self._ends = [end for _, end in layout.spans.values()]
+        self._names = list(layout.spans)
+
+    def slice(self, begin: int, end: int) -> Tensor:
+        parts, position = [torch.empty(0)], begin
+        for name in self._names[bisect_right(self._ends, begin) :]:
+            first, last = self.layout.spans[name]
+            if position >= end:
+                break
+            until = min(end, last)
+            parts.append(_sane(name, self._piece(name, position - first, until - first)))
+            position = until
+        return parts[1] if len(parts) == 2 else torch.cat(parts)
+
+    def _piece(self, name: str, begin: int, end: int) -> Tensor:
+        assert self._after is not None
+        after = self._after[name][begin:end]
+        if self._before is None:
+            return after
+        before = self._before[name][begin:end]
+        return (
+            before - after if self._earlier is None else before - after - course(self._earlier[name][begin:end], before)
+        )
 
 
 def difference(before: Named, after: Named) -> dict[str, Tensor]:
@@ -222,8 +262,7 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32)
 
 
-def _sane(name: str, tensor: Tensor) -> Tensor:
-    values = plain(tensor)
+def _sane(name: str, values: Tensor) -> Tensor:
     if not within(values, MAX_MAGNITUDE):
         raise TensorError(
             f'tensor "{name}" holds NaN, Inf or more than {MAX_MAGNITUDE:.0e}, which no update may: '

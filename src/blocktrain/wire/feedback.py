@@ -47,7 +47,7 @@ class ErrorFeedback:
             return data
         sent = read_update(data, tensor_shapes(after), expected=settings)
         self._unsent = {
-            name: delta - sent.change(name, published[name], known[name] if known else None)
+            name: delta.sub_(sent.change(name, published[name], known[name] if known else None))
             for name, delta in difference(published, after).items()
         }
         return data

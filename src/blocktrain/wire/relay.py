@@ -14,6 +14,7 @@ from torch import Tensor
 from blocktrain.wire.codecs import damaged
 from blocktrain.wire.deltas import EncodedUpdate, Named
 from blocktrain.wire.messages import Blob, Message, Natural
+from blocktrain.wire.tensors import Encoded
 
 MAX_WEIGHT = 2.0**100  # far beyond training; no merge writes more, so that the next one can be computed in float32
 MAX_RELAYED = 256  # updates of one version
@@ -36,14 +37,14 @@ class Recipe(Message):
         return self.model_dump_json().encode()
 
 
-def is_recipe(data: bytes) -> bool:
+def is_recipe(data: Encoded) -> bool:
     """Tensors begin with the length of their header, a multiple of eight: never with this character."""
     return data[:1] == b"{"
 
 
-def read_recipe(data: bytes) -> Recipe:
+def read_recipe(data: Encoded) -> Recipe:
     try:
-        return Recipe.model_validate_json(data)
+        return Recipe.model_validate_json(bytes(data))
     except ValidationError as error:
         raise damaged(f"its recipe cannot be read: {error.errors()[0]['msg']}") from None
 

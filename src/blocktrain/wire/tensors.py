@@ -36,7 +36,7 @@ DTYPES: dict[str, torch.dtype] = {
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_AXIS = 2**31 - 1
 
-Encoded: TypeAlias = bytes | mmap
+Encoded: TypeAlias = bytes | memoryview | mmap
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LENGTH_BYTES = 8
@@ -65,22 +65,27 @@ def by_block(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
 
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Equal tensors and metadata give equal bytes, so that their hash names them: safetensors itself writes metadata in
-    an order that changes from process to process, and copies every byte three times."""
+    return b"".join(encode_chunks(tensors, metadata))
+
+
+def encode_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
+    """The same without a copy of the tensors: the header, and each tensor's bytes where they lie. Equal tensors and
+    metadata give equal bytes, so that their hash names them: safetensors itself writes metadata in an order that
+    changes from process to process, and copies every byte three times."""
     for name, tensor in tensors.items():
         if name == _METADATA or tensor.dtype not in DTYPES.values():
             raise TensorError(
                 f'"{name}" of {tensor.dtype} cannot be stored: rename it, or use one of {", ".join(DTYPES)}'
             )
     header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
-    parts, end = list[NDArray[np.uint8]](), 0
+    parts, end = list[memoryview](), 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, str(item[1].dtype), item[0])):
-        parts.append(_bytes_of(tensor))
-        begin, end = end, end + parts[-1].size
+        parts.append(_bytes_of(tensor).data)
+        begin, end = end, end + parts[-1].nbytes
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)  # the tensors start aligned
-    return b"".join([struct.pack("<Q", len(text)), text, *(part.data for part in parts)])
+    return [memoryview(struct.pack("<Q", len(text)) + text), *parts]
 
 
 def decode(
@@ -161,7 +166,7 @@ def _parse(data: Encoded) -> tuple[dict[str, Any], int]:
     if header_bytes > MAX_HEADER_BYTES or start > len(data):
         raise _damaged(f"a header of {header_bytes} bytes is declared and {len(data) - _LENGTH_BYTES} bytes follow")
     try:
-        entries = json.loads(data[_LENGTH_BYTES:start], object_pairs_hook=_without_repeats)
+        entries = json.loads(bytes(data[_LENGTH_BYTES:start]), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise _damaged(f"its header is not JSON: {error}") from None
     if not isinstance(entries, dict):

@@ -124,10 +124,11 @@ def _nearest(rows: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
     fits all of its groups best."""
     peak = rows.abs().amax(dim=1, keepdim=True).clamp(min=_TINY)  # so that no sum overflows, whatever the scale
     products = (rows / peak).view(-1, GROUP) @ signs.T
-    size, word = products.abs().max(1)
-    negative = products.gather(1, word.unsqueeze(1))[:, 0] < 0
-    gain = size.view(-1, LOW_BYTES).mean(1, keepdim=True) / GROUP
-    return (word + WORDS * negative).view(-1, LOW_BYTES), (gain * peak).bfloat16()
+    most, least = (torch.from_numpy(find(products.numpy(), 1)) for find in (np.argmax, np.argmin))  # torch's are slow
+    high, low = (products.gather(1, word.unsqueeze(1))[:, 0] for word in (most, least))
+    codes = torch.where(high >= -low, most, least + WORDS)
+    gain = torch.maximum(high, -low).view(-1, LOW_BYTES).mean(1, keepdim=True) / GROUP
+    return codes.view(-1, LOW_BYTES), (gain * peak).bfloat16()
 
 
 def _values(codes: Tensor, gain: Tensor, signs: Tensor) -> Tensor:
