@@ -297,8 +297,11 @@ class Blobs:
             writer.close()
 
     def _list(self, prefix: str) -> Iterator[tuple[str, int, float]]:
-        """Key, bytes and time of the last write of everything below."""
+        """Key, bytes and time of the last write of everything below. A folder is asked itself, as for sizes."""
         with self._storage():
+            if self._folder is not None:
+                yield from _files_below(self._folder / prefix, prefix)
+                return
             for metas in self._store.list(prefix):
                 for meta in metas:
                     yield meta["path"], meta["size"], meta["last_modified"].timestamp()
@@ -365,6 +368,18 @@ def _hash(chunks: Iterable[Data]) -> str:
     for chunk in chunks:
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def _files_below(folder: Path, prefix: str) -> Iterator[tuple[str, int, float]]:
+    """What goes meanwhile is passed over."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _files_below(folder / entry.name, f"{prefix}/{entry.name}")
+                continue
+            with suppress(FileNotFoundError):
+                stat = entry.stat()
+                yield f"{prefix}/{entry.name}", stat.st_size, stat.st_mtime
 
 
 def _make_folder(path: Path) -> None:

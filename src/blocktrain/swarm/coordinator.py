@@ -4,6 +4,7 @@ Next: service.py, the HTTP routes in front of it; granting.py, intake.py, mergin
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from blocktrain.wire.messages import (
 from blocktrain.wire.tensors import encode_chunks
 
 UNWANTED_S = 3600.0  # until a blob or an upload that nothing needs is forgotten
+PRUNE_EVERY_S = 60.0  # at most, however short the rounds are
 
 
 class Coordinator:
@@ -57,6 +59,7 @@ class Coordinator:
         # Called when something is due, so that somebody ticks soon. Without it whoever asks does it, and waits for it.
         self.wake: Callable[[], None] | None = None
         self.bell = Bell()
+        self._pruned_s = -math.inf
 
     # What workers and people ask
 
@@ -174,7 +177,9 @@ class Coordinator:
         following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
         if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):
             self.bell.ring()
-            self._prune()
+            if now_s >= self._pruned_s + PRUNE_EVERY_S:
+                self._pruned_s = now_s
+                self._prune()
 
     def _prune(self) -> None:
         """Forget blobs and uploads that nothing needs any more; young ones may be about to be recorded."""
