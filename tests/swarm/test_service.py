@@ -3,6 +3,9 @@ one that the schema tells of, and never a failure of the server."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -110,3 +113,30 @@ def test_a_blob_comes_whole_or_from_byte_to_byte(house, member, range, status, f
     if range:
         end = len(whole) - 1 if last is None else last
         assert answer.headers["content-range"] == f"bytes {first}-{end}/{len(whole)}"
+
+
+def test_what_came_of_an_upload_before_its_connection_broke_is_kept(house, member):
+    lease = member.lease()
+    data = member.payload(lease)
+    path = f"/v1/leases/{lease.lease}/uploads/{hashlib.sha256(data).hexdigest()}"
+    headers = {"authorization": "Bearer the-token-of-the-worker", "content-length": str(len(data))}
+    scope = {
+        "type": "http",
+        "method": "PUT",
+        "path": path,
+        "query_string": f"offset=0&size={len(data)}".encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    came = {"type": "http.request", "body": data[:1000], "more_body": True}
+    messages = iter([came, {"type": "http.disconnect"}])
+
+    async def receive() -> dict:
+        return next(messages)
+
+    async def send(message: dict) -> None:
+        pass
+
+    asyncio.run(house.service(scope, receive, send))
+    assert house.ask("GET", path).json() == {"received": 1000}
+    assert member.upload(lease.lease, data[1000:], hashlib.sha256(data).hexdigest(), offset=1000, size=len(data))
+    assert house.ask("POST", "/v1/updates", json=member.notice(lease, data)).status_code == 200

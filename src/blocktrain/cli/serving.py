@@ -22,6 +22,7 @@ from itertools import count
 from pathlib import Path
 from types import FrameType
 
+import torch
 import uvicorn
 
 from blocktrain.allocator import keep_little_memory
@@ -87,6 +88,7 @@ def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str |
 def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
     """Until SIGTERM, which ends it with 0, or Ctrl-C, which ends it with 130."""
     keep_little_memory()
+    torch.set_num_threads(1)  # it computes with small pieces, for which threads only wait for each other
     before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
     try:
         port = _port(run.folder, address)
