@@ -13,8 +13,10 @@ Each row is written to the result file when it is done and is not run again: sto
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -138,7 +140,8 @@ def _lines(document: Document) -> list[dict[str, Any]]:
                         "manner": manner,
                         "valid": mean_of(records, "valid"),
                         "test": mean_of(records, "test"),
-                        "timed": sum(timed) / len(timed),
+                        "timed": statistics.mean(timed),
+                        "timed_by_seed": {record["seed"]: x for record, x in zip(records, timed, strict=True)},
                         "virtual_s": mean_of(records, "virtual_s"),
                         "merged": mean_of(records, "updates"),
                     }
@@ -207,13 +210,23 @@ def verdicts(document: Document) -> list[Verdict]:
                 Verdict(
                     f"{objective}, {100 * share:.0f} %: at equal time no worse than waiting and dropping",
                     f"{here['ours']['timed']:.4f}, waiting {here['waiting']['timed']:.4f}, "
-                    f"dropping {here['dropping']['timed']:.4f}; at equal rounds {here['ours']['valid']:.4f}, "
-                    f"{here['waiting']['valid']:.4f}, {here['dropping']['valid']:.4f}",
+                    f"dropping {here['dropping']['timed']:.4f}{_apart(here['ours'], here['dropping'])}; "
+                    f"at equal rounds {here['ours']['valid']:.4f}, {here['waiting']['valid']:.4f}, "
+                    f"{here['dropping']['valid']:.4f}",
                     "",
                     here["ours"]["timed"] <= best,
                 )
             )
     return found
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """How far from each other they are, seed by seed, with the standard error where there are several."""
+    seeds = one["timed_by_seed"].keys() & other["timed_by_seed"].keys()
+    gaps = [one["timed_by_seed"][seed] - other["timed_by_seed"][seed] for seed in seeds]
+    if len(gaps) < 2:
+        return ""
+    return f" ({statistics.mean(gaps):+.4f} ± {statistics.stdev(gaps) / math.sqrt(len(gaps)):.4f} apart)"
 
 
 def figures(document: Document) -> dict[str, go.Figure]:

@@ -78,7 +78,7 @@ SIZES = {
     "0.1": Size(32, 1, 2),
     "1": Size(64, 4, 7),
     "10": Size(256, 3, 5),
-    "100": Size(832, 3, 2, patience_s=1200.0),
+    "100": Size(832, 3, 4, patience_s=1200.0),
     "small": Size(64, 4, 14, patience_s=1200.0),  # the preset's, with training between the rounds
 }
 TRAINED_CODECS = ("fp32", "int8", "uniform8bit")
@@ -262,10 +262,10 @@ def _python(side: str, envs: Path) -> Path:
         return Path(sys.executable)
     folder = envs / name
     python, ready = folder / "bin" / "python", folder / READY
-    wanted = " ".join([_torch(), *REQUIREMENTS[name]])
+    wanted = " ".join([_torch(), *REQUIREMENTS[name], "blocktrain"])
     if not ready.exists() or ready.read_text() != wanted:
         print(f"making the environment {folder} …", flush=True)
-        venv.create(folder, with_pip=True)
+        venv.create(folder, with_pip=True, clear=True)
         _pip(python, _torch())  # by itself and first: no other requirement chooses its build
         _pip(python, *REQUIREMENTS[name])
         _pip(python, "--editable", str(ROOT))

@@ -128,7 +128,7 @@ def drive(cell: Cell) -> None:
     command = [sys.executable, __file__]
     with ExitStack() as stack:
         server = stack.enter_context(started([*command, "serve", str(cell), port]))
-        await_open(int(port))  # a worker that comes before gives up
+        await_open(int(port), server)  # a worker that comes before gives up
         workers = [
             stack.enter_context(started([*command, "work", str(cell), port, str(number)]))
             for number in range(cell.workers)

@@ -71,7 +71,7 @@ def drive(cell: Cell) -> None:
     with ExitStack() as stack:
         link_command = [str(BIN / "flower-superlink"), "--insecure", "--port", str(port)]
         link = stack.enter_context(started([*link_command, "--disable-runtime-dependency-installation"], env=env))
-        await_open(port)
+        await_open(port, link)
         node_command = [str(BIN / "flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{port}"]
         nodes = [
             stack.enter_context(

@@ -57,7 +57,7 @@ def work(cell: Cell, number: int, initial_peers: list[str]) -> None:
         gathered = averager.step(timeout=STEP_TIMEOUT_S)
         with averager.get_tensors() as tensors:
             after = {name: before[name] + tensor.numpy() for name, tensor in zip(cell.shapes, tensors, strict=True)}
-        led.say({"done": round_number})
+        led.done(round_number)
         if gathered is None or len(gathered) != cell.workers:
             raise RuntimeError(f"round {round_number} averaged {len(gathered or ())} of {cell.workers} workers")
         if trained:

@@ -71,7 +71,7 @@ class AveragingWorker(Worker):
         newest = self._holdings.trained(lease.trained)[version.block]
         published = {name: tensor.numpy() for name, tensor in newest.items()}
         if self._round:
-            self._led.say({"done": self._round - 1})
+            self._led.done(self._round - 1)
             self._led.say({"error": self._error(published)})
         self._before = published
         if self._cell.trains:

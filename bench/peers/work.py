@@ -128,12 +128,18 @@ class Rounds:
 
 
 class Led:
-    """A worker's end: says when it has its tensors of a round, begins when told, says when it has the mean."""
+    """A worker's end: says when it has its tensors of a round, begins when told, says when it has the mean. It looks
+    how right that is when all have theirs: nobody's round is longer because another one is looking already."""
 
     def ready(self, round_number: int) -> None:
-        self.say({"ready": round_number})
-        told = sys.stdin.readline()
-        if not told:
+        self._say_and_wait({"ready": round_number})
+
+    def done(self, round_number: int) -> None:
+        self._say_and_wait({"done": round_number})
+
+    def _say_and_wait(self, message: Mapping[str, Any]) -> None:
+        self.say(message)
+        if not sys.stdin.readline():
             raise SystemExit("the driver has gone")
 
     def say(self, message: Mapping[str, Any]) -> None:
@@ -178,13 +184,17 @@ class Leader:
         for _ in range(rounds + 1):
             self.hear("ready")
             with measured.timed():
-                for process in self.processes:
-                    assert process.stdin is not None
-                    process.stdin.write("go\n")
-                    process.stdin.flush()
+                self._go_on()
                 self.hear("done")
+            self._go_on()
             errors.append(max(self.hear("error")))
         return measured, errors
+
+    def _go_on(self) -> None:
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write("go on\n")
+            process.stdin.flush()
 
 
 @contextmanager
@@ -207,14 +217,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def await_open(port: int) -> None:
-    """Until something listens there."""
-    while True:
+def await_open(port: int, process: subprocess.Popen[str]) -> None:
+    """Until the process listens there."""
+    while process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
             return
         except OSError:
             time.sleep(0.05)
+    raise RuntimeError(f"the process that was to listen ended with {process.returncode}")
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def decode_vector(parts: Mapping[str, Tensor], settings: CodecSettings, size: in
     """Parts of the right types and sizes, their contents checked."""
     if settings.codec == "fp32":
         _require_within(parts["values"], MAX_MAGNITUDE, "values")
-        return Plain(parts["values"])
+        return _Plain(parts["values"])
     if settings.codec == "sparse":
         _require_within(parts["levels"], MAX_MAGNITUDE, "levels")
         try:
@@ -231,7 +231,7 @@ def decode_vector(parts: Mapping[str, Tensor], settings: CodecSettings, size: in
 
 
 @dataclass(frozen=True)
-class Plain:
+class _Plain:
     values: Tensor
 
     def slice(self, begin: int, end: int) -> Tensor:

@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from blocktrain.wire.packing import pack, unpack
 
@@ -92,19 +93,22 @@ def turned(rows: Tensor) -> Tensor:
     """The Hadamard transform of each row, over the root of its length: its own inverse. Sums of two in one order, so
     that every machine gets the same bits."""
     columns = rows.T.contiguous()  # neighbours in memory are of other rows: all that is added lies in long stretches
+    others = torch.empty_like(columns)
     for step in range(ROW.bit_length() - 1):
-        pairs = columns.view(ROW >> step + 1, 2, len(rows) << step)
-        differences = pairs[:, 0] - pairs[:, 1]
-        pairs[:, 0] += pairs[:, 1]
-        pairs[:, 1] = differences
+        pairs, combined = (x.view(ROW >> step + 1, 2, len(rows) << step) for x in (columns, others))
+        torch.add(pairs[:, 0], pairs[:, 1], out=combined[:, 0])
+        torch.sub(pairs[:, 0], pairs[:, 1], out=combined[:, 1])
+        columns, others = others, columns
     return columns.T / math.isqrt(ROW)
 
 
 @lru_cache(maxsize=2 * MAX_STAGES)
 def sign_vectors(book: bytes, stage: int) -> Tensor:
-    """The first 32 bits of SHA-256 of the book and "stage word", least significant first: a set bit is -1."""
+    """The first 32 bits of SHA-256 of the book and "stage word", least significant first: a set bit is -1. Behind them
+    their negatives."""
     digests = b"".join(hashlib.sha256(book + f"{stage} {word}".encode()).digest()[:4] for word in range(WORDS))
-    return _signs(digests).view(WORDS, GROUP)
+    words = _signs(digests).view(WORDS, GROUP)
+    return torch.cat([words, -words])
 
 
 @lru_cache(maxsize=2)
@@ -123,7 +127,7 @@ def _nearest(rows: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
     """Of each group the word with the largest product, plus WORDS where it is negative; and the gain of each row that
     fits all of its groups best."""
     peak = rows.abs().amax(dim=1, keepdim=True).clamp(min=_TINY)  # so that no sum overflows, whatever the scale
-    products = (rows / peak).view(-1, GROUP) @ signs.T
+    products = (rows / peak).view(-1, GROUP) @ signs[:WORDS].T
     most, least = (torch.from_numpy(find(products.numpy(), 1)) for find in (np.argmax, np.argmin))  # torch's are slow
     high, low = (products.gather(1, word.unsqueeze(1))[:, 0] for word in (most, least))
     codes = torch.where(high >= -low, most, least + WORDS)
@@ -132,8 +136,7 @@ def _nearest(rows: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _values(codes: Tensor, gain: Tensor, signs: Tensor) -> Tensor:
-    signed = torch.where(codes < WORDS, gain.float(), -gain.float())
-    return (signs[codes % WORDS] * signed.unsqueeze(2)).view(len(codes), ROW)
+    return functional.embedding(codes, signs).view(len(codes), ROW) * gain.float()
 
 
 def _shares(norms: Tensor, num_stages: int) -> Tensor:
