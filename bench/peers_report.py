@@ -26,10 +26,10 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "central_peak_bytes": ("peak memory of the central processes", lambda value: f"{value / MB:.0f} MB"),
     "worker_peak_bytes": ("peak memory of a worker's processes", lambda value: f"{value / MB:.0f} MB"),
 }
-CODECS = {"fp32": "fp32", "smallest": "smallest codecs"}
 KINDS: dict[str, Callable[[Row], bool]] = {
     "fp32": lambda row: row["codec"] == "fp32",
-    "smallest": lambda row: row["codec"] != "fp32",
+    "our int8, their smallest": lambda row: row["codec"] not in ("fp32", "vector"),
+    "our vector, their smallest": lambda row: row["codec"] not in ("fp32", "int8"),
 }
 
 
@@ -48,6 +48,7 @@ def section(document: Document) -> str:
         "difference in int6, our vector as the others' updates; vector sends a hundredth of the step and keeps the "
         "rest for later rounds, so that its error in one round is no error of the sum.",
         markdown(HEAD, [_cells(row) for row in rows]),
+        _missing(rows),
         *_settings(rows),
         goal_lines(verdicts(document)),
         *_training(document),
@@ -68,6 +69,16 @@ def _told(rows: Sequence[Row]) -> str:
     workers = ", ".join(str(n) for n in sorted({row["workers"] for row in rows}))
     sizes = ", ".join(sorted({row["size_mb"] for row in rows}, key=float))
     return f"{workers} workers on one machine average the tensors of a block of about {sizes} MB in float32."
+
+
+def _missing(rows: Sequence[Row]) -> str:
+    """Where we were measured and another side was not."""
+
+    def places(side: str) -> dict[str, None]:
+        return {f"{row['size_mb']} MB with {row['workers']}": None for row in rows if row["side"] == side}
+
+    missing = {name: [x for x in places(OURS) if x not in places(side)] for side, name in NAMES.items()}
+    return " ".join(f"{name} was not measured at {', '.join(there)}." for name, there in missing.items() if there)
 
 
 def _cells(row: Row) -> list[str]:
@@ -108,14 +119,14 @@ def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def verdicts(document: Document) -> list[Verdict]:
-    """Ahead of both on every column, in fp32 and with each side's smallest codec."""
+    """Ahead of both on every column, in fp32 and with each side's small codecs."""
     rows = [row for row in document.get("averaging", []) if not row["error"]]
     found = []
     for kind, of_kind in KINDS.items():
         chosen = [row for row in rows if of_kind(row)]
         for key, (words, _) in COLUMNS.items():
             if duels := _duels(chosen, key):
-                found.append(_verdict(f"{words}, {CODECS[kind]}", duels))
+                found.append(_verdict(f"{words}, {kind}", duels))
     return [*found, *_training_verdicts(document)]
 
 
@@ -165,7 +176,7 @@ def _training_verdicts(document: Document) -> Iterator[Verdict]:
         ours = [seconds for side, seconds in times_s if side == OURS]
         theirs = [seconds for side, seconds in times_s if side != OURS]
         if ours and theirs:
-            words = f"seconds to {target:.2f} nats a byte, {CODECS[kind]}"
+            words = f"seconds to {target:.2f} nats a byte, {kind}"
             yield _verdict(words, [(f"{rows[0]['workers']} workers", min(ours) / min(theirs))])
 
 
