@@ -159,6 +159,7 @@ def _table(document: Document) -> Table:
         "valid, equal time",
         "virtual s",
         "merged",
+        "seeds",
     ]
     return head, [
         [
@@ -170,6 +171,7 @@ def _table(document: Document) -> Table:
             f"{line['timed']:.4f}",
             f"{line['virtual_s']:.0f}",
             f"{line['merged']:.0f}",
+            str(len(line["timed_by_seed"])),
         ]
         for line in _lines(document)
     ]

@@ -26,6 +26,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "central_peak_bytes": ("peak memory of the central processes", lambda value: f"{value / MB:.0f} MB"),
     "worker_peak_bytes": ("peak memory of a worker's processes", lambda value: f"{value / MB:.0f} MB"),
 }
+DASHES = {"fp32": "solid", "vector": "dot"}
 KINDS: dict[str, Callable[[Row], bool]] = {
     "fp32": lambda row: row["codec"] == "fp32",
     "our int8, their smallest": lambda row: row["codec"] not in ("fp32", "vector"),
@@ -229,7 +230,7 @@ def figures(document: Document) -> dict[str, go.Figure]:
                 legendgroup=f"{side} {codec}",
                 showlegend=n == 0,
                 mode="lines+markers",
-                line={"color": colors[side], "dash": "solid" if codec == "fp32" else "dot"},
+                line={"color": colors[side], "dash": DASHES.get(codec, "dash")},
                 row=n // 2 + 1,
                 col=n % 2 + 1,
             )
