@@ -1,6 +1,7 @@
-"""Blocks or whole replicas? BlockTrain against replicas of the full model (`blocks = 1`) at equal work: what the model
-is worth, what one worker must hold in memory and what it must send and fetch. The full replicas are averaged once as
-ours are, with our codecs, and once as DiLoCo does (Douillard et al. 2023): fp32 and Nesterov's outer step.
+"""Blocks or whole replicas? BlockTrain, with its default objective and with `denoise`, against replicas of the full
+model (`blocks = 1`) at equal work: what the model is worth, what one worker must hold in memory and what it must send
+and fetch. The full replicas are averaged once as ours are, with our codecs, and once as DiLoCo does (Douillard et al.
+2023): fp32 and Nesterov's outer step.
 
     python bench/diloco.py --corpus PATH [--rows blocktrain] [--seeds 0]
 
@@ -16,7 +17,7 @@ import torch
 
 from blocktrain.corpus import Corpus
 from blocktrain.figures import bar_figure
-from blocktrain.spec import RunSpec
+from blocktrain.spec import Denoise, RunSpec
 from blocktrain.train.flops import run_flops
 from blocktrain.train.reference import single_block_of
 from common import Document, Verdict, goal_lines, markdown, portable
@@ -24,7 +25,8 @@ from memory_measure import Case, in_own_process
 from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
 from swarm_run import Plan, run_swarm
 
-OURS, FULL, DILOCO = "BlockTrain", "full replicas, our codecs", "DiLoCo (fp32, Nesterov)"
+OURS, DENOISE = "BlockTrain", "BlockTrain, denoise"
+FULL, DILOCO = "full replicas, our codecs", "DiLoCo (fp32, Nesterov)"
 DILOCO_CHANGES = {"swarm.update": "fp32", "swarm.download": "fp32", "swarm.outer": "nesterov"}
 BUDGET = {"train.steps": 400, "train.windows": 6, "swarm.round_steps": 10}  # windows of one worker
 QUICK_BUDGET = {"train.steps": 4, "train.windows": 2, "swarm.round_steps": 2}
@@ -44,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def runs(ours: RunSpec) -> dict[str, RunSpec]:
-    """Ours, and the full replicas with as many steps as take the same work."""
-    full = full_replica_of(ours)
-    return {OURS: ours, FULL: full, DILOCO: full.with_(**DILOCO_CHANGES)}
+    """Ours, and the others with as many steps as take the same work."""
+    full = as_much_work(single_block_of(ours, num_layers=ours.model.total_layers, steps=1), ours)
+    denoise = as_much_work(ours.with_(objective=Denoise(), **{"train.steps": 1}), ours)
+    return {OURS: ours, DENOISE: denoise, FULL: full, DILOCO: full.with_(**DILOCO_CHANGES)}
 
 
-def full_replica_of(ours: RunSpec) -> RunSpec:
-    one_step = single_block_of(ours, num_layers=ours.model.total_layers, steps=1)
+def as_much_work(one_step: RunSpec, ours: RunSpec) -> RunSpec:
     return one_step.with_(**{"train.steps": max(1, round(run_flops(ours) / run_flops(one_step)))})
 
 
@@ -68,7 +70,7 @@ def run(plan: Plan, corpus: Corpus) -> dict[str, Any]:
 
 
 def _lines(document: Document) -> list[tuple[str, Sequence[Record]]]:
-    return [(name, records) for name in (OURS, FULL, DILOCO) if (records := records_of(document, name))]
+    return [(name, records) for name in (OURS, DENOISE, FULL, DILOCO) if (records := records_of(document, name))]
 
 
 def _table(document: Document) -> Table:

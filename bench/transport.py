@@ -16,7 +16,7 @@ import torch
 
 from blocktrain.corpus import Corpus
 from blocktrain.figures import PALETTE, bar_figure
-from blocktrain.spec import RunSpec
+from blocktrain.spec import Denoise, RunSpec
 from common import Document, Verdict, goal_lines, markdown, portable
 from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
 from swarm_run import Plan, run_swarm
@@ -25,6 +25,7 @@ PAPER_CE, PAPER_GB, FEWER_GOAL = 1.576, 10.23, 100
 CODECS: dict[str, dict[str, Any]] = {
     "fp32": {"swarm.update": "fp32", "swarm.download": "fp32"},
     "int8": {"swarm.update": "int8"},  # the default, down int6
+    "int8, denoise": {"swarm.update": "int8", "objective": Denoise()},  # every block as many steps as the first phase
     "vector": {"swarm.update": "vector", "swarm.update_ratio": 150.0},  # HTTP and TCP take the rest to 100
 }
 RELAYED = {"vector": "the other's"}  # what comes down is what others sent up

@@ -54,8 +54,9 @@ def encode_rows(rows: Tensor, num_stages: int) -> Stages:
     starts = _starts(counts)
     words = np.zeros((num_stages, LOW_BYTES), np.uint16)
     gains = torch.zeros(num_stages, 1, dtype=torch.bfloat16)
-    limited = rows.clamp(-_HUGE, _HUGE)
-    rest = torch.cat([rows[:0], *(turned(some * flips) for some in torch.split(limited, _ROWS_AT_ONCE))])
+    rest = torch.empty_like(rows)
+    for some, place in zip(torch.split(rows, _ROWS_AT_ONCE), torch.split(rest, _ROWS_AT_ONCE), strict=True):
+        place.copy_(turned(some.clamp(-_HUGE, _HUGE) * flips))
     for stage in range(int(counts.max()) if len(counts) else 0):
         signs = sign_vectors(book, stage)
         for chosen in torch.split((counts > stage).nonzero()[:, 0], _ROWS_AT_ONCE):
