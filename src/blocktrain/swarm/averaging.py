@@ -53,15 +53,16 @@ def merge(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> I
 
 
 def _mean(updates: Sequence[Iterable[Tensor]], weights: Sequence[float], scales: Sequence[float], size: int) -> Tensor:
-    mean, end = torch.empty(size, dtype=torch.float64), 0
-    for pieces in zip(*updates, strict=True):
-        begin, end = end, end + pieces[0].numel()
-        mean[begin:end] = _running_mean(pieces, weights, scales)
+    mean, end, pieces = torch.empty(size, dtype=torch.float64), 0, [iter(update) for update in updates]
+    while end < size:
+        piece = _running_mean((next(x) for x in pieces), weights, scales)  # one at a time is decoded
+        begin, end = end, end + piece.numel()
+        mean[begin:end] = piece
     assert end == size, f"{end} values came of a tensor that has {size}"
     return mean
 
 
-def _running_mean(values: Sequence[Tensor], weights: Sequence[float], scales: Sequence[float]) -> Tensor:
+def _running_mean(values: Iterable[Tensor], weights: Sequence[float], scales: Sequence[float]) -> Tensor:
     """Σ wsΔ / Σ w, update by update: exact for one update and for equal ones."""
     mean, total = torch.empty(0), 0.0
     for piece, weight, scale in zip(values, weights, scales, strict=True):

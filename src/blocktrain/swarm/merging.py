@@ -1,5 +1,5 @@
 """Merging: the updates of a closed round become the next version of each of its blocks, tensor after tensor. What is
-read stays in its files, and is let go of after each tensor: memory does not grow with the number of updates. Where the
+read stays in its files, and is let go of when it was used: memory does not grow with the number of updates. Where the
 updates themselves are the shortest way to the version, they are merged as workers will follow them. It writes blobs and
 no facts.
 Next: averaging.py and ../wire/relay.py, the mathematics; coordinator.py, which records the versions."""
@@ -43,10 +43,9 @@ class Merger:
             yield self._next(block, round.base[block], deltas)
 
     def _lightly(self, merged: Iterator[Named], updates: Sequence[Update]) -> Iterator[Named]:
-        """The same; what was read for one tensor does not stay in memory beside the next."""
+        """The same; what was read of the bases for one tensor does not stay in memory beside the next."""
         bases = {key for update in updates for key in update.base.items()}
-        versions = [self._blocks.version(*key).sha256 for key in bases]
-        files = [self._blobs.get(sha256) for sha256 in (*versions, *(update.id for update in updates))]
+        files = [self._blobs.get(self._blocks.version(*key).sha256) for key in bases]
         for item in merged:
             yield item
             for data in files:
@@ -106,7 +105,14 @@ class Merger:
         def opened() -> Deltas:
             encoded = self._read(update.id, update.phase)
             base, earlier = self._blocks.around(encoded, update.base)
-            return lambda name: encoded.pieces(name, base.get(name), earlier.get(name))
+            data = self._blobs.get(update.id)
+
+            def pieces(name: str) -> Iterator[Tensor]:
+                for piece in encoded.pieces(name, base.get(name), earlier.get(name)):
+                    forget(data)  # of many updates, one piece each is in memory
+                    yield piece
+
+            return pieces
 
         return Part(opened, update.weight, update.norm)
 
