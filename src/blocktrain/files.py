@@ -49,6 +49,7 @@ def mapped_file(file: BinaryIO) -> memoryview:
     """The same of an open file, which may be closed then."""
     if not os.fstat(file.fileno()).st_size:
         return memoryview(b"")
+    # shared: a private mapping counts as memory of ours, and the file may be larger than that
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from blocktrain.errors import TensorError
+from blocktrain.files import mapped
 from blocktrain.wire.tensors import decode
 
 
@@ -18,12 +19,11 @@ class MappedTensors:
 
     def __init__(self, path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
         self.path = path
-        with path.open("rb") as file:
-            if not path.stat().st_size:
-                raise TensorError(f"{path} is empty: get it again from where it was made")
-            # read only and shared: a private mapping counts as memory of ours, and the file may be larger than that
-            self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.tensors = decode(self._pages, expected=expected, in_place=True)[0]
+        data = mapped(path)
+        if not isinstance(data.obj, mmap.mmap):
+            raise TensorError(f"{path} is empty: get it again from where it was made")
+        self._pages = data.obj
+        self.tensors = decode(data, expected=expected, in_place=True)[0]
 
     def expect(self, tensor: Tensor) -> None:
         """It is used soon: the system may read it from the disk meanwhile."""

@@ -64,7 +64,9 @@ class Blobs:
         self.where = str(url_or_path)
         self._folder = _local_folder(url_or_path)
         self._checked: dict[str, _FileState | None] = {}  # what files were like when their bytes were right
-        self._mapped: WeakValueDictionary[tuple[str, _FileState], mmap] = WeakValueDictionary()  # while somebody reads
+        self._mapped: WeakValueDictionary[tuple[str, _FileState | None], mmap] = (
+            WeakValueDictionary()
+        )  # while somebody reads
         if self._folder is None:
             self._store = _bucket(self.where)
         else:
@@ -92,7 +94,7 @@ class Blobs:
         """The bytes, checked against their name; of a file that nobody has written to since they were, not again."""
         with self._reading(sha256):
             state = self._state(sha256)
-            data = self._shared(sha256, state) if state else self._bytes(_key(sha256))
+            data = self._shared(sha256, state)
         if state is not None and self._checked.get(sha256) == state and len(data) == state[0]:
             return data
         found = hashlib.sha256(data).hexdigest()
@@ -111,8 +113,8 @@ class Blobs:
         stat = (self._folder / _key(sha256)).stat()
         return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
-    def _shared(self, sha256: str, state: _FileState) -> memoryview:
-        """A file is mapped once for all who read it: its pages count once."""
+    def _shared(self, sha256: str, state: _FileState | None) -> memoryview:
+        """Mapped once for all who read it at a time: its pages count once, and a bucket is asked once."""
         if (there := self._mapped.get((sha256, state))) is not None:
             return memoryview(there)
         data = self._bytes(_key(sha256))
@@ -235,11 +237,11 @@ class Blobs:
         """What has come of an upload, to be judged before it becomes a blob."""
         keys = [key for key, _ in self._parts(upload_id)]
         with self._storage():
-            if self._folder is None or len(keys) != 1:
+            if len(keys) != 1:
                 return Uploaded(upload_id, memoryview(b"".join(self._bytes(key) for key in keys)), None)
-            path = self._folder / keys[0]
-            inode = path.stat().st_ino
-            return Uploaded(upload_id, mapped(path), (path, inode))
+            path = self._folder / keys[0] if self._folder is not None else None
+            file = (path, path.stat().st_ino) if path is not None else None
+            return Uploaded(upload_id, self._bytes(keys[0]), file)
 
     def keep(self, upload: Uploaded, sha256: str) -> None:
         """The upload becomes the blob of this name, which its bytes were checked against."""

@@ -69,7 +69,7 @@ class Merger:
         return Recipe(blocks=tuple(round.base), updates=tuple(relayed))
 
     def _relayed(self, round: Round, recipe: Recipe) -> Iterator[NewVersion]:
-        opened = [(self._read(each.payload.sha256, round.phase), each.share) for each in recipe.updates]
+        opened = [(self._read(each.payload.sha256, round.phase)[0], each.share) for each in recipe.updates]
         difference = self._blobs.put(recipe.encode())
         for block, version in round.base.items():
             base, by_course = {block: version}, any(update.from_course for update, _ in opened)
@@ -103,9 +103,8 @@ class Merger:
 
     def _part(self, update: Update) -> Part:
         def opened() -> Deltas:
-            encoded = self._read(update.id, update.phase)
+            encoded, data = self._read(update.id, update.phase)
             base, earlier = self._blocks.around(encoded, update.base)
-            data = self._blobs.get(update.id)
 
             def pieces(name: str) -> Iterator[Tensor]:
                 for piece in encoded.pieces(name, base.get(name), earlier.get(name)):
@@ -116,8 +115,9 @@ class Merger:
 
         return Part(opened, update.weight, update.norm)
 
-    def _read(self, sha256: str, phase: int) -> EncodedUpdate:
+    def _read(self, sha256: str, phase: int) -> tuple[EncodedUpdate, memoryview]:
+        """The update, checked, and the bytes that it is read from."""
         data = self._blobs.get(sha256)
         update = read_update(data, self._blocks.shapes(phase), expected=self._blocks.codec(phase))
         forget(data)
-        return update
+        return update, data

@@ -63,8 +63,8 @@ def encode_update(before: Named, after: Named, settings: CodecSettings, earlier:
     if earlier is not None:
         require_same_shapes(before, earlier)
     metadata = settings.describe() | ({"from_course": "1"} if earlier is not None and not settings.lossless else {})
-    values = _Differences(_Layout(tensor_shapes(after)), None if settings.lossless else before, after, earlier)
-    layout = values.layout
+    layout = _Layout(tensor_shapes(after))
+    values = _Differences(layout, None if settings.lossless else before, after, earlier)
     coded = encode_vector(values, layout.size, settings)
     return encode(coded, {"update": FORMAT, "layout": layout.name, **metadata})
 
@@ -223,18 +223,16 @@ class _Differences:
     `after` itself, without `before`."""
 
     def __init__(self, layout: _Layout, before: Named | None, after: Named, earlier: Named | None) -> None:
-        self.layout = layout
-        states = (before, after, earlier if before is not None else None)
-        self._before, self._after, self._earlier = (
-            None if state is None else {name: plain(state[name]).flatten() for name in layout.spans} for state in states
-        )
-        self._ends = [end for _, end in layout.spans.values()]
-        self._names = list(layout.spans)
+        def flattened(state: Named) -> dict[str, Tensor]:
+            return {name: plain(state[name]).flatten() for name in layout.spans}
+
+        self._spans, self._after = list(layout.spans.items()), flattened(after)
+        self._before = None if before is None else flattened(before)
+        self._earlier = None if earlier is None else flattened(earlier)
 
     def slice(self, begin: int, end: int) -> Tensor:
         parts, position = [torch.empty(0)], begin
-        for name in self._names[bisect_right(self._ends, begin) :]:
-            first, last = self.layout.spans[name]
+        for name, (first, last) in self._spans[bisect_right(self._spans, begin, key=lambda span: span[1][1]) :]:
             if position >= end:
                 break
             until = min(end, last)
@@ -243,7 +241,6 @@ class _Differences:
         return parts[1] if len(parts) == 2 else torch.cat(parts)
 
     def _piece(self, name: str, begin: int, end: int) -> Tensor:
-        assert self._after is not None
         after = self._after[name][begin:end]
         if self._before is None:
             return after

@@ -9,7 +9,6 @@ import struct
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from mmap import mmap
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,7 +35,7 @@ DTYPES: dict[str, torch.dtype] = {
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_AXIS = 2**31 - 1
 
-Encoded: TypeAlias = bytes | memoryview | mmap
+Encoded: TypeAlias = bytes | memoryview
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LENGTH_BYTES = 8
