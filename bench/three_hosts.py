@@ -1,5 +1,6 @@
 """Does a swarm over the open Internet train? Three hosts with addresses of their own, each behind a link of 100 Mbit/s
 and 80 ms, from an untrained model on; then the same with one host gone, killed without warning, for a third of the run.
+For the default objective, whose blocks all hosts train, and for `denoise`, whose three blocks have a host each.
 
     python bench/three_hosts.py --corpus PATH [--rows full] [--seeds 0]
 
@@ -7,7 +8,7 @@ Each row is written to the result file when it is done and is not run again: sto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -15,34 +16,40 @@ import torch
 
 from blocktrain.corpus import Corpus
 from blocktrain.figures import bar_figure
-from blocktrain.spec import RunSpec
+from blocktrain.spec import Denoise, RunSpec
 from common import Document, Verdict, goal_lines, markdown, portable
 from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
 from swarm_run import Absence, Link, Plan, run_swarm, untrained
 
 PAPER_UNTRAINED, PAPER_CE, PAPER_GB = 5.580, 1.811, 15.22
 LINK = Link(rate_bits=100e6, rtt_ms=80.0)
-FULL, ONE_AWAY = "full participation", "one host gone for a third"
-AWAY = Absence(worker=1, gone_at=1 / 3, back_at=2 / 3)
+STACKED = ("full participation", "one host gone for a third")
+DENOISED = ("denoise, full participation", "denoise, one host gone for a third")
+ABSENCES: tuple[tuple[Absence, ...], ...] = ((), (Absence(worker=1, gone_at=1 / 3, back_at=2 / 3),))
 BUDGET = {"train.steps": 400, "train.windows": 4, "swarm.round_steps": 10}  # windows of one host
 QUICK_BUDGET = {"train.steps": 6, "train.windows": 2, "swarm.round_steps": 2}
+DENOISE = {"objective": Denoise(), "model.blocks": 3, "model.layers": 3}  # no block reads another: a host each
+DENOISE_BUDGET = {"train.steps": 600, "train.windows": 12}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
     base, corpus = base_of(options, QUICK_BUDGET if options.quick else BUDGET)
-    rows = [row for seed in options.seeds for row in _rows(base.with_(seed=seed), corpus, 20 if options.quick else 400)]
+    denoise = base.with_(**DENOISE, **({} if options.quick else DENOISE_BUDGET))
+    rows = [
+        _row(name, spec.with_(seed=seed), absences, corpus, 20 if options.quick else 400)
+        for seed in options.seeds
+        for spec, names in ((base, STACKED), (denoise, DENOISED))
+        for name, absences in zip(names, ABSENCES, strict=True)
+    ]
     document = run_rows(options.out / "three_hosts.json", chosen(rows, options.rows))
     show(_table(document), figures(document), options.out)
 
 
-def _rows(spec: RunSpec, corpus: Corpus, max_windows: int) -> list[Row]:
-    def row(name: str, absences: tuple[Absence, ...]) -> Row:
-        plan = Plan(spec, workers=3, link=LINK, absences=absences, max_windows=max_windows)
-        settings = {"spec": portable(spec), "link": vars(LINK), "absences": list(map(vars, absences))}
-        return Row(name, spec.seed, {**settings, "max_windows": max_windows}, lambda: run(plan, corpus))
-
-    return [row(FULL, ()), row(ONE_AWAY, (AWAY,))]
+def _row(name: str, spec: RunSpec, absences: tuple[Absence, ...], corpus: Corpus, max_windows: int) -> Row:
+    plan = Plan(spec, workers=3, link=LINK, absences=absences, max_windows=max_windows)
+    settings = {"spec": portable(spec), "link": vars(LINK), "absences": list(map(vars, absences))}
+    return Row(name, spec.seed, {**settings, "max_windows": max_windows}, lambda: run(plan, corpus))
 
 
 def run(plan: Plan, corpus: Corpus) -> dict[str, Any]:
@@ -50,7 +57,7 @@ def run(plan: Plan, corpus: Corpus) -> dict[str, Any]:
 
 
 def _lines(document: Document) -> list[tuple[str, Sequence[Record]]]:
-    return [(name, records) for name in (FULL, ONE_AWAY) if (records := records_of(document, name))]
+    return [(name, records) for name in (*STACKED, *DENOISED) if (records := records_of(document, name))]
 
 
 def _table(document: Document) -> Table:
@@ -72,21 +79,29 @@ def _table(document: Document) -> Table:
 
 
 def section(document: Document) -> str:
-    lines = _lines(document)
-    intro = "## Three hosts\n\n"
-    if lines:
-        settings = lines[0][1][0]["settings"]
-        spec, link = settings["spec"], settings["link"]
-        counted = lines[0][1][0]["counted"]
-        intro += (
-            f"Three hosts, each behind a link of {link['rate_bits'] / 1e6:.0f} Mbit/s and {link['rtt_ms']:.0f} ms "
-            f"round trip, train from an untrained model: {spec['train']['steps']} steps in the first phase, "
-            f"{spec['train']['windows']} windows of {spec['model']['context']} bytes a host and step, rounds of "
-            f"{spec['swarm']['round_steps']}; nats/byte on held-out text, {seeds_of(document)}. Bytes are those of the "
-            f"{counted}{', headers included' if counted == 'cables' else ''}; joining is told apart, it is the corpus "
-            f"that every host fetches once. All processes share two cores, which decides the seconds.\n\n"
-        )
-    return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
+    return f"## Three hosts\n\n{_intro(document)}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
+
+
+def _intro(document: Document) -> str:
+    if not (lines := _lines(document)):
+        return ""
+    first = lines[0][1][0]
+    spec, link = first["settings"]["spec"], first["settings"]["link"]
+    denoised = [records[0]["settings"]["spec"] for name, records in lines if name in DENOISED]
+    return (
+        f"Three hosts, each behind a link of {link['rate_bits'] / 1e6:.0f} Mbit/s and {link['rtt_ms']:.0f} ms round "
+        f"trip, train from an untrained model: {_budget(spec)} in the first phase, rounds of "
+        f"{spec['swarm']['round_steps']}; nats/byte on held-out text, {seeds_of(document)}. "
+        + "".join(f"`denoise` trains {one['model']['blocks']} blocks, {_budget(one)}. " for one in denoised[:1])
+        + f"Bytes are those of the {first['counted']}{', headers included' if first['counted'] == 'cables' else ''}; "
+        "joining is told apart, it is the corpus that every host fetches once. All processes share two cores, which "
+        "decides the seconds.\n\n"
+    )
+
+
+def _budget(spec: Mapping[str, Any]) -> str:
+    train, context = spec["train"], spec["model"]["context"]
+    return f"{train['steps']} steps of {train['windows']} windows of {context} bytes a host"
 
 
 def verdicts(document: Document) -> list[Verdict]:
