@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from blocktrain.errors import ConfigError, TensorError
 from blocktrain.model.block import block_shapes
 from blocktrain.spec import preset
-from blocktrain.wire.codecs import BLOCK, CODECS, CodecSettings
+from blocktrain.wire.codecs import BLOCK, CODECS, PIECE, CodecSettings
 from blocktrain.wire.deltas import (
     apply_update,
     encode_difference,
@@ -250,6 +251,13 @@ def test_pieces_and_whole_changes_from_the_course_are_the_same(settings):
     for name in SHAPES:
         whole = update.change(name, base[name], earlier[name])
         assert torch.allclose(update.delta(name, base[name], earlier[name]).float(), whole, rtol=1e-6)
+
+
+def test_a_piece_that_was_used_is_not_held_while_the_next_is_waited_for():
+    before, after = normal({"up": (3, PIECE)}, 1), normal({"up": (3, PIECE)}, 2)
+    pieces = read_update(encode_update(before, after, CodecSettings("int8")), {"up": (3, PIECE)}).pieces("up")
+    used = weakref.ref(next(pieces))
+    assert used() is None
 
 
 @pytest.mark.parametrize("given", [{}, {"base": torch.zeros(24, 16)}, {"earlier": torch.zeros(24, 16)}])

@@ -106,12 +106,11 @@ class Merger:
             encoded, data = self._read(update.id, update.phase)
             base, earlier = self._blocks.around(encoded, update.base)
 
-            def pieces(name: str) -> Iterator[Tensor]:
-                for piece in encoded.pieces(name, base.get(name), earlier.get(name)):
-                    forget(data)  # of many updates, one piece each is in memory
-                    yield piece
+            def alone(piece: Tensor) -> Tensor:
+                forget(data)  # of many updates, one piece of one is in memory
+                return piece
 
-            return pieces
+            return lambda name: map(alone, encoded.pieces(name, base.get(name), earlier.get(name)))
 
         return Part(opened, update.weight, update.norm)
 

@@ -133,16 +133,20 @@ class EncodedUpdate:
         return torch.cat([torch.empty(0).double(), *pieces]).view(self._layout.shapes[name])
 
     def pieces(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Iterator[Tensor]:
-        """The same, flat, in pieces that stay in a processor's cache while somebody works on them."""
+        """The same, flat, in pieces that stay in a processor's cache while somebody works on them. None is held here
+        while the next is waited for."""
         begin, end = self._layout.spans[name]
         before = self._known(name, base, "base").flatten() if self.settings.lossless else None
         ahead = self._ahead(name, base, earlier).flatten() if self.from_course else None
-        for start in range(begin, end, PIECE):
+
+        def piece(start: int) -> Tensor:
             stop = min(start + PIECE, end)
             values, here = self._values.slice(start, stop).double(), slice(start - begin, stop - begin)
             if before is not None:
                 values = values.neg_().add_(before[here])
-            yield values if ahead is None else values.add_(ahead[here])
+            return values if ahead is None else values.add_(ahead[here])
+
+        return map(piece, range(begin, end, PIECE))
 
     def change(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Tensor:
         """Δ of one tensor of a lossy update in float32, the same bits on every machine."""
