@@ -22,6 +22,24 @@ def test_importing_the_package_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("objective", ["Stacked()", "Denoise()"])
+def test_training_a_block_does_not_import_torchs_compiler(objective):
+    code = f"""
+import sys
+from blocktrain.corpus import load_corpus
+from blocktrain.model.block import block_shapes
+from blocktrain.spec import Denoise, Stacked, preset
+from blocktrain.train.trainer import BlockTrainer
+
+spec = preset("tiny").with_(objective={objective})
+block_shapes(spec, 0)
+text = load_corpus(spec.corpus, spec.model.context).train
+BlockTrainer(spec, spec.phases[0], text, {{}}, compile=False).step()
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_model_is_trained_and_scored_in_five_lines(tmp_path: Path):
     text = tmp_path / "text.txt"
     text.write_bytes(b"so it goes, and so it went. " * 200)

@@ -4,7 +4,7 @@ from torch import nn
 
 from blocktrain.model.block import build_block
 from blocktrain.spec import OptimSpec, preset
-from blocktrain.train.optim import BlockOptimizer, Muon, lr_factor, orthogonalise
+from blocktrain.train.optim import AdamW, BlockOptimizer, Muon, lr_factor, orthogonalise
 
 TINY = preset("tiny")
 
@@ -47,6 +47,31 @@ def test_our_muon_takes_the_steps_of_torchs():
     moved, expected = (ours - start).detach().flatten(), (theirs - start).detach().flatten()
     assert torch.cosine_similarity(moved, expected, dim=0) > 0.99  # torch iterates in bf16
     assert moved.norm().item() == pytest.approx(expected.norm().item(), rel=0.02)
+
+
+def test_our_adamw_takes_exactly_the_steps_of_torchs():
+    start = torch.randn(48, 16, generator=seeded())
+    gradients = [torch.randn(48, 16, generator=seeded(seed)) for seed in range(1, 5)]
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    pair = (
+        (ours, AdamW([ours], lr=0.004, betas=(0.9, 0.95))),
+        (theirs, torch.optim.AdamW([theirs], lr=0.004, betas=(0.9, 0.95), weight_decay=0.0, fused=True)),
+    )
+    for parameter, optimizer in pair:
+        for gradient in gradients:
+            parameter.grad = gradient.clone()
+            optimizer.step()
+    assert not torch.equal(ours, start)
+    assert torch.equal(ours, theirs)
+
+
+def test_a_table_without_a_gradient_stays_as_it_is():
+    read, unread = (nn.Parameter(torch.ones(4)) for _ in range(2))
+    optimizer = AdamW([read, unread], lr=0.1, betas=(0.9, 0.95))
+    read.grad = torch.ones(4)
+    optimizer.step()
+    assert not torch.equal(read, torch.ones(4))
+    assert torch.equal(unread, torch.ones(4))
 
 
 def test_a_restored_optimiser_takes_the_same_next_step():

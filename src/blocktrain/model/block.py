@@ -31,7 +31,9 @@ class Block(nn.Module):
         generator = torch.Generator().manual_seed(_init_seed(spec.seed, index))
         self.index = index
         self.num_layers = model.layers_of(index)  # logical ones; `layers` holds the real ones
-        self.embedding = nn.Parameter(torch.randn(NUM_SYMBOLS, model.width, generator=generator))
+        self.embedding = nn.Parameter(
+            torch.randn(NUM_SYMBOLS, model.width, generator=generator, device=generator.device)
+        )
         newborn = (Layer(model.width, model.heads, generator) for _ in range(model.physical_layers_of(index)))
         self.layers = nn.ModuleList(newborn if layers is None else layers)
         self.readout = nn.Parameter(torch.zeros(NUM_SYMBOLS, model.width))
@@ -204,7 +206,9 @@ def build_block(spec: RunSpec, index: int, layers: Sequence[Layer] | None = None
 
 
 def block_shapes(spec: RunSpec, index: int) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a block's tensors: what a checkpoint of it must hold. Takes no memory, however large."""
+    """The names and shapes of a block's tensors: what a checkpoint of it must hold. Takes next to no memory, however
+    large. Its layers are on the meta device; what is drawn or computed is not, since for that torch would import its
+    compiler, which costs a process 80 MB and a second."""
     with torch.device("meta"):
         block = build_block(spec, index)
     return {name: tuple(tensor.shape) for name, tensor in block.state_dict().items()}

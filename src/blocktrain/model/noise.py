@@ -18,7 +18,7 @@ STANDARD = NormalDist()
 def codes(seed: int) -> Tensor:
     """e_x: one unit vector a byte value, orthonormal, the same on every machine that knows the seed."""
     generator = torch.Generator().manual_seed(seed)
-    gaussian = torch.randn(NUM_SYMBOLS, NUM_SYMBOLS, generator=generator, dtype=torch.float64)
+    gaussian = torch.randn(NUM_SYMBOLS, NUM_SYMBOLS, generator=generator, dtype=torch.float64, device=generator.device)
     orthonormal: Tensor = torch.linalg.qr(gaussian)[0]
     return orthonormal.float().contiguous()
 

@@ -34,9 +34,9 @@ def _epsilon(device: torch.device) -> Tensor:
 
 
 def rotary_table(context: int, head_width: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of position · frequency, [T, head_width / 2] each."""
-    frequencies = ROTARY_BASE ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
-    angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies)
+    """cos and sin of position · frequency, [T, head_width / 2] each. On the CPU: block.py, `block_shapes`."""
+    frequencies = ROTARY_BASE ** (-torch.arange(0, head_width, 2, dtype=torch.float32, device="cpu") / head_width)
+    angles = torch.outer(torch.arange(context, dtype=torch.float32, device="cpu"), frequencies)
     return angles.cos(), angles.sin()
 
 

@@ -1,11 +1,11 @@
 """The optimisers and the learning-rate schedule. Muon (Jordan et al. 2024) for the layers' matrices, torch's AdamW for
-the tables. torch.optim.Muon exists; ours runs equal shapes as one batch and in fp32, which a CPU is fast at, and a
-test holds the two together. Next: trainer.py."""
+the tables. torch.optim has both, and tests hold ours together with them; but its classes import torch's compiler, which
+costs every process 80 MB and a second, and our Muon runs equal shapes as one batch and in fp32, which a CPU is fast at.
+Next: trainer.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from blocktrain.spec import OptimSpec
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
+ADAM_EPS = 1e-8
 
 
 def lr_factor(seen_bytes: int, total_bytes: int, step_bytes: int, optim: OptimSpec) -> float:
@@ -36,31 +37,69 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-class Muon(torch.optim.Optimizer):
+class Muon:
     """Nesterov momentum, orthogonalised; the step of a matrix is scaled by √(rows / columns), at least 1."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum})
-        for parameter in parameters:
-            self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        self.parameters, self._lr, self._momentum = parameters, lr, momentum
+        self.state = {parameter: {"momentum": torch.zeros_like(parameter)} for parameter in parameters}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            shapes: dict[torch.Size, list[nn.Parameter]] = {}
-            for parameter in group["params"]:
-                shapes.setdefault(parameter.shape, []).append(parameter)
-            for parameters in shapes.values():
-                self._step_shape(parameters, group["lr"], group["momentum"])
+    def step(self, factor: float = 1.0) -> None:
+        shapes: dict[torch.Size, list[nn.Parameter]] = {}
+        for parameter in self.parameters:
+            shapes.setdefault(parameter.shape, []).append(parameter)
+        for parameters in shapes.values():
+            self._step_shape(parameters, self._lr * factor)
 
-    def _step_shape(self, parameters: list[nn.Parameter], lr: float, momentum: float) -> None:
+    def _step_shape(self, parameters: list[nn.Parameter], lr: float) -> None:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         averages = [self.state[parameter]["momentum"] for parameter in parameters]
-        torch._foreach_lerp_(averages, gradients, 1 - momentum)
-        nesterov = torch.stack(torch._foreach_lerp(gradients, averages, momentum))
+        torch._foreach_lerp_(averages, gradients, 1 - self._momentum)
+        nesterov = torch.stack(torch._foreach_lerp(gradients, averages, self._momentum))
         rows, columns = parameters[0].shape
         steps = orthogonalise(nesterov) * (lr * max(1.0, rows / columns) ** 0.5)
         torch._foreach_sub_(list[Tensor](parameters), list(steps.unbind()))
+
+
+class AdamW:
+    """Loshchilov and Hutter (2019), without weight decay, by torch's own kernel."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, betas: tuple[float, float]) -> None:
+        self.parameters, self._lr, self._betas = parameters, lr, betas
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, factor: float = 1.0) -> None:
+        """Of those that have a gradient."""
+        moved = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
+        self.state |= {parameter: _unmoved(parameter) for parameter in moved if parameter not in self.state}
+        states = [self.state[parameter] for parameter in moved]
+        steps, means, squares = ([state[key] for state in states] for key in ("step", "exp_avg", "exp_avg_sq"))
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            list[Tensor](moved),
+            list(moved.values()),
+            means,
+            squares,
+            [],
+            steps,
+            lr=self._lr * factor,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=0.0,
+            eps=ADAM_EPS,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+def _unmoved(parameter: nn.Parameter) -> dict[str, Tensor]:
+    return {
+        "step": torch.zeros((), device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
 
 
 class BlockOptimizer:
@@ -71,17 +110,16 @@ class BlockOptimizer:
         self._clip_norm = optim.clip_norm
         matrices = [p for b in blocks for p in b.matrices()]
         tables = [p for b in blocks for p in b.tables()]
-        self._muon = Muon(matrices, optim.muon_lr, optim.muon_momentum)
-        self._adam = torch.optim.AdamW(tables, optim.adam_lr, optim.adam_betas, weight_decay=0.0, fused=True)
-        self._peaks = [(group, group["lr"]) for o in (self._muon, self._adam) for group in o.param_groups]
+        self._optimizers: tuple[Muon | AdamW, ...] = (
+            Muon(matrices, optim.muon_lr, optim.muon_momentum),
+            AdamW(tables, optim.adam_lr, optim.adam_betas),
+        )
 
     def step(self, factor: float) -> float:
         """Move along the gradients, clipped together, and drop them; returns their norm before clipping."""
         norm = nn.utils.clip_grad_norm_(self._names, self._clip_norm)
-        for group, peak in self._peaks:
-            group["lr"] = peak * factor
-        self._muon.step()
-        self._adam.step()
+        for optimizer in self._optimizers:
+            optimizer.step(factor)
         for parameter in self._names:
             parameter.grad = None
         return float(norm)
@@ -89,17 +127,15 @@ class BlockOptimizer:
     def state(self) -> dict[str, Tensor]:
         return {
             f"{self._names[parameter]}:{key}": value
-            for optimizer in (self._muon, self._adam)
+            for optimizer in self._optimizers
             for parameter, entries in optimizer.state.items()
             for key, value in entries.items()
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over a state saved by an optimiser of the same blocks."""
-        by_name = {name: parameter for parameter, name in self._names.items()}
-        owner = {p: o for o in (self._muon, self._adam) for group in o.param_groups for p in group["params"]}
+        owners = {self._names[p]: (optimizer, p) for optimizer in self._optimizers for p in optimizer.parameters}
         for label, value in state.items():
             name, key = label.rsplit(":", 1)
-            parameter = by_name[name]
-            device = torch.device("cpu") if key == "step" else parameter.device
-            owner[parameter].state[parameter][key] = value.to(device).clone()
+            optimizer, parameter = owners[name]
+            optimizer.state.setdefault(parameter, {})[key] = value.to(parameter.device).clone()
