@@ -17,13 +17,13 @@ import torch
 
 from blocktrain.corpus import Corpus
 from blocktrain.figures import bar_figure
-from blocktrain.spec import Denoise, RunSpec
+from blocktrain.spec import RunSpec
 from blocktrain.train.flops import run_flops
 from blocktrain.train.reference import single_block_of
 from common import Document, Verdict, goal_lines, markdown, portable
 from memory_measure import Case, in_own_process
 from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
-from swarm_run import Plan, run_swarm
+from swarm_run import APART, Plan, run_swarm, together
 
 OURS, DENOISE = "BlockTrain", "BlockTrain, denoise"
 FULL, DILOCO = "full replicas, our codecs", "DiLoCo (fp32, Nesterov)"
@@ -35,7 +35,7 @@ WORKERS, MEMORY_STEPS = 2, 2
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
-    base, corpus = base_of(options, QUICK_BUDGET if options.quick else BUDGET)
+    base, corpus = base_of(options, together(WORKERS) | (QUICK_BUDGET if options.quick else BUDGET))
     rows = [
         _row(name, spec, corpus, 20 if options.quick else 400)
         for seed in options.seeds
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def runs(ours: RunSpec) -> dict[str, RunSpec]:
     """Ours, and the others with as many steps as take the same work."""
     full = as_much_work(single_block_of(ours, num_layers=ours.model.total_layers, steps=1), ours)
-    denoise = as_much_work(ours.with_(objective=Denoise(), **{"train.steps": 1}), ours)
+    denoise = as_much_work(ours.with_(**APART, **{"train.steps": 1}), ours)
     return {OURS: ours, DENOISE: denoise, FULL: full, DILOCO: full.with_(**DILOCO_CHANGES)}
 
 

@@ -18,7 +18,7 @@ from blocktrain.checkpoint import RunDirectory
 from blocktrain.corpus import Corpus
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
-from blocktrain.spec import RunSpec
+from blocktrain.spec import Denoise, RunSpec
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.export import export_model
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
@@ -63,6 +63,14 @@ class Plan:
     @property
     def founded(self) -> RunSpec:
         return self.spec.with_(**{"swarm.evaluate_every": ONLY_THE_LAST})
+
+
+def together(workers: int) -> dict[str, Any]:
+    """Settings under which every round has an update of all of them. One that is gone is waited for, but not long."""
+    return {"swarm.min_updates": workers, "swarm.deadline_floor_s": 2.0}
+
+
+APART = {"objective": Denoise(), "swarm.min_updates": 1}  # no block reads another: every worker trains one of its own
 
 
 def scores_of(model: BlockModel, corpus: Corpus, max_windows: int) -> dict[str, Any]:

@@ -16,26 +16,27 @@ import torch
 
 from blocktrain.corpus import Corpus
 from blocktrain.figures import bar_figure
-from blocktrain.spec import Denoise, RunSpec
+from blocktrain.spec import RunSpec
 from common import Document, Verdict, goal_lines, markdown, portable
 from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
-from swarm_run import Absence, Link, Plan, run_swarm, untrained
+from swarm_run import APART, Absence, Link, Plan, run_swarm, together, untrained
 
 PAPER_UNTRAINED, PAPER_CE, PAPER_GB = 5.580, 1.811, 15.22
 LINK = Link(rate_bits=100e6, rtt_ms=80.0)
 STACKED = ("full participation", "one host gone for a third")
 DENOISED = ("denoise, full participation", "denoise, one host gone for a third")
 ABSENCES: tuple[tuple[Absence, ...], ...] = ((), (Absence(worker=1, gone_at=1 / 3, back_at=2 / 3),))
+HOSTS = 3
 BUDGET = {"train.steps": 400, "train.windows": 4, "swarm.round_steps": 10}  # windows of one host
 QUICK_BUDGET = {"train.steps": 6, "train.windows": 2, "swarm.round_steps": 2}
-DENOISE = {"objective": Denoise(), "model.blocks": 3, "model.layers": 3}  # no block reads another: a host each
 DENOISE_BUDGET = {"train.steps": 600, "train.windows": 12}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
-    base, corpus = base_of(options, QUICK_BUDGET if options.quick else BUDGET)
-    denoise = base.with_(**DENOISE, **({} if options.quick else DENOISE_BUDGET))
+    base, corpus = base_of(options, together(HOSTS) | (QUICK_BUDGET if options.quick else BUDGET))
+    a_block_each = {"model.blocks": HOSTS, "model.layers": HOSTS}
+    denoise = base.with_(**APART, **a_block_each, **({} if options.quick else DENOISE_BUDGET))
     rows = [
         _row(name, spec.with_(seed=seed), absences, corpus, 20 if options.quick else 400)
         for seed in options.seeds
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _row(name: str, spec: RunSpec, absences: tuple[Absence, ...], corpus: Corpus, max_windows: int) -> Row:
-    plan = Plan(spec, workers=3, link=LINK, absences=absences, max_windows=max_windows)
+    plan = Plan(spec, HOSTS, link=LINK, absences=absences, max_windows=max_windows)
     settings = {"spec": portable(spec), "link": vars(LINK), "absences": list(map(vars, absences))}
     return Row(name, spec.seed, {**settings, "max_windows": max_windows}, lambda: run(plan, corpus))
 

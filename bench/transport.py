@@ -16,16 +16,16 @@ import torch
 
 from blocktrain.corpus import Corpus
 from blocktrain.figures import PALETTE, bar_figure
-from blocktrain.spec import Denoise, RunSpec
+from blocktrain.spec import RunSpec
 from common import Document, Verdict, goal_lines, markdown, portable
 from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
-from swarm_run import Plan, run_swarm
+from swarm_run import APART, Plan, run_swarm, together
 
 PAPER_CE, PAPER_GB, FEWER_GOAL = 1.576, 10.23, 100
 CODECS: dict[str, dict[str, Any]] = {
     "fp32": {"swarm.update": "fp32", "swarm.download": "fp32"},
     "int8": {"swarm.update": "int8"},  # the default, down int6
-    "int8, denoise": {"swarm.update": "int8", "objective": Denoise()},  # every block as many steps as the first phase
+    "int8, denoise": {"swarm.update": "int8", **APART},  # every block as many steps as the first phase
     "vector": {"swarm.update": "vector", "swarm.update_ratio": 150.0},  # HTTP and TCP take the rest to 100
 }
 RELAYED = {"vector": "the other's"}  # what comes down is what others sent up
@@ -36,7 +36,7 @@ WORKERS = 2
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__).parse_args(argv)
-    base, corpus = base_of(options, QUICK_BUDGET if options.quick else BUDGET, "wikitext")
+    base, corpus = base_of(options, together(WORKERS) | (QUICK_BUDGET if options.quick else BUDGET), "wikitext")
     rows = [
         _row(name, base.with_(seed=seed, **changes), corpus, 20 if options.quick else 400)
         for seed in options.seeds
