@@ -11,6 +11,7 @@ Next: peers/work.py, what is averaged; peers/ours.py, flower_side.py and hivemin
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -262,7 +263,8 @@ def _python(side: str, envs: Path) -> Path:
         return Path(sys.executable)
     folder = envs / name
     python, ready = folder / "bin" / "python", folder / READY
-    wanted = " ".join([_torch(), *REQUIREMENTS[name], "blocktrain"])
+    ours = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()  # names what blocktrain needs
+    wanted = " ".join([_torch(), *REQUIREMENTS[name], "blocktrain", ours])
     if not ready.exists() or ready.read_text() != wanted:
         print(f"making the environment {folder} …", flush=True)
         venv.create(folder, with_pip=True, clear=True)

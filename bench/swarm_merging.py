@@ -17,14 +17,15 @@ from typing import Any
 
 import torch
 
+from blocktrain.bridge import as_arrays
 from blocktrain.corpus import Corpus
-from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec
 from blocktrain.swarm import averaging, blocks, merging
 from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.founding import found_run
 from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.nursery import newborn_here
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs import CodecSettings
 from blocktrain.wire.deltas import apply_update, encode_difference, encode_update, read_update
@@ -99,7 +100,7 @@ def mean_of(payloads: Sequence[bytes], before: Tensors, spec: RunSpec) -> Tensor
         return lambda name: update.pieces(name, before[name] if update.needs_base else None)
 
     parts = [averaging.Part(partial(opened, payload), 1.0, 1.0) for payload in payloads]
-    return dict(averaging.merge(parts, {name: tensor.numel() for name, tensor in before.items()}, spec.swarm))
+    return dict(averaging.merge(parts, {name: tensor.size for name, tensor in before.items()}, spec.swarm))
 
 
 def merge_seconds(
@@ -121,10 +122,9 @@ def coordinator_here(spec: RunSpec, corpus: Corpus, folder: Path) -> Iterator[Co
     """In this process, on a ledger and blobs in the folder."""
     folder.mkdir(parents=True)
     ledger, blobs = Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
-    newborn = {block: build_block(spec, block).state_dict() for block in range(spec.model.blocks)}
     try:
         found_run(spec, corpus, ledger, blobs, now_s=time.time())
-        yield Coordinator(spec, ledger, blobs, newborn=newborn.__getitem__)
+        yield Coordinator(spec, ledger, blobs, newborn=newborn_here(spec))
     finally:
         ledger.close()
 
@@ -182,10 +182,10 @@ def bytes_part(spec: RunSpec, corpus: Corpus, steps: int) -> dict[str, Any]:
 
 def trained_update(spec: RunSpec, corpus: Corpus, steps: int) -> tuple[Tensors, Tensors]:
     trainer = BlockTrainer(spec, spec.phases[0], corpus.train, {}, compile=False)
-    before = flat(trainer.weights())
+    before = as_arrays(flat(trainer.weights()))
     for _ in range(steps):
         trainer.step()
-    return before, flat(trainer.weights())
+    return before, as_arrays(flat(trainer.weights()))
 
 
 def upload_row(before: Tensors, after: Tensors, codec: str, parameters: int) -> dict[str, Any]:

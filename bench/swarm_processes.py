@@ -16,11 +16,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torch import Tensor
 
+from blocktrain.bridge import as_arrays
 from blocktrain.model.block import block_shapes, build_block
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
@@ -29,9 +29,10 @@ from blocktrain.wire.codecs import update_settings
 from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
+from blocktrain.wire.tensors import Array, flat
 from common import cpu_s, proc_status
 
-Tensors = dict[str, Tensor]
+Tensors = dict[str, Array]
 POLL_S = 0.1
 STEP_SIZE = 1e-3  # by which the weights of an update that nobody trained differ
 FREE_MEMORY_BYTES = 2**40  # what members say they have: every lease fits
@@ -136,11 +137,7 @@ class Member:
 
 def phase_tensors(spec: RunSpec, phase: int = 0) -> Tensors:
     """The newborn tensors of what a phase trains, under the names of an update."""
-    return {
-        f"{block}.{name}": tensor
-        for block in spec.phases[phase].blocks
-        for name, tensor in build_block(spec, block).state_dict().items()
-    }
+    return as_arrays(flat({block: build_block(spec, block).state_dict() for block in spec.phases[phase].blocks}))
 
 
 @cache
@@ -153,14 +150,15 @@ def update_shapes(spec: RunSpec, phase: int) -> dict[str, tuple[int, ...]]:
 
 
 def num_parameters(tensors: Tensors) -> int:
-    return sum(tensor.numel() for tensor in tensors.values())
+    return sum(tensor.size for tensor in tensors.values())
 
 
 def random_update(before: Tensors, spec: RunSpec, seed: int) -> bytes:
     """A small step in a random direction, as its bytes in the run's codec, of a size that any round takes."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = np.random.default_rng(seed)
     after = {
-        name: tensor - STEP_SIZE * torch.randn(tensor.shape, generator=generator) for name, tensor in before.items()
+        name: tensor - STEP_SIZE * generator.standard_normal(tensor.shape, np.float32)
+        for name, tensor in before.items()
     }
     return encode_update(before, after, update_settings(spec.swarm, spec.phases[0].steps, 1))
 

@@ -170,7 +170,7 @@ def work(invite: Invite, coordinator: CoordinatorProcess, home: Path, num_rounds
         (ErrorFeedback, "compress", "encode"),
         (Holdings, "_fetch", "decode"),
         (Worker, "_prepared", "load weights"),
-        (BlockTrainer, "weights", "copy weights"),
+        (ErrorFeedback, "accepted", "keep what was left out"),
     ]
     step = (BlockTrainer, "step", COMPUTING)
     with client, watched(step_cpu, step), watched(watch, step, *calls):

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from blocktrain.checkpoint import continue_block
+from blocktrain.bridge import as_arrays, as_tensors
 from blocktrain.corpus import Corpus, load_corpus
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
@@ -32,11 +31,11 @@ from blocktrain.wire.deltas import EncodedUpdate, encode_difference, read_update
 from blocktrain.wire.feedback import ErrorFeedback
 from blocktrain.wire.messages import Blob
 from blocktrain.wire.relay import Recipe, Relayed, follow
-from blocktrain.wire.tensors import by_block, flat
+from blocktrain.wire.tensors import Array, by_block, continue_block, flat
 from common import RESULTS, Document, goal_lines, machine, portable, read_json, table, write_json, write_pictures
 from updates_report import HEAD, ROWS, Row, cells, figures, section, summarise, verdicts
 
-Tensors = dict[str, Tensor]
+Tensors = dict[str, Array]
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 
 
@@ -76,10 +75,10 @@ class Swarm:
 
     @property
     def _plain_bytes(self) -> int:
-        return 4 * sum(tensor.numel() for tensor in self.base.values())
+        return 4 * sum(tensor.size for tensor in self.base.values())
 
     def _replica(self, shard: int) -> BlockTrainer:
-        published = self._published | by_block(self.base)
+        published = by_block(as_tensors(flat(self._published) | self.base))
         return BlockTrainer(self.spec, self.phase, self._corpus.train, published, shard=shard)
 
     def _codec(self, step: int) -> CodecSettings:
@@ -87,11 +86,14 @@ class Swarm:
 
     def _update(self, replica: BlockTrainer, feedback: ErrorFeedback, step: int) -> bytes:
         """One lease of one worker."""
-        replica.adopt(by_block(feedback.start(self.base)))
+        replica.adopt(by_block(as_tensors(feedback.start(self.base))))
         replica.step_done = step
         for _ in range(min(self.spec.swarm.round_steps, self.phase.steps - step)):
             replica.step()
-        return feedback.compress(self.base, flat(replica.weights()), self._codec(step), self._earlier)
+        after = as_arrays(flat(replica.current()))
+        payload = feedback.compress(self.base, after, self._codec(step), self._earlier)
+        feedback.accepted(payload, self.base, after, self._earlier)
+        return payload
 
     def _merged(self, payloads: Sequence[bytes], step: int) -> tuple[int, Tensors]:
         """The bytes that all replicas together fetch to come to the next version, and the version."""
@@ -101,7 +103,7 @@ class Swarm:
         if self._codec(step).gains_from_course and (parted := shares(parts, swarm)):
             published = follow(self.base, list(zip(updates, parted, strict=True)), self._earlier or {})
             return (len(payloads) - 1) * sum(map(len, payloads)) + self._recipe_bytes(payloads, parted), published
-        sizes = {name: theta.numel() for name, theta in self.base.items()}
+        sizes = {name: theta.size for name, theta in self.base.items()}
         for name, delta in merge(parts, sizes, swarm):
             after[name], moved = outer_step(self.base[name], delta, self._momentum.get(name), swarm)
             if moved is not None:
@@ -123,7 +125,7 @@ class Swarm:
 
 
 def newborn(spec: RunSpec, block: int, published: Mapping[int, Tensors]) -> Tensors:
-    tensors = {name: tensor.clone() for name, tensor in build_block(spec, block).state_dict().items()}
+    tensors = as_arrays(build_block(spec, block).state_dict())
     if block - 1 in published and isinstance(spec.objective, Stacked):
         return continue_block(tensors, published[block - 1])
     return tensors
@@ -139,7 +141,7 @@ def train_swarm(spec: RunSpec, corpus: Corpus, num_replicas: int) -> tuple[Block
         swarm = Swarm(spec, phase, corpus, published)
         swarm.train(feedbacks, traffic)
         published |= by_block(swarm.base)
-    model = BlockModel.from_tensors(spec, published)
+    model = BlockModel.from_tensors(spec, by_block(as_tensors(flat(published))))
     model.combine = dict(fit_combination(model, corpus.valid))
     return model, traffic
 

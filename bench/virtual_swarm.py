@@ -17,15 +17,16 @@ from typing import Any, cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from blocktrain.bridge import as_tensors
 from blocktrain.corpus import Corpus
 from blocktrain.errors import RequestRefused
-from blocktrain.model.block import newborn_of
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.founding import found_run
 from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.nursery import newborn_here
 from blocktrain.swarm.worker import Worker, WorkReport
 from blocktrain.wire.messages import (
     Blob,
@@ -157,7 +158,7 @@ def train_virtually(
     clock, ledger, blobs = VirtualClock(), Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
     try:
         found_run(spec, corpus, ledger, blobs, clock.now_s)
-        coordinator = Coordinator(spec, ledger, blobs, newborn=newborn_of(spec), clock=lambda: clock.now_s)
+        coordinator = Coordinator(spec, ledger, blobs, newborn=newborn_here(spec), clock=lambda: clock.now_s)
         for number in range(num_workers):
             clock.start(_worker(number, coordinator, clock, faults, folder).run)
         clock.run()
@@ -200,7 +201,7 @@ def _published(spec: RunSpec, ledger: Ledger, blobs: Blobs) -> list[Published]:
     )
     newest, published = dict[int, Tensors](), list[Published]()
     for version in versions:
-        newest = newest | {version.block: decode(blobs.get(version.sha256))[0]}
+        newest = newest | {version.block: as_tensors(decode(blobs.get(version.sha256))[0])}
         published.append(Published(version.created_s, newest))
     return last_of_each_instant(published)
 

@@ -21,9 +21,10 @@ from trained import held_out_loss
 from work import Cell, Leader, Led, Memory, error_of_step, step, write_result
 
 from blocktrain.allocator import keep_freed_memory
+from blocktrain.bridge import as_tensors
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.client import CoordinatorClient
-from blocktrain.swarm.worker import Worker
+from blocktrain.swarm.worker import Tensors, Worker
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.invite import parse_invite
 from blocktrain.wire.messages import TrainLease
@@ -32,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from swarm_processes import FREE_MEMORY_BYTES, running_coordinator
 
 PATIENCE_S = 300.0
-Tensors = dict[str, Tensor]
 DOWNLOADS = {"fp32": "fp32"}  # with any other codec the mean comes as the swarm's default
 
 
@@ -51,10 +51,10 @@ def swarm_spec(spec: RunSpec, codec: str, trains: bool) -> RunSpec:
 class Given:
     """Stands where a trainer stands, and has the tensors that it was given."""
 
-    def __init__(self, phase: Any, weights: dict[int, Tensors]) -> None:
+    def __init__(self, phase: Any, weights: dict[int, dict[str, Tensor]]) -> None:
         self.phase, self._weights = phase, weights
 
-    def weights(self) -> dict[int, Tensors]:
+    def current(self) -> dict[int, dict[str, Tensor]]:
         return self._weights
 
 
@@ -68,8 +68,7 @@ class AveragingWorker(Worker):
     def _prepared(self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]) -> BlockTrainer:
         """The newest version is here: the round before is over, and the next one's tensors follow from it."""
         (version,) = lease.trained
-        newest = self._holdings.trained(lease.trained)[version.block]
-        published = {name: tensor.numpy() for name, tensor in newest.items()}
+        published = self._holdings.trained(lease.trained)[version.block]
         if self._round:
             self._led.done(self._round - 1)
             self._led.say({"error": self._error(published)})
@@ -77,15 +76,14 @@ class AveragingWorker(Worker):
         if self._cell.trains:
             return super()._prepared(lease, start, around)
         own = step(self._number, self._round, self._cell.shapes)
-        after = {name: start[version.block][name] + torch.from_numpy(own[name]) for name in own}
-        return cast("BlockTrainer", Given(self._spec.phases[lease.phase], {version.block: after}))
+        after = {name: start[version.block][name] + own[name] for name in own}
+        return cast("BlockTrainer", Given(self._spec.phases[lease.phase], {version.block: as_tensors(after)}))
 
     def _error(self, published: Mapping[str, Any]) -> float:
         """Of the step; or of the model, which one worker tells."""
         if not self._cell.trains:
             return error_of_step(self._before, published, self._cell.workers, self._round - 1)
-        tensors = {name: torch.from_numpy(array) for name, array in published.items()}
-        return held_out_loss(self._spec, self._corpus.valid, tensors) if self._number == 0 else 0.0
+        return held_out_loss(self._spec, self._corpus.valid, as_tensors(published)) if self._number == 0 else 0.0
 
     def _steps(self, trainer: BlockTrainer, lease: TrainLease, started_s: float) -> list[float]:
         self._led.ready(self._round)

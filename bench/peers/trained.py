@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from work import Cell, Floats
 
+from blocktrain.bridge import as_arrays, as_tensors
 from blocktrain.corpus import load_corpus
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
@@ -31,27 +31,24 @@ class Trained:
 
     def weights(self, published: Mapping[str, Any]) -> dict[str, Floats]:
         """The published tensors after a round's steps."""
-        self._trainer.adopt({0: _tensors(published)})
+        self._trainer.adopt({0: as_tensors(published)})
         for _ in range(self._spec.swarm.round_steps):
             self._trainer.step()
-        return {name: tensor.numpy() for name, tensor in self._trainer.weights()[0].items()}
+        return as_arrays(self._trainer.weights()[0])
 
     def keep(self, path: Path) -> None:
         """For a process that ends with its round."""
-        path.write_bytes(encode(self._trainer.state()))
+        path.write_bytes(encode(as_arrays(self._trainer.state())))
 
     def go_on(self, path: Path, round_number: int) -> None:
         if path.exists():
-            self._trainer.restore(decode(path.read_bytes())[0], round_number * self._spec.swarm.round_steps)
+            state = as_tensors(decode(path.read_bytes())[0])
+            self._trainer.restore(state, round_number * self._spec.swarm.round_steps)
 
     def loss(self, published: Mapping[str, Any]) -> float:
-        return held_out_loss(self._spec, self._corpus.valid, _tensors(published))
+        return held_out_loss(self._spec, self._corpus.valid, as_tensors(published))
 
 
 def held_out_loss(spec: RunSpec, valid: Any, tensors: dict[str, Tensor]) -> float:
     model = BlockModel.from_tensors(spec, {0: tensors})
     return answer(evaluate(model, valid, max_windows=SCORED_WINDOWS)).nats_per_byte
-
-
-def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}

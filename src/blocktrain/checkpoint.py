@@ -27,6 +27,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from blocktrain.bridge import as_arrays, as_tensors
 from blocktrain.errors import CheckpointError, ConfigError, StorageError, TensorError
 from blocktrain.files import appearing, put_in_place
 from blocktrain.mapped import MappedTensors
@@ -127,7 +128,7 @@ class RunDirectory:
         with self._lock():
             old = self.manifest()
             for block, tensors in blocks.items():
-                data = encode(tensors, {"block": str(block), "steps": str(steps)})
+                data = encode(as_arrays(tensors), {"block": str(block), "steps": str(steps)})
                 entries[block] = BlockEntry(sha256=hashlib.sha256(data).hexdigest(), steps=steps)
                 write_whole(self._block_file(block, entries[block]), data)
             current = {**old.blocks, **entries}
@@ -140,7 +141,7 @@ class RunDirectory:
     def load_block(self, block: int, expected: Shapes) -> dict[str, Tensor]:
         path, data = self._read_block(block)
         with _damage_in(path, _again(block)):
-            return decode(data, expected=expected)[0]
+            return as_tensors(decode(data, expected=expected)[0])
 
     def map_block(self, block: int, expected: Shapes) -> MappedTensors:
         """The tensors of a block left in their file, for blocks larger than the memory; as checked as loaded ones."""
@@ -168,7 +169,8 @@ class RunDirectory:
         if not path.exists():
             return None
         with _damage_in(path, "delete it to train this phase from its start"):
-            return decode(_read(path))
+            tensors, metadata = decode(_read(path))
+            return as_tensors(tensors), metadata
 
     def clear_progress(self, phase: int) -> None:
         with self._lock(), _storage(self.progress_file(phase)):
@@ -268,12 +270,6 @@ def copy_as(source: RunDirectory, path: Path, dtype: torch.dtype, shapes: Callab
     return target
 
 
-def continue_block(newborn: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A stacked block that nobody has trained starts where the trained one before it ended: newborn it is the identity,
-    and with that one's read-out it gives the same logits."""
-    return {**newborn, "readout": before["readout"].clone()}
-
-
 def _again(block: int) -> str:
     return f"train block {block} again, or restore the file"
 
@@ -286,12 +282,13 @@ def _require_hash(path: Path, block: int, found: str, entry: BlockEntry) -> None
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    write_whole(path, encode(tensors, metadata))
+    write_whole(path, encode(as_arrays(tensors), metadata))
 
 
 def load_tensors(path: Path, expected: Shapes | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
     with _damage_in(path, "make it again, or restore it"):
-        return decode(_read(path), expected=expected)
+        tensors, metadata = decode(_read(path), expected=expected)
+        return as_tensors(tensors), metadata
 
 
 def write_whole(path: Path, data: bytes, *, synced: bool = True) -> None:

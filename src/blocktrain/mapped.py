@@ -7,8 +7,10 @@ import mmap
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
+from blocktrain.bridge import as_tensors
 from blocktrain.errors import TensorError
 from blocktrain.files import mapped
 from blocktrain.wire.tensors import decode
@@ -23,7 +25,8 @@ class MappedTensors:
         if not isinstance(data.obj, mmap.mmap):
             raise TensorError(f"{path} is empty: get it again from where it was made")
         self._pages = data.obj
-        self.tensors = decode(data, expected=expected, in_place=True)[0]
+        self._begin = np.frombuffer(data, np.uint8).ctypes.data
+        self.tensors = as_tensors(decode(data, expected=expected, in_place=True)[0])
 
     def expect(self, tensor: Tensor) -> None:
         """It is used soon: the system may read it from the disk meanwhile."""
@@ -36,7 +39,7 @@ class MappedTensors:
     def _advise(self, tensor: Tensor, advice: str) -> None:
         if not hasattr(mmap, advice):  # Windows
             return
-        begin = int(tensor.storage_offset()) * tensor.element_size()
-        end = begin + tensor.numel() * tensor.element_size()
+        begin = tensor.data_ptr() - self._begin
+        end = begin + tensor.nbytes
         page_begin = begin - begin % mmap.PAGESIZE
         self._pages.madvise(getattr(mmap, advice), page_begin, end - page_begin)

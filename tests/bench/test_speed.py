@@ -94,8 +94,6 @@ def test_the_bare_loop_trains_what_the_trainer_trains(memory, speed, small_text)
     bare = speed.BareLoop(spec, case.phase, corpus.train, compiled=False)
     for block in ours.trained:
         block.load_state_dict(bare._trained[block.index - case.phase.block].state_dict())
-    for group, peak in ours._optimizer._peaks:
-        group["lr"] = peak
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("blocktrain.train.trainer.lr_factor", lambda *_: 1.0)
         ours.step()

@@ -18,6 +18,7 @@ from blocktrain.swarm.local import served
 from blocktrain.swarm.probe import ProbeClient
 from blocktrain.swarm.service import build_service
 from blocktrain.wire.invite import Invite
+from blocktrain.wire.messages import PROTOCOL_VERSION
 
 TOKEN, VIEWER = "a-token-for-the-workers", "a-token-for-the-viewers"
 EVERY = ["Python", "torch", "device", "memory", "disk", "blocks"]
@@ -86,7 +87,7 @@ def test_without_an_invite_the_machine_alone_is_examined(run, tmp_path):
 def test_people_get_lines_and_a_table(run, invite, tmp_path):
     result = run("doctor", invite, "--home", tmp_path)
     assert result.exit_code == 0
-    assert "ok    protocol   version 1 on both sides\n" in result.stdout
+    assert f"ok    protocol   version {PROTOCOL_VERSION} on both sides\n" in result.stdout
     assert "what this machine could do for the run tiny" in result.stdout
     assert TOKEN not in result.output
 
@@ -125,10 +126,11 @@ def test_a_certificate_that_the_invite_does_not_name_fails(run, open_run, tmp_pa
 
 
 def test_another_protocol_fails(run, invite, tmp_path, monkeypatch):
-    real = Coordinator.info
-    monkeypatch.setattr(Coordinator, "info", lambda self: real(self).model_copy(update={"protocol": 2}))
+    real, newer = Coordinator.info, PROTOCOL_VERSION + 1
+    monkeypatch.setattr(Coordinator, "info", lambda self: real(self).model_copy(update={"protocol": newer}))
     document = examined(run, invite, "--home", tmp_path, exit_code=1)
-    assert "1 here, 2 at the coordinator → install the coordinator's version" in remedy(document, "protocol")
+    said = f"{PROTOCOL_VERSION} here, {newer} at the coordinator → install the coordinator's version"
+    assert said in remedy(document, "protocol")
 
 
 def test_a_viewer_is_told_to_ask_for_a_worker_s_invite(run, invite, tmp_path):

@@ -24,6 +24,7 @@ from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.service import build_service
 from blocktrain.swarm.worker import WorkReport
 from blocktrain.wire.invite import Invite, parse_invite
+from blocktrain.wire.messages import PROTOCOL_VERSION
 
 SENTENCES = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " for n in range(400))
 TOKEN, ADMIN = "a-token-for-the-workers", "a-token-for-the-admin"
@@ -272,7 +273,7 @@ def test_a_certificate_of_our_own_is_made_once_and_pinned(tmp_path, text):
         with served(run, tls) as invite:
             assert str(invite).startswith("bts://")
             with CoordinatorClient(parse_invite(str(invite))) as trusting:
-                assert trusting.run_info().protocol == 1
+                assert trusting.run_info().protocol == PROTOCOL_VERSION
             with pytest.raises(ConfigError, match="somebody else may be answering"):
                 CoordinatorClient(replace(invite, fingerprint="0" * 64))
 

@@ -19,11 +19,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import event
 
 from blocktrain import files
+from blocktrain.bridge import as_arrays
 from blocktrain.corpus import load_corpus
 from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec, preset
@@ -35,7 +35,7 @@ from blocktrain.swarm.signatures import sign
 from blocktrain.wire.codecs import CodecSettings
 from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
-from blocktrain.wire.tensors import decode
+from blocktrain.wire.tensors import Array, decode
 
 NOTICE, NOW_S = "notice.json", 1000.0
 WRITES = "blocktrain_for_writing"  # of ledger_database.py
@@ -53,8 +53,8 @@ def coordinator_of(text: Path, folder: Path) -> tuple[Coordinator, Ledger]:
 
 
 @cache
-def newborn(spec: RunSpec, block: int) -> dict[str, torch.Tensor]:
-    return build_block(spec, block).state_dict()
+def newborn(spec: RunSpec, block: int) -> dict[str, Array]:
+    return as_arrays(build_block(spec, block).state_dict())
 
 
 def notice_in(folder: Path) -> UpdateNotice:

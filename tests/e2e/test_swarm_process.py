@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from blocktrain.cli.main import app
@@ -83,6 +84,18 @@ def test_a_killed_worker_and_a_killed_coordinator_do_not_end_a_run(tmp_path, tex
     facts = json.loads(run_here("status", invite, "--json"))
     assert all(phase["step"] == phase["steps"] for phase in facts["phases"])
     assert held_out_loss(facts) < 5.0
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux what a process has loaded")
+def test_a_coordinator_never_loads_torch(tmp_path, text, start):
+    coordinator = start(*coordinator_command(text, tmp_path / "c", "train.steps=4", "swarm.round_steps=2", *QUICK))
+    invite = invite_of(coordinator)
+    assert "finished: every phase is trained" in rest_of(start("worker", invite, "--home", tmp_path / "home"))
+    facts = json.loads(run_here("status", invite, "--json"))
+    assert all(phase["step"] == phase["steps"] for phase in facts["phases"])  # merged, round by round
+    loaded = Path(f"/proc/{coordinator.pid}/maps").read_text()
+    assert "numpy" in loaded
+    assert "libtorch" not in loaded
 
 
 def test_ctrl_c_hands_in_what_a_worker_has_done(tmp_path, text, start):

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blocktrain.bridge import as_arrays
 from blocktrain.errors import FrameError
 from blocktrain.serve import frames
 from blocktrain.serve.frames import decode, encode, head_of, quantised, without_states
@@ -152,7 +153,7 @@ def tampered(**changes: object) -> list[bytes]:
 
 def with_tensors(**tensors: torch.Tensor) -> list[bytes]:
     header, _ = encode(walk_of(full_traversal()), full_traversal())
-    return [header, encode_tensors(tensors)]
+    return [header, encode_tensors(as_arrays(tensors))]
 
 
 BYTES = torch.zeros(3, dtype=torch.uint8)

@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 from sqlalchemy import select
 
+from blocktrain.bridge import as_arrays
 from blocktrain.corpus import load_corpus
 from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec, Stacked, preset
@@ -33,10 +33,10 @@ from blocktrain.swarm.signatures import sign
 from blocktrain.wire.codecs import CodecSettings
 from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.messages import PROTOCOL_VERSION, UNSIGNED, Blob, LeaseRequest, TrainLease, UpdateNotice
-from blocktrain.wire.tensors import decode
+from blocktrain.wire.tensors import Array, decode
 
 TOKENS = {role: f"the-token-of-the-{role}" for role in ("admin", "worker", "viewer")}
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Array]
 
 
 class House:
@@ -54,7 +54,7 @@ class House:
 
     def another_coordinator(self, ledger: Ledger | None = None) -> Coordinator:
         def newborn(block: int) -> Tensors:
-            return build_block(self.spec, block).state_dict()
+            return as_arrays(build_block(self.spec, block).state_dict())
 
         return Coordinator(self.spec, ledger or self.ledger, self.blobs, newborn=newborn, clock=lambda: self.now_s)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from blocktrain.spec import SwarmSpec
 from blocktrain.swarm import averaging
@@ -24,33 +24,35 @@ from blocktrain.swarm.averaging import (
     outer_step,
     trimmed_mean,
 )
+from blocktrain.wire.tensors import Floats
 
 KINDS = ("mean", "trimmed", "median", "clipped")
 SIZE = 5
 values = st.floats(-1e3, 1e3, width=32)
-vectors = st.lists(values, min_size=SIZE, max_size=SIZE).map(lambda xs: torch.tensor(xs, dtype=torch.float64))
+vectors = st.lists(values, min_size=SIZE, max_size=SIZE).map(lambda xs: np.array(xs, np.float64))
 weights = st.integers(1, 1000).map(float)
 updates = st.lists(st.tuples(vectors, weights), min_size=1, max_size=7)
 
 
-def parts(table: list[tuple[Tensor, float]]) -> list[Part]:
+def parts(table: list[tuple[Floats, float]]) -> list[Part]:
     """Each handed out in pieces of two values."""
     return [
-        Part(lambda x=delta: lambda name: x.flatten().split(2), weight, norm_of([delta])) for delta, weight in table
+        Part(lambda x=delta: lambda name: np.split(x.reshape(-1), range(2, x.size, 2)), weight, norm_of([delta]))
+        for delta, weight in table
     ]
 
 
-def merged(kind: str, table: list[tuple[Tensor, float]], **settings: float) -> Tensor:
-    ((_, result),) = merge(parts(table), {"tensor": table[0][0].numel()}, SwarmSpec(averaging=kind, **settings))
+def merged(kind: str, table: list[tuple[Floats, float]], **settings: float) -> Floats:
+    ((_, result),) = merge(parts(table), {"tensor": table[0][0].size}, SwarmSpec(averaging=kind, **settings))
     return result
 
 
-def mean(table: list[tuple[Tensor, float]]) -> Tensor:
+def mean(table: list[tuple[Floats, float]]) -> Floats:
     return merged("mean", table)
 
 
-def close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+def close(a: Floats, b: Floats) -> bool:
+    return a.dtype == b.dtype and np.allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
 AWKWARD = [
@@ -69,27 +71,29 @@ AWKWARD = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("weight", [1.0, 1 / 3, 1e-300, 7e18])
 def test_one_update_of_any_weight_gives_its_weights_back_exactly(kind, weight):
-    before, after = torch.tensor(AWKWARD, dtype=torch.float32).T
-    delta = merged(kind, [(before.double() - after.double(), weight)])
+    before, after = np.array(AWKWARD, np.float32).T
+    delta = merged(kind, [(before.astype(np.float64) - after.astype(np.float64), weight)])
     moved, momentum = outer_step(before, delta, None, SwarmSpec())
-    assert moved.dtype == torch.float32
-    assert torch.equal(moved, after)
+    assert moved.dtype == np.float32
+    assert np.array_equal(moved, after)
     assert momentum is None
 
 
 @given(st.lists(st.tuples(st.floats(2**-10, 1, width=32), st.floats(-1, 1, width=32)), min_size=1), weights)
 def test_weights_of_any_likely_size_come_back_exactly(pairs, weight):
-    before, after = torch.tensor(pairs, dtype=torch.float32).T
-    after = torch.where(after.abs() < 2**-29 * before.abs(), 0.0, after)  # below that, float64 has no exact difference
-    delta = mean([(before.double() - after.double(), weight)])
-    assert torch.equal(averaging.plain(before, delta), after)
+    before, after = np.array(pairs, np.float32).T
+    after = np.where(np.abs(after) < 2**-29 * np.abs(before), 0.0, after)  # below that, float64 has no exact difference
+    delta = mean([(before.astype(np.float64) - after.astype(np.float64), weight)])
+    moved = averaging.plain(before, delta)
+    assert moved.dtype == after.dtype
+    assert np.array_equal(moved, after)
 
 
 def test_a_tensor_keeps_its_shape_and_the_update_stays_as_it_was():
-    theta, delta = torch.ones(2, 3), torch.full((2, 3), 0.25, dtype=torch.float64)
+    theta, delta = np.ones((2, 3), np.float32), np.full((2, 3), 0.25)
     assert averaging.plain(theta, mean([(delta, 1.0), (delta * 3, 1.0)])).tolist() == [[0.5] * 3] * 2
     assert averaging.plain(theta, merged("median", [(delta, 1.0)])).shape == (2, 3)
-    assert delta.eq(0.25).all()
+    assert (delta == 0.25).all()
 
 
 @given(updates)
@@ -126,14 +130,14 @@ def test_replicas_that_agree_are_believed(kind, delta, copies):
 )
 def test_a_wild_minority_is_ignored(kind, wild, table, monsters):
     sane = [(delta, 100.0) for delta in table]
-    mad = [(torch.full((SIZE,), monster, dtype=torch.float64), 100.0) for monster in monsters[:wild]]
-    result, all_sane = merged(kind, sane + mad, trim_share=0.3), torch.stack(table)
-    assert (result >= all_sane.amin(0) - 1e-9).all()
-    assert (result <= all_sane.amax(0) + 1e-9).all()
+    mad = [(np.full(SIZE, monster), 100.0) for monster in monsters[:wild]]
+    result, all_sane = merged(kind, sane + mad, trim_share=0.3), np.stack(table)
+    assert (result >= all_sane.min(0) - 1e-9).all()
+    assert (result <= all_sane.max(0) + 1e-9).all()
 
 
 def test_trimming_exactly_the_wild_ones_leaves_nothing_of_them():
-    table = [(torch.tensor([x]), 0.1) for x in (1e38, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1e38)]
+    table = [(np.array([x], np.float32), 0.1) for x in (1e38, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1e38)]
     assert merged("trimmed", table, trim_share=0.1).item() == pytest.approx(1.0)
 
 
@@ -148,25 +152,25 @@ def test_trimming_exactly_the_wild_ones_leaves_nothing_of_them():
     ],
 )
 def test_the_median_has_half_of_the_weight_on_either_side(numbers, half):
-    assert merged("median", [(torch.tensor([float(x)]), w) for x, w in numbers]).item() == half
+    assert merged("median", [(np.array([x], np.float32), w) for x, w in numbers]).item() == half
 
 
 def test_the_trimmed_mean_cuts_weight_off_both_ends():
-    table = [(torch.tensor([float(x)]), 1.0) for x in (0, 10, 20, 1000)]
+    table = [(np.array([x], np.float32), 1.0) for x in (0, 10, 20, 1000)]
     assert merged("trimmed", table, trim_share=0.25).item() == 15
     assert merged("trimmed", table, trim_share=0.125).item() == pytest.approx((0 * 0.5 + 10 + 20 + 1000 * 0.5) / 3)
     assert merged("trimmed", table, trim_share=0.0).item() == 257.5
 
 
 def test_clipping_bounds_the_pull_of_a_wild_update():
-    sane, wild = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1e30])
+    sane, wild = np.array([1.0, 0.0], np.float32), np.array([0.0, 1e30], np.float32)
     for table in ([sane, wild], [sane, sane, wild]):
         result = merged("clipped", [(delta, 1.0) for delta in table], clip_factor=2.0)
         assert result.tolist() == pytest.approx([(len(table) - 1) / len(table), 2 / len(table)])
 
 
 def test_updates_that_moved_nothing_can_be_merged():
-    still = [(torch.zeros(3), 1.0)] * 3
+    still = [(np.zeros(3, np.float32), 1.0)] * 3
     assert all(merged(kind, still).tolist() == [0, 0, 0] for kind in KINDS)
 
 
@@ -175,11 +179,11 @@ def test_robust_means_hold_a_bounded_number_of_elements(robust, monkeypatch):
     monkeypatch.setattr(averaging, "SLICE_ELEMENTS", 64)
     asked = []
 
-    def read(start: int, stop: int) -> Tensor:
+    def read(start: int, stop: int) -> Floats:
         asked.append((start, stop))
-        return torch.arange(start, stop)
+        return np.arange(start, stop)
 
-    assert close(robust([(read, 1.0)] * 20, 100), torch.arange(100).double())
+    assert close(robust([(read, 1.0)] * 20, 100), np.arange(100, dtype=np.float64))
     assert max(stop - start for start, stop in asked) == 64 // 20
     assert sorted(asked)[::20] == [(start, min(start + 3, 100)) for start in range(0, 100, 3)]
 
@@ -189,10 +193,10 @@ def test_means_open_each_update_once_and_take_pieces_of_all_side_by_side(kind):
     asked: list[tuple[int, str]] = []
 
     def part(number: int) -> Part:
-        def pieces(name: str) -> Iterator[Tensor]:
+        def pieces(name: str) -> Iterator[Floats]:
             for piece in range(2):
                 asked.append((number, f"{name}{piece}"))
-                yield torch.full((1,), float(piece), dtype=torch.float64)
+                yield np.full(1, float(piece))
 
         return Part(lambda: pieces, 1.0, 1.0)
 
@@ -208,11 +212,11 @@ def test_robust_means_of_small_tensors_open_an_update_once_for_all_that_fit(kind
 
     def open_one():
         times.append(1)
-        return lambda name: [torch.full((sizes[name],), float(sizes[name]))]
+        return lambda name: [np.full(sizes[name], sizes[name], np.float32)]
 
     sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
     merged_by_name = dict(merge([Part(open_one, 1.0, 1.0)] * 2, sizes, SwarmSpec(averaging=kind)))
-    assert all(close(merged_by_name[name], torch.full((n,), float(n)).double()) for name, n in sizes.items())
+    assert all(close(merged_by_name[name], np.full(n, float(n))) for name, n in sizes.items())
     assert len(times) == opened
 
 
@@ -220,37 +224,37 @@ def test_robust_means_of_small_tensors_open_an_update_once_for_all_that_fit(kind
 @pytest.mark.parametrize("outer", ["plain", "nesterov"])
 def test_no_merge_of_wild_updates_gives_a_number_that_is_none(kind, outer):
     spec, momentum = SwarmSpec(averaging=kind, outer=outer), None
-    theta = torch.tensor([0.0, 1.0, -MAX_WEIGHT, MAX_WEIGHT])
+    theta = np.array([0.0, 1.0, -MAX_WEIGHT, MAX_WEIGHT], np.float32)
     for sign in (1, 1, -1):
-        wild = torch.full((4,), sign * 1e38, dtype=torch.float64)
+        wild = np.full(4, sign * 1e38)
         theta, momentum = outer_step(theta, merged(kind, [(wild, 1.0), (wild, 1e18)]), momentum, spec)
-        assert theta.isfinite().all()
-        assert theta.abs().max() <= MAX_WEIGHT
-        assert momentum is None or momentum.isfinite().all()
+        assert np.isfinite(theta).all()
+        assert np.abs(theta).max() <= MAX_WEIGHT
+        assert momentum is None or np.isfinite(momentum).all()
 
 
 def test_nesterov_is_the_outer_optimiser_of_torch():
     spec = SwarmSpec(outer="nesterov")
-    theta, momentum = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), None
-    ours, reference = theta.clone(), torch.nn.Parameter(theta.double())
+    theta, momentum = np.random.default_rng(0).standard_normal((4, 3), np.float32), None
+    ours, reference = theta.copy(), torch.nn.Parameter(torch.from_numpy(theta).double())
     optimizer = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
     for step in range(5):
-        delta = torch.randn(12, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        delta = np.random.default_rng(step).standard_normal(12)
         ours, momentum = outer_step(ours, delta, momentum, spec)
-        reference.grad = delta.view_as(reference).clone()
+        reference.grad = torch.from_numpy(delta).view_as(reference).clone()
         optimizer.step()
-    assert ours.dtype == momentum.dtype == torch.float32
-    assert torch.allclose(ours.double(), reference.detach(), atol=1e-5)
+    assert ours.dtype == momentum.dtype == np.float32
+    assert np.allclose(ours.astype(np.float64), reference.detach().numpy(), atol=1e-5)
 
 
 def test_the_outer_learning_rate_scales_the_step():
-    moved, _ = outer_step(torch.ones(2), torch.ones(2), None, SwarmSpec(outer_lr=0.25))
+    moved, _ = outer_step(np.ones(2, np.float32), np.ones(2, np.float32), None, SwarmSpec(outer_lr=0.25))
     assert moved.tolist() == [0.75, 0.75]
 
 
 @given(st.lists(vectors, max_size=4))
 def test_the_norm_of_an_update_is_that_of_all_its_tensors(tensors):
-    assert norm_of(tensors) == pytest.approx(math.sqrt(sum(float(x.square().sum()) for x in tensors)))
+    assert norm_of(tensors) == pytest.approx(math.sqrt(sum(float(np.square(x).sum()) for x in tensors)))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_the_norm_of_an_update_is_that_of_all_its_tensors(tensors):
     [[[math.nan], [1.0]], [[1.0], [math.inf]], [[math.inf], [math.nan]], [[math.nan], [math.inf], [0.0]]],
 )
 def test_an_update_that_is_not_finite_is_refused(tensors):
-    verdict = check_norm(norm_of(torch.tensor(x) for x in tensors), [1.0] * 5, SwarmSpec())
+    verdict = check_norm(norm_of(np.array(x, np.float32) for x in tensors), [1.0] * 5, SwarmSpec())
     assert not verdict.accepted
     assert "lower the learning rate, or look for a broken device" in verdict.reason
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.errors import RequestRefused
@@ -23,8 +23,16 @@ from blocktrain.swarm.worker import Worker
 from blocktrain.wire.codecs import CodecSettings
 from blocktrain.wire.deltas import encode_update
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.messages import EvaluationNotice, LeaseRequest, Problem, TrainLease, UpdateNotice, UpdateReceipt
-from blocktrain.wire.tensors import decode, encode
+from blocktrain.wire.messages import (
+    PROTOCOL_VERSION,
+    EvaluationNotice,
+    LeaseRequest,
+    Problem,
+    TrainLease,
+    UpdateNotice,
+    UpdateReceipt,
+)
+from blocktrain.wire.tensors import Array, decode, encode
 
 NOBODY = "0" * 64
 Attempt = Callable[[Any, Any, TrainLease], httpx.Response]  # house, member, its lease
@@ -104,7 +112,7 @@ def ask_again_with_an_old_number(house, member, lease) -> httpx.Response:
     return house.ask("POST", "/v1/leases", json=member.request(nonce=1))
 
 
-def values(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[bytes], bytes]:
+def values(change: Callable[[Array], Array]) -> Callable[[bytes], bytes]:
     def meddle(data: bytes) -> bytes:
         parts, metadata = decode(data)
         return encode({"values": change(parts["values"])}, metadata)
@@ -114,7 +122,7 @@ def values(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[bytes], 
 
 def wider(tensors: dict) -> dict:
     name = next(iter(tensors))
-    return {**tensors, name: torch.zeros(*tensors[name].shape, 2)}
+    return {**tensors, name: np.zeros((*tensors[name].shape, 2), np.float32)}
 
 
 def part_of_it(house, member, lease) -> httpx.Response:
@@ -163,7 +171,9 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "a wrong token": (ask("GET", "/v1/run", role="nobody"), 401, "token", "ask whoever runs the swarm"),
     "no token": (ask("GET", "/v1/run", headers={"Authorization": ""}), 401, "token", "ask whoever runs the swarm"),
     "a viewer who works": (ask_for_work("viewer"), 403, "role", "ask for one of role worker"),
-    "a protocol of the future": (ask_for_work(protocol=2), 426, "protocol", "install the coordinator's version"),
+    "a protocol of the future": (
+        ask_for_work(protocol=PROTOCOL_VERSION + 1), 426, "protocol", "install the coordinator's version",
+    ),
     "a phase that is none": (ask_for_work(phase=99), 422, "phase", "the run has phases 0 to 2: ask without"),
     "a request that nobody signed": (
         ask_with_what_was_signed(signature="00" * 64), 403, "signature", "sign with the key that asked",
@@ -199,7 +209,8 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "wrong shapes": (send_tensors(lambda x: {k: v.flatten() for k, v in x.items()}), 422, "shapes", "is expected: tra"),
     "a tensor missing": (send_tensors(lambda x: dict(list(x.items())[1:])), 422, "missing", "is missing: train the"),
     "a tensor too many": (
-        send_tensors(lambda x: {**x, "0.more": torch.zeros(1)}), 422, "extra", '"0.more" is not part of the phase: tra',
+        send_tensors(lambda x: {**x, "0.more": np.zeros(1, np.float32)}),
+        422, "extra", '"0.more" is not part of the phase: tra',
     ),
     "another block's names": (
         send_tensors(lambda x: {f"9{k}": v for k, v in x.items()}), 422, "missing", "more): train the blocks",
@@ -222,7 +233,7 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "1e38 everywhere": (send_bytes(values(lambda x: x * 0 + 1e38)), 422, "finite", "holds NaN, Inf or more"),
     "1e37 everywhere": (send_bytes(values(lambda x: x * 0 + 1e37)), 422, "norm", "of the weights it was built on"),
     "1e37 once": (
-        send_bytes(values(lambda x: torch.cat([x[:-1], torch.tensor([1e37])]))), 422, "norm", "of the weights",
+        send_bytes(values(lambda x: np.append(x[:-1], np.float32(1e37)))), 422, "norm", "of the weights",
     ),
     "an evaluation of nobody's": (evaluation_of("77"), 404, "lease", "ask for a lease"),
     "an evaluation with an endless number": (evaluation_of("7" * 99), 404, "lease", "ask for a lease"),
@@ -598,4 +609,4 @@ def test_what_a_refused_update_held_back_is_not_forgotten(new_house, tmp_path):
     worker = worker_whose_first_update_gets("token", new_house(**{"swarm.update": "int8"}), tmp_path, reports)
     with pytest.raises(RequestRefused):
         worker.run()
-    assert worker._feedback.state() == {}  # as before the update: nothing counts as sent
+    assert worker._feedback.unsent == {}  # as before the update: nothing counts as sent

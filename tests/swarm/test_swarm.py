@@ -11,6 +11,7 @@ import torch
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from blocktrain.bridge import as_arrays, as_tensors
 from blocktrain.checkpoint import RunDirectory
 from blocktrain.corpus import load_corpus
 from blocktrain.errors import RequestRefused
@@ -40,7 +41,9 @@ def serving(spec: RunSpec, folder: Path) -> Iterator[Invite]:
     found_run(spec, corpus, ledger, blobs, now_s=0.0)
     if not ledger.tokens():
         ledger.add_token("workers", "worker", TOKEN, 0.0)
-    coordinator = Coordinator(spec, ledger, blobs, newborn=lambda block: build_block(spec, block).state_dict())
+    coordinator = Coordinator(
+        spec, ledger, blobs, newborn=lambda block: as_arrays(build_block(spec, block).state_dict())
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(build_service(coordinator, ledger), log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -67,7 +70,7 @@ def status(invite: Invite) -> dict:
 
 def swarm_model(invite: Invite, spec: RunSpec, home: Path) -> BlockModel:
     with CoordinatorClient(invite) as client:
-        blocks = {x.block: decode(client.download(x.tensors, home))[0] for x in client.manifest().blocks}
+        blocks = {x.block: as_tensors(decode(client.download(x.tensors, home))[0]) for x in client.manifest().blocks}
     return BlockModel.from_tensors(spec, blocks)
 
 

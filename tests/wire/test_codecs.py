@@ -7,8 +7,8 @@ import json
 import math
 import struct
 
+import numpy as np
 import pytest
-import torch
 
 from blocktrain.model.block import block_shapes
 from blocktrain.spec import preset
@@ -34,7 +34,7 @@ def test_the_updates_of_a_whole_run_are_that_much_smaller_than_fp32(ratio, round
     spec, plain, sent = WIKITEXT.with_(**changes), 0, 0
     for phase in spec.phases:
         shapes = {f"{b}.{name}": shape for b in phase.blocks for name, shape in block_shapes(spec, b).items()}
-        zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
         sizes = {x: len(encode_update(zeros, zeros, x)) for x in set(settings_of_all_rounds(spec, phase))}
         rounds = settings_of_all_rounds(spec, phase)
         plain += len(rounds) * 4 * sum(map(math.prod, shapes.values()))
@@ -108,20 +108,20 @@ def sparse_by_the_page(data, n):
 
 def turned_by_the_page(row):
     for h in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
-        low = torch.tensor([i for i in range(1024) if not i & h])
+        low = np.array([i for i in range(1024) if not i & h])
         sums, differences = row[low] + row[low + h], row[low] - row[low + h]
-        row = row.clone()
+        row = row.copy()
         row[low], row[low + h] = sums, differences
-    return row / 32
+    return row / np.float32(32)
 
 
 def vector_by_the_page(data, n):
     _, parts = file_of(data)
     gains, values, s = bfloat16s(parts["gains"]), [], 0
     bits = b"".join(hashlib.sha256(parts["book"] + f"flip {part}".encode()).digest() for part in range(4))
-    flips = torch.tensor([1 - 2 * (bits[i // 8] >> (i % 8) & 1) for i in range(1024)])
+    flips = np.array([1 - 2 * (bits[i // 8] >> (i % 8) & 1) for i in range(1024)], np.float32)
     for count in parts["counts"]:
-        row = torch.zeros(1024)
+        row = np.zeros(1024, np.float32)
         for stage in range(count):
             low = parts["low"][32 * s : 32 * s + 32]
             codes = [a + 256 * b for a, b in zip(low, numbers(parts["high"][8 * s : 8 * s + 8], 2, 32), strict=True)]
@@ -131,9 +131,9 @@ def vector_by_the_page(data, n):
                 for word, code in zip(words, codes, strict=True)
                 for j in range(32)
             ]
-            row += gains[s] * torch.tensor(signs)
+            row += turned_by_the_page(np.array(signs, np.float32)) * flips * np.float32(gains[s])
             s += 1
-        values += (turned_by_the_page(row) * flips).tolist()
+        values += row.tolist()
     return values[:n]
 
 
@@ -159,8 +159,8 @@ def steps_by_the_page(data, n):
     ids=lambda value: getattr(value, "codec", ""),
 )
 def test_the_page_on_the_protocol_says_enough_to_read_an_update(settings, reader):
-    before = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in SHAPES.items()}
-    data = encode_update(before, {name: torch.zeros(shape) for name, shape in SHAPES.items()}, settings)
+    before = {name: np.random.default_rng(1).standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
+    data = encode_update(before, {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}, settings)
     update = read_update(data, SHAPES)
-    ours = torch.cat([update.delta(name).flatten() for name in ("up", "gain")]).float()
-    assert torch.equal(torch.tensor(reader(data, 1207)), ours)
+    ours = np.concatenate([update.delta(name).reshape(-1) for name in ("up", "gain")]).astype(np.float32)
+    assert np.array_equal(np.array(reader(data, 1207), np.float32), ours)

@@ -9,23 +9,26 @@ import subprocess
 import sys
 from contextlib import suppress
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blocktrain.bridge import as_arrays
 from blocktrain.errors import TensorError
 from blocktrain.wire.tensors import DTYPES, decode, encode, shapes_of
 
 names = st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__" and name.isprintable())
 tensors = st.builds(
-    lambda dtype, shape, seed: torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype),
+    lambda dtype, shape, seed: np.asarray(np.random.default_rng(seed).integers(0, 2, shape)).astype(dtype),
     st.sampled_from(list(DTYPES.values())),
     st.lists(st.integers(0, 4), max_size=3),
     st.integers(0, 99),
 )
-WHOLE = encode({"a": torch.ones(2, 3), "b": torch.arange(4)}, {"block": "1", "steps": "9"})
+WHOLE = encode({"a": np.ones((2, 3), np.float32), "b": np.arange(4, dtype=np.int64)}, {"block": "1", "steps": "9"})
 
 
 def raw(header: object, body: bytes = b"") -> bytes:
@@ -44,7 +47,7 @@ def test_tensors_and_metadata_come_back_as_they_went(table, metadata):
     assert back.keys() == table.keys()
     for name, tensor in table.items():
         assert back[name].dtype == tensor.dtype
-        assert torch.equal(back[name], tensor)
+        assert np.array_equal(back[name], tensor)
 
 
 @given(st.dictionaries(names, tensors, max_size=4))
@@ -56,14 +59,25 @@ def test_the_header_alone_tells_the_shapes(table):
 
 
 def test_the_bytes_are_those_that_safetensors_writes():
-    table = {"b": torch.arange(4.0), "a": torch.ones(2, 3), "half": torch.ones(3).half(), "codes": torch.ones(5).byte()}
-    assert encode(table) == safetensors.torch.save(table)
+    table = {
+        "b": np.arange(4, dtype=np.float32),
+        "a": np.ones((2, 3), np.float32),
+        "half": np.ones(3, np.float16),
+        "codes": np.ones(5, np.uint8),
+    }
+    assert encode(table) == safetensors.numpy.save(table)
+
+
+def test_the_bytes_of_bfloat16_are_those_that_safetensors_writes():
+    table = {"half": torch.ones(3).half(), "scale": torch.arange(4.0).bfloat16(), "a": torch.ones(2, 3)}
+    assert encode(as_arrays(table)) == safetensors.torch.save(table)
 
 
 def test_equal_tensors_give_equal_bytes_in_another_process():
     code = (
-        "import sys, torch; from blocktrain.wire.tensors import encode;"
-        "sys.stdout.buffer.write(encode({'b': torch.arange(4), 'a': torch.ones(2, 3)}, {'steps': '9', 'block': '1'}))"
+        "import sys, numpy as np; from blocktrain.wire.tensors import encode;"
+        "table = {'b': np.arange(4, dtype=np.int64), 'a': np.ones((2, 3), np.float32)};"
+        "sys.stdout.buffer.write(encode(table, {'steps': '9', 'block': '1'}))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == WHOLE
 
@@ -71,25 +85,24 @@ def test_equal_tensors_give_equal_bytes_in_another_process():
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.arange(6.0).view(2, 3).T,
-        torch.arange(6.0)[::2],
-        torch.ones(3).expand(2, 3),
-        torch.nn.Parameter(torch.ones(2)),
+        np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        np.arange(6, dtype=np.float32)[::2],
+        np.broadcast_to(np.ones(3, np.float32), (2, 3)),
     ],
-    ids=["transposed", "strided", "expanded", "with a gradient"],
+    ids=["transposed", "strided", "expanded"],
 )
 def test_any_layout_is_stored_as_its_values(tensor):
     back = decode(encode({"x": tensor}))[0]["x"]
-    assert torch.equal(back, tensor)
-    assert not back.requires_grad
+    assert back.dtype == tensor.dtype
+    assert np.array_equal(back, tensor)
 
 
 def test_tensors_that_share_memory_are_stored_twice():
-    tied = torch.ones(3)
+    tied = np.ones(3, np.float32)
     assert decode(encode({"a": tied, "b": tied[1:]}))[0]["b"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("name, tensor", [("__metadata__", torch.ones(1)), ("z", torch.ones(1, dtype=torch.complex64))])
+@pytest.mark.parametrize("name, tensor", [("__metadata__", np.ones(1, np.float32)), ("z", np.ones(1, np.complex64))])
 def test_what_the_format_cannot_hold_is_refused(name, tensor):
     with pytest.raises(TensorError, match=f'"{name}" of .* cannot be stored: rename it, or use one of F64'):
         encode({name: tensor})

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from blocktrain.bridge import as_tensors
 from blocktrain.checkpoint import RunDirectory
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.model.block import block_shapes
@@ -71,11 +72,9 @@ class RunSource:
         wanted = range(spec.model.blocks) if blocks is None else blocks
         if strange := [block for block in wanted if block not in born]:
             raise ConfigError(f"there is no block {strange[0]}: the run has blocks 0 to {spec.model.blocks - 1}")
+        downloaded = {block: self._client.download(born[block].tensors, self._cache) for block in wanted}
         tensors = {
-            block: decode(self._client.download(born[block].tensors, self._cache), expected=block_shapes(spec, block))[
-                0
-            ]
-            for block in wanted
+            block: as_tensors(decode(data, expected=block_shapes(spec, block))[0]) for block, data in downloaded.items()
         }
         return Segment(spec, tensors, manifest.combine, version=version, **settings)
 

@@ -3,6 +3,7 @@ Next: swarm/service.py, the routes; swarm/coordinator.py, the decisions.
 
     DIR/
       ledger.db, blobs/       the run (or elsewhere: --ledger, --blobs)
+      newborn/                its untrained blocks, made when it is first served here
       invite, invite-admin,   address and token, for their owner's eyes only; the ledger has just the hashes of tokens
       invite-viewer
       tls-cert.pem, -key.pem  of --tls-self-signed (certificates.py)
@@ -16,13 +17,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import FrameType
 
-import torch
 import uvicorn
 
 from blocktrain.allocator import keep_little_memory
@@ -30,24 +31,21 @@ from blocktrain.cli.certificates import Tls, pem_errors
 from blocktrain.cli.console import say
 from blocktrain.cli.listening import listening
 from blocktrain.cli.private import INVITE_FILE, LEDGER_FILE, read_private, write_private
-from blocktrain.cli.training import describe
 from blocktrain.corpus import Corpus, load_corpus
 from blocktrain.errors import BlockTrainError, ConfigError, StorageError
-from blocktrain.model.block import newborn_of
 from blocktrain.spec import Denoise, RunSpec
 from blocktrain.swarm.blobs import Blobs
 from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.founding import found_run
 from blocktrain.swarm.ledger import Ledger
 from blocktrain.swarm.ledger_records import Role
+from blocktrain.swarm.nursery import elsewhere, newborn_in, raise_blocks, with_edges
 from blocktrain.swarm.rates import Rate
 from blocktrain.swarm.service import build_service
 from blocktrain.swarm.streaming import Server
-from blocktrain.train.memory import training_memory_bytes
-from blocktrain.train.partition import resolve_partition
 from blocktrain.wire.invite import Invite, parse_invite
 
-BLOBS_FOLDER, ADMIN_FILE, VIEWER_FILE = "blobs", "invite-admin", "invite-viewer"
+BLOBS_FOLDER, NEWBORN_FOLDER, ADMIN_FILE, VIEWER_FILE = "blobs", "newborn", "invite-admin", "invite-viewer"
 TICK_S = 1.0
 GRACE_S = 5  # for requests under way when it is told to stop
 
@@ -73,12 +71,16 @@ def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str |
     _make_folder(folder)
     ledger = Ledger(ledger_url or folder / LEDGER_FILE)
     try:
-        spec = _with_edges(spec, corpus, ledger)
-        blobs = Blobs(blobs_url or folder / BLOBS_FOLDER)
-        found_run(spec, corpus, ledger, blobs, time.time())
-        describe(spec)
+        with elsewhere() as process:
+            spec = _with_edges(spec, corpus, ledger, process)
+            blobs = Blobs(blobs_url or folder / BLOBS_FOLDER)
+            run = found_run(spec, corpus, ledger, blobs, time.time())
+            process.submit(_describe, spec).result()
+            newborn = folder / NEWBORN_FOLDER / run.spec_sha256[:16]
+            memory_bytes = process.submit(raise_blocks, spec, newborn).result()
+        del corpus  # it is among the blobs now
         coordinator = Coordinator(
-            spec, ledger, blobs, newborn=newborn_of(spec), memory_bytes=lambda phase: training_memory_bytes(spec, phase)
+            spec, ledger, blobs, newborn=newborn_in(newborn), memory_bytes=lambda phase: memory_bytes[phase.index]
         )
         yield OpenRun(folder, ledger, coordinator)
     finally:
@@ -88,7 +90,6 @@ def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str |
 def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
     """Until SIGTERM, which ends it with 0, or Ctrl-C, which ends it with 130."""
     keep_little_memory()
-    torch.set_num_threads(1)  # it computes with small pieces, for which threads only wait for each other
     before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
     try:
         port = _port(run.folder, address)
@@ -113,7 +114,13 @@ def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger) -> RunSpec:
+def _describe(spec: RunSpec) -> None:
+    from blocktrain.cli.training import describe  # counts parameters, with torch
+
+    describe(spec)
+
+
+def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger, process: ProcessPoolExecutor) -> RunSpec:
     """An adaptive partition measured; where the ledger holds this run already, as it was measured then."""
     run = ledger.run()
     if run is not None and isinstance(spec.objective, Denoise):
@@ -121,7 +128,7 @@ def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger) -> RunSpec:
         edges = there.objective.edges if isinstance(there.objective, Denoise) else None
         if there == spec.with_(**{"objective.edges": edges}):
             return there
-    return resolve_partition(spec, corpus)
+    return process.submit(with_edges, spec, corpus).result()
 
 
 def _port(folder: Path, address: Address) -> int:

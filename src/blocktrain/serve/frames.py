@@ -12,6 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from blocktrain.bridge import as_arrays, as_tensors
 from blocktrain.errors import FrameError, TensorError
 from blocktrain.serve.messages import PROTOCOL, AnyMessage, Head, Message
 from blocktrain.serve.traversal import Draft, Hop, Noise, Piece, Traversal, Weigh, Wire
@@ -101,7 +102,7 @@ def _payload(traversal: Traversal) -> bytes:
     for name in EXACT:
         if (x := getattr(traversal, name)) is not None:
             tensors[name] = _smallest_exact(x.detach().float())
-    return wire_tensors.encode(tensors)
+    return wire_tensors.encode(as_arrays(tensors))
 
 
 def _packed(name: str, x: Tensor, wire: Wire) -> dict[str, Tensor]:
@@ -150,7 +151,7 @@ def _message(header: bytes) -> Any:
 
 def _traversal(head: Head, payload: bytes) -> Traversal:
     try:
-        tensors, _ = wire_tensors.decode(payload, max_bytes=MAX_PAYLOAD_BYTES)
+        tensors = as_tensors(wire_tensors.decode(payload, max_bytes=MAX_PAYLOAD_BYTES)[0])
     except TensorError as error:
         raise FrameError(f"the second frame: {error}") from None
     values: dict[str, Any] = {name: _value(name, tensors) for name in AXES if name in tensors}

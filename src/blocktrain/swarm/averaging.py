@@ -14,15 +14,16 @@ from functools import partial
 from statistics import median as middle
 from statistics import median_low
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from blocktrain.spec import SwarmSpec
 from blocktrain.wire.codecs import PIECE
+from blocktrain.wire.deltas import energy
 from blocktrain.wire.relay import MAX_WEIGHT
+from blocktrain.wire.tensors import Array, Floats
 
-Deltas = Callable[[str], Iterable[Tensor]]  # name of a tensor: its flat Δ, piece after piece
-Read = Callable[[int, int], Tensor]  # elements start to stop of a flattened Δ
+Deltas = Callable[[str], Iterable[Floats]]  # name of a tensor: its flat Δ, piece after piece
+Read = Callable[[int, int], Floats]  # elements start to stop of a flattened Δ
 SLICE_ELEMENTS = 1 << 19  # of all updates together that are held at once
 NEGLIGIBLE = 1e-9  # share of the weight that rounding may leave of an element that is trimmed away
 MIN_NORMS = 3
@@ -39,7 +40,7 @@ class Part:
     norm: float  # of the whole update
 
 
-def merge(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Tensor]]:
+def merge(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Floats]]:
     """Each tensor's name and the flat float64 mean of its deltas, by the spec's kind of mean, in the order of `sizes`
     (name: number of elements)."""
     assert parts, "a mean of no updates"
@@ -52,22 +53,22 @@ def merge(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> I
         yield name, _mean([deltas(name) for deltas in opened], weights, scales, size)
 
 
-def _mean(updates: Sequence[Iterable[Tensor]], weights: Sequence[float], scales: Sequence[float], size: int) -> Tensor:
-    mean, end, pieces = torch.empty(size, dtype=torch.float64), 0, [iter(update) for update in updates]
+def _mean(updates: Sequence[Iterable[Floats]], weights: Sequence[float], scales: Sequence[float], size: int) -> Floats:
+    mean, end, pieces = np.empty(size), 0, [iter(update) for update in updates]
     while end < size:
         piece = _running_mean((next(x) for x in pieces), weights, scales)  # one at a time is decoded
-        begin, end = end, end + piece.numel()
+        begin, end = end, end + piece.size
         mean[begin:end] = piece
     assert end == size, f"{end} values came of a tensor that has {size}"
     return mean
 
 
-def _running_mean(values: Iterable[Tensor], weights: Sequence[float], scales: Sequence[float]) -> Tensor:
+def _running_mean(values: Iterable[Floats], weights: Sequence[float], scales: Sequence[float]) -> Floats:
     """Σ wsΔ / Σ w, update by update: exact for one update and for equal ones."""
-    mean, total = torch.empty(0), 0.0
+    mean, total = np.empty(0), 0.0
     for piece, weight, scale in zip(values, weights, scales, strict=True):
-        scaled = piece.double() if scale == 1.0 else piece.double() * scale
-        mean = torch.lerp(mean, scaled, weight / (total + weight)) if total else scaled
+        scaled = piece.astype(np.float64, copy=False) if scale == 1.0 else piece * np.float64(scale)
+        mean = mean + (scaled - mean) * (weight / (total + weight)) if total else scaled
         total += weight
     return mean
 
@@ -79,7 +80,7 @@ def shares(parts: Sequence[Part], spec: SwarmSpec) -> list[float] | None:
         return None
     total, lr = sum(part.weight for part in parts), spec.outer_lr or 1.0
     whole = [lr * part.weight * scale / total for part, scale in zip(parts, _scales(parts, spec), strict=True)]
-    return [float(share) for share in torch.tensor(whole, dtype=torch.float32)]
+    return [float(np.float32(share)) for share in whole]
 
 
 def _scales(parts: Sequence[Part], spec: SwarmSpec) -> list[float]:
@@ -95,12 +96,13 @@ def clip_scales(norms: Sequence[float], factor: float) -> list[float]:
     return [limit / norm if norm > limit else 1.0 for norm in norms]
 
 
-def _robust(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Tensor]]:
+def _robust(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Floats]]:
     for names in _batches(sizes, SLICE_ELEMENTS // len(parts)):
         reads = [(partial(_slice_of, part, names), part.weight) for part in parts]
         numel = sum(sizes[name] for name in names)
         robust = median(reads, numel) if spec.averaging == "median" else trimmed_mean(reads, numel, spec.trim_share)
-        yield from zip(names, torch.split(robust, [sizes[name] for name in names]), strict=True)
+        ends = np.cumsum([sizes[name] for name in names])
+        yield from zip(names, np.split(robust, ends[:-1]), strict=True)
 
 
 def _batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
@@ -115,47 +117,48 @@ def _batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
         yield names
 
 
-def _slice_of(part: Part, names: Sequence[str], start: int, stop: int) -> Tensor:
+def _slice_of(part: Part, names: Sequence[str], start: int, stop: int) -> Floats:
     deltas = part.open()
-    return torch.cat([piece for name in names for piece in deltas(name)])[start:stop]
+    return np.concatenate([piece for name in names for piece in deltas(name)])[start:stop]
 
 
-def trimmed_mean(updates: Sequence[tuple[Read, float]], numel: int, trim_share: float) -> Tensor:
+def trimmed_mean(updates: Sequence[tuple[Read, float]], numel: int, trim_share: float) -> Floats:
     """Element by element, the mean of what is left when `trim_share` of the weight is cut off at either end: wild
     updates of no more weight than that have no say."""
 
-    def trimmed(values: Tensor, weights: Tensor, below: Tensor) -> Tensor:
+    def trimmed(values: Floats, weights: Floats, below: Floats) -> Floats:
         total = below[-1]
-        kept = torch.minimum(below, (1 - trim_share) * total) - torch.maximum(below - weights, trim_share * total)
-        kept = torch.where(kept > NEGLIGIBLE * total, kept, 0.0)
-        return (values * (kept / kept.sum(0))).sum(0)
+        kept = np.minimum(below, (1 - trim_share) * total) - np.maximum(below - weights, trim_share * total)
+        kept = np.where(kept > NEGLIGIBLE * total, kept, 0.0)
+        mean: Floats = (values * (kept / kept.sum(0))).sum(0)
+        return mean
 
     return _elementwise(updates, numel, trimmed)
 
 
-def median(updates: Sequence[tuple[Read, float]], numel: int) -> Tensor:
+def median(updates: Sequence[tuple[Read, float]], numel: int) -> Floats:
     """Element by element, the value with half of the weight on either side; of two such values, their middle. Wild
     updates of less than half of the weight cannot move it out of the range of the others."""
 
-    def halfway(values: Tensor, weights: Tensor, below: Tensor) -> Tensor:
+    def halfway(values: Floats, weights: Floats, below: Floats) -> Floats:
         half = below[-1] / 2
-        lower = (below < half).sum(0, keepdim=True)
-        upper = (below <= half).sum(0, keepdim=True)
-        return ((values.gather(0, lower) + values.gather(0, upper)) / 2).squeeze(0)
+        lower, upper = (below < half).sum(0, keepdims=True), (below <= half).sum(0, keepdims=True)
+        middle = (np.take_along_axis(values, lower, 0) + np.take_along_axis(values, upper, 0)) / 2
+        return middle.reshape(-1)
 
     return _elementwise(updates, numel, halfway)
 
 
 def _elementwise(
-    updates: Sequence[tuple[Read, float]], numel: int, reduce: Callable[[Tensor, Tensor, Tensor], Tensor]
-) -> Tensor:
+    updates: Sequence[tuple[Read, float]], numel: int, reduce: Callable[[Floats, Floats, Floats], Floats]
+) -> Floats:
     """reduce(values, weights, weight up to and with each value), each sorted by value along the first axis."""
-    merged = torch.empty(numel, dtype=torch.float64)
-    by_update = torch.tensor([weight for _, weight in updates], dtype=torch.float64)
+    merged, by_update = np.empty(numel), np.array([weight for _, weight in updates], np.float64)
     for start, stop in _slices(numel, len(updates)):
-        values, order = torch.stack([read(start, stop).to(torch.float64) for read, _ in updates]).sort(0)
+        values = np.stack([read(start, stop).astype(np.float64, copy=False) for read, _ in updates])
+        order = values.argsort(0)
         weights = by_update[order]
-        merged[start:stop] = reduce(values, weights, weights.cumsum(0))
+        merged[start:stop] = reduce(np.take_along_axis(values, order, 0), weights, weights.cumsum(0))
     return merged
 
 
@@ -164,29 +167,30 @@ def _slices(numel: int, num_updates: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + length, numel)) for start in range(0, numel, length))
 
 
-def outer_step(theta: Tensor, delta: Tensor, momentum: Tensor | None, spec: SwarmSpec) -> tuple[Tensor, Tensor | None]:
+def outer_step(theta: Array, delta: Floats, momentum: Array | None, spec: SwarmSpec) -> tuple[Array, Array | None]:
     """Move a tensor by its merged delta, as the spec says; `momentum` is what the last step returned."""
     if spec.outer == "nesterov":
         return nesterov(theta, delta, momentum, lr=spec.outer_lr or NESTEROV_LR, beta=spec.outer_momentum)
     return plain(theta, delta, lr=spec.outer_lr or 1.0), None
 
 
-def plain(theta: Tensor, delta: Tensor, lr: float = 1.0) -> Tensor:
+def plain(theta: Array, delta: Floats, lr: float = 1.0) -> Array:
     """θ - lr·Δ, computed in Δ's float64, piece by piece."""
-    after = torch.empty(theta.numel(), dtype=theta.dtype)
-    pieces = (torch.split(x.flatten(), PIECE) for x in (after, theta, delta))
-    for moved, before, step in zip(*pieces, strict=True):
-        moved.copy_(torch.sub(before, step, alpha=lr).clamp_(-MAX_WEIGHT, MAX_WEIGHT))
-    return after.view_as(theta)
+    after = np.empty(theta.size, theta.dtype)
+    flat_theta, flat_delta = theta.reshape(-1), delta.reshape(-1)
+    for start in range(0, theta.size, PIECE):
+        here = slice(start, start + PIECE)
+        after[here] = np.clip(flat_theta[here] - lr * flat_delta[here], -MAX_WEIGHT, MAX_WEIGHT)
+    return after.reshape(theta.shape)
 
 
 def nesterov(
-    theta: Tensor, delta: Tensor, momentum: Tensor | None, lr: float = NESTEROV_LR, beta: float = 0.9
-) -> tuple[Tensor, Tensor]:
+    theta: Array, delta: Floats, momentum: Array | None, lr: float = NESTEROV_LR, beta: float = 0.9
+) -> tuple[Array, Array]:
     """SGD with Nesterov momentum on the pseudo-gradient Δ, as DiLoCo; m is kept at θ's precision."""
-    g = delta.view_as(theta).to(torch.float64)
-    m = g if momentum is None else beta * momentum.to(torch.float64) + g
-    return plain(theta, g + beta * m, lr), m.clamp(-MAX_WEIGHT, MAX_WEIGHT).to(theta.dtype)
+    g = delta.reshape(theta.shape).astype(np.float64, copy=False)
+    m = g if momentum is None else beta * momentum.astype(np.float64) + g
+    return plain(theta, np.asarray(g + beta * m), lr), np.asarray(np.clip(m, -MAX_WEIGHT, MAX_WEIGHT), theta.dtype)
 
 
 @dataclass(frozen=True)
@@ -195,10 +199,9 @@ class Verdict:
     reason: str
 
 
-def norm_of(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of tensors, piece by piece; not finite if any of their elements is not."""
-    pieces = (piece.double() for tensor in tensors for piece in torch.split(tensor.flatten(), PIECE))
-    return math.sqrt(sum(float(piece.dot(piece)) for piece in pieces))
+def norm_of(tensors: Iterable[Array]) -> float:
+    """The Euclidean norm of tensors; not finite if any of their elements is not."""
+    return math.sqrt(sum(energy(tensor.reshape(-1)) for tensor in tensors))
 
 
 def check_against_weights(norm: float, weights_norm: float, spec: SwarmSpec) -> Verdict:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
-from torch import Tensor
-
 from blocktrain.errors import BlobError, StorageError
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.averaging import norm_of
@@ -19,9 +17,9 @@ from blocktrain.swarm.ledger_records import Version
 from blocktrain.wire.codecs import CodecSettings, update_settings
 from blocktrain.wire.deltas import EncodedUpdate
 from blocktrain.wire.messages import Blob, BlockVersion
-from blocktrain.wire.tensors import decode, flat
+from blocktrain.wire.tensors import Array, decode, flat
 
-Tensors = dict[str, Tensor]
+Tensors = dict[str, Array]
 Shapes = dict[str, tuple[int, ...]]
 KNOWN_NORMS = KNOWN_VERSIONS = 1024  # a few numbers each
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from blocktrain.checkpoint import continue_block
 from blocktrain.spec import Phase, RunSpec, Stacked
 from blocktrain.swarm.bell import Bell
 from blocktrain.swarm.blobs import Blobs
@@ -29,7 +28,7 @@ from blocktrain.wire.messages import (
     UpdateNotice,
     UpdateReceipt,
 )
-from blocktrain.wire.tensors import encode_chunks
+from blocktrain.wire.tensors import continue_block, encode_chunks
 
 UNWANTED_S = 3600.0  # until a blob or an upload that nothing needs is forgotten
 PRUNE_EVERY_S = 60.0  # at most, however short the rounds are

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from blocktrain.bridge import as_tensors
 from blocktrain.checkpoint import RunDirectory, stored_as
 from blocktrain.model.block import block_shapes
 from blocktrain.spec import RunSpec
@@ -32,7 +33,7 @@ def export_model(
     for each in manifest.blocks:
         data = client.download(each.tensors, cache)
         tensors, _ = decode(data, expected=block_shapes(spec, each.block))
-        run.save_block(each.block, stored_as(tensors, precision), steps.get(each.block, 0))
+        run.save_block(each.block, stored_as(as_tensors(tensors), precision), steps.get(each.block, 0))
     for phase in manifest.finished:
         run.finish_phase(phase, {}, spec.phases[phase].steps)
     for path, weights in manifest.combine.items():

@@ -11,18 +11,16 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from torch import Tensor
-
-from blocktrain.checkpoint import continue_block, write_whole
+from blocktrain.checkpoint import write_whole
 from blocktrain.errors import RequestRefused
-from blocktrain.mapped import MappedTensors
+from blocktrain.files import mapped
 from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.wire.deltas import EncodedUpdate, apply_update, read_update
 from blocktrain.wire.messages import BlockVersion, EvaluateLease, TrainLease
 from blocktrain.wire.relay import Recipe, follow, is_recipe, read_recipe
-from blocktrain.wire.tensors import by_block, decode, encode, flat
+from blocktrain.wire.tensors import Array, by_block, continue_block, decode, encode, flat
 
-Tensors = dict[str, Tensor]
+Tensors = dict[str, Array]
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -106,7 +104,7 @@ class Holdings:
         if not _is_whole(path, version.tensors.sha256):
             self._cache.mkdir(parents=True, exist_ok=True)
             write_whole(path, encode(tensors), synced=False)
-        return MappedTensors(path, self._shapes(version.block)).tensors
+        return decode(mapped(path), expected=self._shapes(version.block), in_place=True)[0]
 
     def _fetch(self, version: BlockVersion) -> Tensors:
         """Made here, or from the version before where that one is here and the way from it is offered, else whole."""

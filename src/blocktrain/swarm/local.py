@@ -20,7 +20,6 @@ from fastapi import FastAPI
 
 from blocktrain.corpus import load_corpus
 from blocktrain.errors import ConfigError
-from blocktrain.model.block import newborn_of
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.blobs import Blobs
@@ -29,6 +28,7 @@ from blocktrain.swarm.coordinator import Coordinator
 from blocktrain.swarm.export import export_model
 from blocktrain.swarm.founding import found_run
 from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.nursery import newborn_here
 from blocktrain.swarm.service import build_service
 from blocktrain.swarm.streaming import Server
 from blocktrain.swarm.worker import Worker, WorkReport
@@ -158,7 +158,7 @@ def _open_run(spec: RunSpec, folder: Path, opening: ExitStack) -> tuple[RunSpec,
     blobs, token = Blobs(folder / "blobs"), secrets.token_urlsafe(24)
     found_run(spec, corpus, ledger, blobs, time.time())
     ledger.add_token(f"local-{token[:8]}", "admin", token, time.time())
-    coordinator = Coordinator(spec, ledger, blobs, newborn=newborn_of(spec))
+    coordinator = Coordinator(spec, ledger, blobs, newborn=newborn_here(spec))
     port = opening.enter_context(served(build_service(coordinator, ledger)))
     return spec, Invite(LOOPBACK, port, token)
 

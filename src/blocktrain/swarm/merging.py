@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from torch import Tensor
-
 from blocktrain.files import forget
 from blocktrain.spec import SwarmSpec
 from blocktrain.swarm.averaging import Deltas, Part, merge, outer_step, shares
@@ -23,9 +21,9 @@ from blocktrain.wire.codecs import CodecSettings
 from blocktrain.wire.deltas import EncodedUpdate, encode_difference, max_update_bytes, read_update
 from blocktrain.wire.messages import Blob
 from blocktrain.wire.relay import MAX_RELAYED, Recipe, Relayed, follow
-from blocktrain.wire.tensors import by_block, encode_chunks
+from blocktrain.wire.tensors import Floats, by_block, encode_chunks
 
-Named = tuple[str, Tensor]
+Named = tuple[str, Floats]
 
 
 class Merger:
@@ -78,7 +76,7 @@ class Merger:
             sha256 = self._blobs.put(encode_chunks(after))
             yield NewVersion(block=block, version=version + 1, sha256=sha256, difference_sha256=difference)
 
-    def _next(self, block: int, version: int, deltas: Iterable[tuple[str, Tensor]]) -> NewVersion:
+    def _next(self, block: int, version: int, deltas: Iterable[tuple[str, Floats]]) -> NewVersion:
         """The outer step of one block, tensor by tensor, and its bytes."""
         current = self._blocks.version(block, version)
         base = self._blocks.tensors(current.sha256)
@@ -106,7 +104,7 @@ class Merger:
             encoded, data = self._read(update.id, update.phase)
             base, earlier = self._blocks.around(encoded, update.base)
 
-            def alone(piece: Tensor) -> Tensor:
+            def alone(piece: Floats) -> Floats:
                 forget(data)  # of many updates, one piece of one is in memory
                 return piece
 

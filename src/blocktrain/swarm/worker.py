@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torch import Tensor
 
+from blocktrain.bridge import as_arrays, as_tensors
 from blocktrain.corpus import Corpus
 from blocktrain.errors import RequestRefused
 from blocktrain.model.block import block_shapes, build_block
@@ -40,9 +40,9 @@ from blocktrain.wire.messages import (
     UpdateReceipt,
     Wait,
 )
-from blocktrain.wire.tensors import by_block, flat
+from blocktrain.wire.tensors import Array, by_block, flat
 
-Tensors = dict[str, Tensor]
+Tensors = dict[str, Array]
 FOR_GOOD = ("token", "role", "protocol", "signature", "replayed")  # refusals that no other lease would mend
 REFUSED_PAUSE_S = 1.0
 UNWANTED_S = 60.0  # until a cached blob that no lease needs is removed: another worker of this home may be reading it
@@ -95,7 +95,7 @@ class Worker:
             self._client,
             self._cache,
             shapes=shapes,
-            newborn=lambda block: build_block(self._spec, block).state_dict(),
+            newborn=lambda block: as_arrays(build_block(self._spec, block).state_dict()),
             by_course=by_course,
         )
         self._feedback = ErrorFeedback()
@@ -152,18 +152,19 @@ class Worker:
         trained = self._holdings.trained(lease.trained)
         trainer = self._prepared(lease, by_block(self._feedback.start(flat(trained))), around)
         losses = self._steps(trainer, lease, started_s)
-        unsent = self._feedback.state()
-        after, earlier = flat(trainer.weights()), self._holdings.earlier(lease.trained)
-        payload = self._feedback.compress(flat(trained), after, self._codec(lease), earlier)
+        published, after = flat(trained), as_arrays(flat(trainer.current()))
+        earlier = self._holdings.earlier(lease.trained)
+        payload = self._feedback.compress(published, after, self._codec(lease), earlier)
         self._holdings.keep_payload(payload)
         try:
             receipt = self._submit(lease, payload, len(losses), losses[-1])
-            self._report(
-                WorkReport("submitted", f"{len(losses)} steps, {len(payload)} bytes, lag {receipt.lag}", losses[-1])
-            )
         except RequestRefused as refused:
-            self._feedback.load(unsent)  # the optimiser's state stays too; the next lease goes on from here
-            self._go_on_after(refused)
+            self._go_on_after(refused)  # the optimiser's state stays, and what was unsent before
+            return
+        self._feedback.accepted(payload, published, after, earlier)
+        self._report(
+            WorkReport("submitted", f"{len(losses)} steps, {len(payload)} bytes, lag {receipt.lag}", losses[-1])
+        )
 
     def _codec(self, lease: TrainLease) -> CodecSettings:
         phase, round_steps = self._spec.phases[lease.phase], self._spec.swarm.round_steps
@@ -171,12 +172,12 @@ class Worker:
 
     def _prepared(self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]) -> BlockTrainer:
         """The trainer of the lease's phase: the one at hand, its optimiser warm, or a new one."""
-        phase = self._spec.phases[lease.phase]
+        phase, trained, others = self._spec.phases[lease.phase], _as_weights(start), _as_weights(around)
         if self._trainer is None or self._trainer.phase != phase:
-            self._trainer = BlockTrainer(self._spec, phase, self._corpus.train, start | around, device=self._device)
+            self._trainer = BlockTrainer(self._spec, phase, self._corpus.train, trained | others, device=self._device)
         else:
-            self._trainer.adopt(start)
-            self._trainer.refresh(around)
+            self._trainer.adopt(trained)
+            self._trainer.refresh(others)
         self._trainer.shard, self._trainer.step_done = lease.shard, lease.step_start
         return self._trainer
 
@@ -205,7 +206,7 @@ class Worker:
         return self._client.submit(sign(unsigned, self._key))
 
     def _evaluate(self, lease: EvaluateLease) -> None:
-        model = BlockModel.from_tensors(self._spec, self._holdings.mapped(lease.blocks)).to(self._device)
+        model = BlockModel.from_tensors(self._spec, _as_weights(self._holdings.mapped(lease.blocks))).to(self._device)
         unborn = set(range(self._spec.model.blocks)) - {each.block for each in lease.blocks}
         combine = {} if unborn else fit_combination(model, self._corpus.valid)
         model.combine = dict(combine)
@@ -227,3 +228,7 @@ class Worker:
             for split, blob in info.corpus.items()
         }
         return Corpus(parts["train"], parts["valid"], parts["test"], info.corpus_sha256)
+
+
+def _as_weights(blocks: dict[int, Tensors]) -> dict[int, dict[str, torch.Tensor]]:
+    return {block: as_tensors(arrays) for block, arrays in blocks.items()}

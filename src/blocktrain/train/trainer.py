@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from blocktrain.allocator import keep_freed_memory
-from blocktrain.checkpoint import continue_block
 from blocktrain.corpus import Bytes, step_seed, windows
 from blocktrain.model import noise
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
@@ -23,6 +22,7 @@ from blocktrain.spec import NUM_SYMBOLS, Denoise, Phase, RunSpec, Stacked
 from blocktrain.train import objective
 from blocktrain.train.flops import phase_flops
 from blocktrain.train.optim import BlockOptimizer, lr_factor
+from blocktrain.wire.tensors import continue_block
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Weights = Mapping[int, Mapping[str, Tensor]]  # published tensors of some blocks
@@ -110,11 +110,15 @@ class BlockTrainer:
     def finished(self) -> bool:
         return self.step_done >= self.phase.steps
 
+    def current(self) -> dict[int, dict[str, Tensor]]:
+        """The trained blocks' tensors themselves: the next step changes them."""
+        return {block.index: block.state_dict() for block in self.trained}
+
     def weights(self) -> dict[int, dict[str, Tensor]]:
-        """A copy of the trained blocks' tensors, on the CPU."""
+        """A copy of them, on the CPU."""
         return {
-            block.index: {name: value.detach().cpu().clone() for name, value in block.state_dict().items()}
-            for block in self.trained
+            block: {name: value.detach().cpu().clone() for name, value in tensors.items()}
+            for block, tensors in self.current().items()
         }
 
     def adopt(self, weights: Weights) -> None:

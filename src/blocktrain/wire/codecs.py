@@ -19,15 +19,15 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from blocktrain.errors import ConfigError, TensorError
 from blocktrain.spec import SwarmSpec
 from blocktrain.wire.packing import EliasFano, ceil, pack, unpack
 from blocktrain.wire.sparse import Largest, largest, scattered
+from blocktrain.wire.tensors import BFLOAT16, Array, Floats
 from blocktrain.wire.vectors import (
     BOOK_BYTES,
     HIGH_BYTES,
@@ -52,9 +52,11 @@ MAX_MAGNITUDE = 2.0**126  # what is larger than this is no weight, and sums of i
 
 _TINY_SCALE = 2.0**-120  # below this float32 loses digits; also keeps the scale of nothing but zeros above zero
 
+_FLOAT32, _FLOAT16, _UINT8 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint8)
+
 SETTINGS = {"sparse": ("chunk", "kept", "value_bits"), "vector": ("spent",)}
 
-Part: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+Part: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -141,35 +143,35 @@ def _require_between(key: str, value: int, low: int, high: int) -> None:
         raise ConfigError(f"{key} = {value!r} must be a whole number from {low} to {high}")
 
 
-def within(tensor: Tensor, limit: float) -> bool:
+def within(tensor: Floats, limit: float) -> bool:
     """Whether all values are numbers of at most this magnitude."""
-    return not tensor.numel() or bool(torch.stack(tensor.aminmax()).abs().max() <= limit)  # NaN compares false
+    return not tensor.size or bool(tensor.max() <= limit and tensor.min() >= -limit)  # NaN compares false
 
 
 def parts_of(settings: CodecSettings, size: int) -> dict[str, Part]:
     """The parts of an update of so many values: name -> dtype and shape."""
     if settings.codec == "fp32":
-        return {"values": (torch.float32, (size,))}
+        return {"values": (_FLOAT32, (size,))}
     if settings.codec == "sparse":
         rows, places = ceil(size, settings.chunk), settings.places
         return {
-            "codes": (torch.uint8, (rows, ceil(settings.kept, 8) * settings.value_bits)),
-            "high": (torch.uint8, (rows, places.high_bytes)),
-            "levels": (torch.bfloat16, (rows, settings.levels)),
-            "low": (torch.uint8, (rows, places.low_bytes)),
+            "codes": (_UINT8, (rows, ceil(settings.kept, 8) * settings.value_bits)),
+            "high": (_UINT8, (rows, places.high_bytes)),
+            "levels": (BFLOAT16, (rows, settings.levels)),
+            "low": (_UINT8, (rows, places.low_bytes)),
         }
     if settings.codec == "vector":
         stages = settings.num_stages(size)
         return {
-            "book": (torch.uint8, (BOOK_BYTES,)),
-            "gains": (torch.bfloat16, (stages, 1)),
-            "high": (torch.uint8, (stages, HIGH_BYTES)),
-            "low": (torch.uint8, (stages, LOW_BYTES)),
-            "counts": (torch.uint8, (ceil(size, ROW),)),
+            "book": (_UINT8, (BOOK_BYTES,)),
+            "gains": (BFLOAT16, (stages, 1)),
+            "high": (_UINT8, (stages, HIGH_BYTES)),
+            "low": (_UINT8, (stages, LOW_BYTES)),
+            "counts": (_UINT8, (ceil(size, ROW),)),
         }
     rows, half = ceil(size, BLOCK), settings.codec == "fp16"
-    codes = (torch.float16, (rows, BLOCK)) if half else (torch.uint8, (rows, BLOCK * _bits(settings.codec) // 8))
-    return {"codes": codes, "scale": (torch.bfloat16, (rows, 1))}
+    codes = (_FLOAT16, (rows, BLOCK)) if half else (_UINT8, (rows, BLOCK * _bits(settings.codec) // 8))
+    return {"codes": codes, "scale": (BFLOAT16, (rows, 1))}
 
 
 def _bits(codec: str) -> int:
@@ -182,11 +184,11 @@ def _top(bits: int) -> int:
 
 
 class Values(Protocol):
-    def slice(self, begin: int, end: int) -> Tensor:
+    def slice(self, begin: int, end: int) -> Floats:
         """These values of the vector in float32, each exactly what was sent."""
 
 
-def encode_vector(values: Values, size: int, settings: CodecSettings) -> dict[str, Tensor]:
+def encode_vector(values: Values, size: int, settings: CodecSettings) -> dict[str, Array]:
     """Piece by piece: what is small enough to stay in a processor's cache is read from memory once."""
     match settings.codec:
         case "fp32":
@@ -200,17 +202,17 @@ def encode_vector(values: Values, size: int, settings: CodecSettings) -> dict[st
             coded = [_as_half(_rows(x, BLOCK)) for x in _pieces(values, size, BLOCK)]
         case codec:
             coded = [_as_steps(_rows(x, BLOCK), _bits(codec)) for x in _pieces(values, size, BLOCK)]
-    empty = {name: torch.empty(0, *shape[1:], dtype=dtype) for name, (dtype, shape) in parts_of(settings, 0).items()}
-    return {name: torch.cat([none, *(piece[name] for piece in coded)]) for name, none in empty.items()}
+    empty = {name: np.empty((0, *shape[1:]), dtype) for name, (dtype, shape) in parts_of(settings, 0).items()}
+    return {name: np.concatenate([none, *(piece[name] for piece in coded)]) for name, none in empty.items()}
 
 
-def _pieces(values: Values, size: int, row: int) -> Iterator[Tensor]:
+def _pieces(values: Values, size: int, row: int) -> Iterator[Floats]:
     """Of whole rows, but for the last."""
     length = row * max(1, PIECE // row)
     return (values.slice(start, min(start + length, size)) for start in range(0, size, length))
 
 
-def decode_vector(parts: Mapping[str, Tensor], settings: CodecSettings, size: int) -> Values:
+def decode_vector(parts: Mapping[str, Array], settings: CodecSettings, size: int) -> Values:
     """Parts of the right types and sizes, their contents checked."""
     if settings.codec == "fp32":
         _require_within(parts["values"], MAX_MAGNITUDE, "values")
@@ -224,7 +226,7 @@ def decode_vector(parts: Mapping[str, Tensor], settings: CodecSettings, size: in
     if settings.codec == "vector":
         return _read_stages(parts)
     if settings.codec == "fp16":
-        _require_within(parts["codes"], torch.finfo(torch.float16).max, "codes")
+        _require_within(parts["codes"], float(np.finfo(np.float16).max), "codes")
     bits = None if settings.codec == "fp16" else _bits(settings.codec)
     _require_within(parts["scale"], MAX_MAGNITUDE / (2**15 if bits is None else _top(bits)), "scale")
     return _Blocks(parts["codes"], parts["scale"], bits)
@@ -232,27 +234,30 @@ def decode_vector(parts: Mapping[str, Tensor], settings: CodecSettings, size: in
 
 @dataclass(frozen=True)
 class _Plain:
-    values: Tensor
+    values: Floats
 
-    def slice(self, begin: int, end: int) -> Tensor:
+    def slice(self, begin: int, end: int) -> Floats:
         return self.values[begin:end]
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    codes: Tensor
-    scale: Tensor
+    codes: Array
+    scale: Array
     bits: int | None  # of an integer code
 
-    def slice(self, begin: int, end: int) -> Tensor:
+    def slice(self, begin: int, end: int) -> Floats:
         first, last = begin // BLOCK, ceil(end, BLOCK)
-        values = self._steps(self.codes[first:last]) * self.scale[first:last].float()
-        return values.flatten()[begin - first * BLOCK : end - first * BLOCK]
+        values = self._steps(self.codes[first:last])
+        values *= self.scale[first:last].astype(np.float32)
+        return values.reshape(-1)[begin - first * BLOCK : end - first * BLOCK]
 
-    def _steps(self, codes: Tensor) -> Tensor:
+    def _steps(self, codes: Array) -> Floats:
         if self.bits is None:
-            return codes.float()
-        return torch.from_numpy(unpack(codes.numpy(), self.bits, BLOCK)).float() - _top(self.bits)
+            return codes.astype(np.float32)
+        steps = unpack(codes, self.bits, BLOCK).astype(np.float32)
+        steps -= _top(self.bits)
+        return steps
 
 
 class _Staged:
@@ -261,56 +266,59 @@ class _Staged:
     def __init__(self, stages: Stages) -> None:
         rows, num_rows = PIECE // ROW, len(stages.counts)
         self._piece = lru_cache(KEPT_PIECES)(
-            lambda number: decode_rows(stages, number * rows, min((number + 1) * rows, num_rows)).flatten()
+            lambda number: decode_rows(stages, number * rows, min((number + 1) * rows, num_rows)).reshape(-1)
         )
 
-    def slice(self, begin: int, end: int) -> Tensor:
+    def slice(self, begin: int, end: int) -> Floats:
         first, last = begin // PIECE, ceil(end, PIECE)
         pieces = [self._piece(number) for number in range(first, last)]
-        whole = pieces[0] if len(pieces) == 1 else torch.cat([torch.empty(0), *pieces])
+        whole = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.float32), *pieces])
         return whole[begin - first * PIECE : end - first * PIECE]
 
 
-def _rows(vector: Tensor, length: int) -> Tensor:
+def _rows(vector: Floats, length: int) -> Floats:
     """The vector as rows; zeros fill the last one."""
-    if not len(vector) % length:
-        return vector.view(-1, length)
-    return torch.nn.functional.pad(vector, (0, -len(vector) % length)).view(ceil(len(vector), length), length)
+    if missing := -len(vector) % length:
+        vector = np.concatenate([vector, np.zeros(missing, vector.dtype)])
+    return vector.reshape(-1, length)
 
 
-def _as_half(rows: Tensor) -> dict[str, Tensor]:
+def _as_half(rows: Floats) -> dict[str, Array]:
     """float16 of at most 2^15 times a power of two: neither too large for the type nor, below the peak, too small."""
-    exponent = _peak(rows).view(torch.int32) & 0x7F800000  # the mantissa gone: the power of two at or below
-    scale = (exponent.view(torch.float32) * 2.0**-14).clamp(min=_TINY_SCALE)
-    return {"codes": (rows / scale).half(), "scale": scale.bfloat16()}
+    exponent = _peak(rows).view(np.int32) & 0x7F800000  # the mantissa gone: the power of two at or below
+    scale = np.maximum(exponent.view(np.float32) * np.float32(2.0**-14), np.float32(_TINY_SCALE))
+    return {"codes": (rows / scale).astype(np.float16), "scale": scale.astype(BFLOAT16)}
 
 
-def _as_steps(rows: Tensor, bits: int) -> dict[str, Tensor]:
+def _as_steps(rows: Floats, bits: int) -> dict[str, Array]:
     """Whole steps of peak / (2^(bits-1) - 1). The scale is rounded up, so no code is out of range and no value is
     off by more than half a step."""
     top = _top(bits)
-    scale = ((_peak(rows) / top).view(torch.int32) + 0xFFFF & ~0xFFFF).view(torch.float32).clamp(min=_TINY_SCALE)
-    codes = (rows / scale).round_().add_(top).to(torch.uint8)
-    return {"codes": torch.from_numpy(pack(codes.numpy(), bits)), "scale": scale.bfloat16()}
+    rounded_up = ((_peak(rows) / np.float32(top)).view(np.int32) + 0xFFFF & ~0xFFFF).view(np.float32)
+    scale = np.maximum(rounded_up, np.float32(_TINY_SCALE))
+    codes = rows / scale
+    np.rint(codes, out=codes)
+    codes += top
+    return {"codes": pack(codes.astype(np.uint8), bits), "scale": scale.astype(BFLOAT16)}
 
 
-def _peak(rows: Tensor) -> Tensor:
-    return rows.abs().amax(dim=1, keepdim=True)
+def _peak(rows: Floats) -> Floats:
+    peak: Floats = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
+    return peak
 
 
-def _read_stages(parts: Mapping[str, Tensor]) -> _Staged:
+def _read_stages(parts: Mapping[str, Array]) -> _Staged:
     """No sum of a row's stages is too large either."""
     _require_within(parts["gains"], MAX_MAGNITUDE / (MAX_STAGES * ROW), "gains")
-    counts = parts["counts"].long()
-    if int(counts.sum()) != len(parts["gains"]) or (counts > MAX_STAGES).any():
+    counts = parts["counts"]
+    if (named := int(counts.sum(dtype=np.int64))) != len(parts["gains"]) or (counts > MAX_STAGES).any():
         raise damaged(
-            f"its rows name {int(counts.sum())} stages where {len(parts['gains'])} are expected, "
-            f"and at most {MAX_STAGES} a row"
+            f"its rows name {named} stages where {len(parts['gains'])} are expected, and at most {MAX_STAGES} a row"
         )
     return _Staged(Stages(**parts))
 
 
-def check_parts(parts: Mapping[str, Tensor], expected: Mapping[str, Part]) -> None:
+def check_parts(parts: Mapping[str, Array], expected: Mapping[str, Part]) -> None:
     if parts.keys() != expected.keys():
         raise damaged(f"it has {len(parts)} parts, not exactly {', '.join(expected)}")
     for name, (dtype, shape) in expected.items():
@@ -320,8 +328,8 @@ def check_parts(parts: Mapping[str, Tensor], expected: Mapping[str, Part]) -> No
             )
 
 
-def _require_within(part: Tensor, limit: float, name: str) -> None:
-    if not within(part.float(), limit):
+def _require_within(part: Array, limit: float, name: str) -> None:
+    if not within(part.astype(np.float32, copy=False), limit):
         raise damaged(f'part "{name}" holds NaN, Inf or more than {limit:.0e}', code="finite")
 
 

@@ -28,8 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from blocktrain.errors import ConfigError, TensorError
 from blocktrain.wire.codecs import (
@@ -45,14 +44,14 @@ from blocktrain.wire.codecs import (
     parts_of,
     within,
 )
-from blocktrain.wire.tensors import Encoded, decode, encode
+from blocktrain.wire.tensors import Array, Encoded, Floats, decode, encode
 
 FORMAT = "1"
 COURSE_SHARE = 0.5  # of a block's last change that the next one is taken to have; a power of two: the product is exact
 MAX_HEADER_BYTES = 2048
 MAX_METADATA = 64
 
-Named: TypeAlias = Mapping[str, Tensor]
+Named: TypeAlias = Mapping[str, Array]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
@@ -69,7 +68,7 @@ def encode_update(before: Named, after: Named, settings: CodecSettings, earlier:
     return encode(coded, {"update": FORMAT, "layout": layout.name, **metadata})
 
 
-def course(earlier: Tensor, base: Tensor) -> Tensor:
+def course(earlier: Array, base: Array) -> Floats:
     """The change that a tensor is taken to make next, after that from the version before its base to its base."""
     return COURSE_SHARE * (plain(earlier) - plain(base))
 
@@ -125,66 +124,66 @@ class EncodedUpdate:
         block's course, also with the one before that, `earlier`."""
         return self.settings.lossless or self.from_course
 
-    def delta(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Tensor:
+    def delta(self, name: str, base: Array | None = None, earlier: Array | None = None) -> Floats:
         """Δ of one tensor in float64.
 
         base - Δ in float64 is `after` of fp32 exactly, but for values that shrank 2^29-fold: there, use `after`."""
         pieces = self.pieces(name, base, earlier)
-        return torch.cat([torch.empty(0).double(), *pieces]).view(self._layout.shapes[name])
+        return np.concatenate([np.empty(0), *pieces]).reshape(self._layout.shapes[name])
 
-    def pieces(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Iterator[Tensor]:
+    def pieces(self, name: str, base: Array | None = None, earlier: Array | None = None) -> Iterator[Floats]:
         """The same, flat, in pieces that stay in a processor's cache while somebody works on them. None is held here
         while the next is waited for."""
         begin, end = self._layout.spans[name]
-        before = self._known(name, base, "base").flatten() if self.settings.lossless else None
-        ahead = self._ahead(name, base, earlier).flatten() if self.from_course else None
+        before = self._known(name, base, "base").reshape(-1) if self.settings.lossless else None
+        ahead = self._ahead(name, base, earlier).reshape(-1) if self.from_course else None
 
-        def piece(start: int) -> Tensor:
+        def piece(start: int) -> Floats:
             stop = min(start + PIECE, end)
-            values, here = self._values.slice(start, stop).double(), slice(start - begin, stop - begin)
+            values, here = self._values.slice(start, stop).astype(np.float64), slice(start - begin, stop - begin)
             if before is not None:
-                values = values.neg_().add_(before[here])
-            return values if ahead is None else values.add_(ahead[here])
+                np.subtract(before[here], values, out=values)
+            if ahead is not None:
+                values += ahead[here]
+            return values
 
         return map(piece, range(begin, end, PIECE))
 
-    def change(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Tensor:
+    def change(self, name: str, base: Array | None = None, earlier: Array | None = None) -> Floats:
         """Δ of one tensor of a lossy update in float32, the same bits on every machine."""
         return self._filled(name, earlier, base, lambda change, _: change)
 
-    def after(self, name: str, base: Tensor | None = None, earlier: Tensor | None = None) -> Tensor:
+    def after(self, name: str, base: Array | None = None, earlier: Array | None = None) -> Floats:
         """base - Δ of one tensor in float32, the same bits on every machine; of fp32 exactly what was sent."""
         if self.settings.lossless:
             return self._filled(name, None, None, lambda sent, _: sent)
         return self._filled(name, earlier, self._known(name, base, "base"), lambda change, before: before - change)
 
     def _filled(
-        self, name: str, earlier: Tensor | None, base: Tensor | None, result: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
+        self, name: str, earlier: Array | None, base: Array | None, result: Callable[[Floats, Floats], Floats]
+    ) -> Floats:
         """The results of each piece of Δ in float32 and of the base, as one tensor."""
         begin, end = self._layout.spans[name]
-        ahead = self._ahead(name, base, earlier).flatten() if self.from_course else None
-        whole = torch.empty(end - begin)
-        before = whole if base is None else plain(base).flatten()
+        ahead = self._ahead(name, base, earlier).reshape(-1) if self.from_course else None
+        whole = np.empty(end - begin, np.float32)
+        before = whole if base is None else plain(base).reshape(-1)
         for start in range(begin, end, PIECE):
             stop = min(start + PIECE, end)
             here, values = slice(start - begin, stop - begin), self._values.slice(start, stop)
             whole[here] = result(values if ahead is None else values + ahead[here], before[here])
-        return whole.view(self._layout.shapes[name])
+        return whole.reshape(self._layout.shapes[name])
 
     def squared_norm(self, base: Named | None = None, earlier: Named | None = None) -> float:
         """‖Δ‖² over all tensors."""
         bases, earliers = base or {}, earlier or {}
         return sum(
-            float(piece.dot(piece))
-            for name in self.names
-            for piece in self.pieces(name, bases.get(name), earliers.get(name))
+            energy(piece) for name in self.names for piece in self.pieces(name, bases.get(name), earliers.get(name))
         )
 
-    def _ahead(self, name: str, base: Tensor | None, earlier: Tensor | None) -> Tensor:
+    def _ahead(self, name: str, base: Array | None, earlier: Array | None) -> Floats:
         return course(self._known(name, earlier, "version before its base"), self._known(name, base, "base"))
 
-    def _known(self, name: str, tensor: Tensor | None, what: str) -> Tensor:
+    def _known(self, name: str, tensor: Array | None, what: str) -> Floats:
         shape = self._layout.shapes[name]
         if tensor is None or tuple(tensor.shape) != shape:
             got = "none" if tensor is None else f"shape {tuple(tensor.shape)}"
@@ -195,12 +194,12 @@ class EncodedUpdate:
         return plain(tensor)
 
 
-def apply_update(base: Named, update: EncodedUpdate, earlier: Named | None = None) -> dict[str, Tensor]:
+def apply_update(base: Named, update: EncodedUpdate, earlier: Named | None = None) -> dict[str, Floats]:
     """base - Δ: what the sender had, as far as the codec tells."""
     return {name: update.after(name, base.get(name), (earlier or {}).get(name)) for name in update.names}
 
 
-def encode_difference(old: Named, new: Named, settings: CodecSettings) -> tuple[bytes, dict[str, Tensor]]:
+def encode_difference(old: Named, new: Named, settings: CodecSettings) -> tuple[bytes, dict[str, Floats]]:
     """The bytes that lead from a published version to the next, and the next: what they decode to, near `new`."""
     data = encode_update(old, new, settings)
     return data, apply_update(old, read_update(data, tensor_shapes(new), expected=settings))
@@ -227,24 +226,24 @@ class _Differences:
     `after` itself, without `before`."""
 
     def __init__(self, layout: _Layout, before: Named | None, after: Named, earlier: Named | None) -> None:
-        def flattened(state: Named) -> dict[str, Tensor]:
-            return {name: plain(state[name]).flatten() for name in layout.spans}
+        def flattened(state: Named) -> dict[str, Floats]:
+            return {name: plain(state[name]).reshape(-1) for name in layout.spans}
 
         self._spans, self._after = list(layout.spans.items()), flattened(after)
         self._before = None if before is None else flattened(before)
         self._earlier = None if earlier is None else flattened(earlier)
 
-    def slice(self, begin: int, end: int) -> Tensor:
-        parts, position = [torch.empty(0)], begin
+    def slice(self, begin: int, end: int) -> Floats:
+        parts, position = [np.empty(0, np.float32)], begin
         for name, (first, last) in self._spans[bisect_right(self._spans, begin, key=lambda span: span[1][1]) :]:
             if position >= end:
                 break
             until = min(end, last)
             parts.append(_sane(name, self._piece(name, position - first, until - first)))
             position = until
-        return parts[1] if len(parts) == 2 else torch.cat(parts)
+        return parts[1] if len(parts) == 2 else np.concatenate(parts)
 
-    def _piece(self, name: str, begin: int, end: int) -> Tensor:
+    def _piece(self, name: str, begin: int, end: int) -> Floats:
         after = self._after[name][begin:end]
         if self._before is None:
             return after
@@ -254,16 +253,21 @@ class _Differences:
         )
 
 
-def difference(before: Named, after: Named) -> dict[str, Tensor]:
+def difference(before: Named, after: Named) -> dict[str, Floats]:
     require_same_shapes(before, after)
-    return {name: plain(before[name]) - plain(tensor) for name, tensor in after.items()}
+    return {name: np.asarray(plain(before[name]) - plain(tensor)) for name, tensor in after.items()}
 
 
-def plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.float32)
+def energy(values: Floats) -> float:
+    """The sum of their squares, in float64. Not by a library of matrices, which would begin threads for it."""
+    return float(np.einsum("i,i->", values, values, dtype=np.float64))
 
 
-def _sane(name: str, values: Tensor) -> Tensor:
+def plain(tensor: Array) -> Floats:
+    return tensor.astype(np.float32, copy=False)
+
+
+def _sane(name: str, values: Array) -> Floats:
     if not within(values, MAX_MAGNITUDE):
         raise TensorError(
             f'tensor "{name}" holds NaN, Inf or more than {MAX_MAGNITUDE:.0e}, which no update may: '

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 WORKER_HEADER = "BlockTrain-Worker"  # of a fetch: whose it is, for the picture of who takes how much
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

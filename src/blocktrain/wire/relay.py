@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import torch
+import numpy as np
 from pydantic import Field, ValidationError
-from torch import Tensor
 
 from blocktrain.wire.codecs import damaged
 from blocktrain.wire.deltas import EncodedUpdate, Named
 from blocktrain.wire.messages import Blob, Message, Natural
-from blocktrain.wire.tensors import Encoded
+from blocktrain.wire.tensors import Array, Encoded, Floats
 
 MAX_WEIGHT = 2.0**100  # far beyond training; no merge writes more, so that the next one can be computed in float32
 MAX_RELAYED = 256  # updates of one version
@@ -49,14 +48,15 @@ def read_recipe(data: Encoded) -> Recipe:
         raise damaged(f"its recipe cannot be read: {error.errors()[0]['msg']}") from None
 
 
-def follow(base: Named, updates: Sequence[Shared], earlier: Named) -> dict[str, Tensor]:
+def follow(base: Named, updates: Sequence[Shared], earlier: Named) -> dict[str, Floats]:
     """The version after `base`: base - Σ share · Δ, in float32 and in this order, each product rounded before it is
     added. Every machine gets the same bits. `earlier` is the version before, for updates coded from the course."""
     return {name: _moved(name, base[name], updates, earlier.get(name)) for name in base}
 
 
-def _moved(name: str, base: Tensor, updates: Sequence[Shared], earlier: Tensor | None) -> Tensor:
-    total = torch.zeros_like(base)
+def _moved(name: str, base: Array, updates: Sequence[Shared], earlier: Array | None) -> Floats:
+    total = np.zeros_like(base)
     for update, share in updates:
-        total += update.change(name, base, earlier) * share
-    return (base - total).clamp_(-MAX_WEIGHT, MAX_WEIGHT)
+        total += update.change(name, base, earlier) * np.float32(share)
+    np.subtract(base, total, out=total)
+    return total.clip(-MAX_WEIGHT, MAX_WEIGHT, out=total)

@@ -1,41 +1,42 @@
 """Named tensors <-> bytes in the safetensors format, checked before anything is built; never pickle. No files and no
-sockets. Next: ../checkpoint.py, which keeps these bytes on disk."""
+sockets. Tensors are numpy's here and in all that a coordinator does, which never loads torch.
+Next: ../checkpoint.py, which keeps these bytes on disk; ../bridge.py, the same tensors as torch's."""
 
 from __future__ import annotations
 
 import json
 import math
 import struct
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import ml_dtypes
 import numpy as np
-import safetensors.torch
-import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from torch import Tensor
 
 from blocktrain.errors import TensorError
 
-DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool),
 }
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_AXIS = 2**31 - 1
 
 Encoded: TypeAlias = bytes | memoryview
+Array: TypeAlias = NDArray[Any]
+Floats: TypeAlias = NDArray[np.floating[Any]]
+AnyTensor = TypeVar("AnyTensor")
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LENGTH_BYTES = 8
@@ -49,27 +50,33 @@ class _Header:
     metadata: dict[str, str]
 
 
-def flat(blocks: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def flat(blocks: Mapping[int, Mapping[str, AnyTensor]]) -> dict[str, AnyTensor]:
     """The tensors of several blocks under one roof: "1.readout"."""
     return {f"{block}.{name}": tensor for block, tensors in blocks.items() for name, tensor in tensors.items()}
 
 
-def by_block(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+def by_block(tensors: Mapping[str, AnyTensor]) -> dict[int, dict[str, AnyTensor]]:
     """The reverse of `flat`."""
-    blocks: dict[int, dict[str, Tensor]] = {}
+    blocks: dict[int, dict[str, AnyTensor]] = {}
     for name, tensor in tensors.items():
         block, _, inner = name.partition(".")
         blocks.setdefault(int(block), {})[inner] = tensor
     return blocks
 
 
-def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+def continue_block(newborn: Mapping[str, AnyTensor], before: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
+    """A stacked block that nobody has trained starts where the trained one before it ended: newborn it is the identity,
+    and with that one's read-out it gives the same logits."""
+    return {**newborn, "readout": before["readout"]}
+
+
+def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
     return b"".join(encode_chunks(tensors, metadata))
 
 
-def encode_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
+def encode_chunks(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
     """The same without a copy of the tensors: the header, and each tensor's bytes where they lie. Equal tensors and
-    metadata give equal bytes, so that their hash names them: safetensors itself writes metadata in an order that
+    metadata give equal bytes, so that their hash names them: the safetensors package writes metadata in an order that
     changes from process to process, and copies every byte three times."""
     for name, tensor in tensors.items():
         if name == _METADATA or tensor.dtype not in DTYPES.values():
@@ -79,7 +86,7 @@ def encode_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | N
     header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
     parts, end = list[memoryview](), 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, str(item[1].dtype), item[0])):
-        parts.append(_bytes_of(tensor).data)
+        parts.append(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)  # where they lie, if in order
         begin, end = end, end + parts[-1].nbytes
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -93,10 +100,9 @@ def decode(
     expected: Mapping[str, tuple[int, ...]] | None = None,
     max_bytes: int | None = None,
     in_place: bool = False,
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+) -> tuple[dict[str, Array], dict[str, str]]:
     """The tensors and the metadata; `expected` gives the only names and shapes that are accepted. With `in_place` the
-    tensors lie where their bytes do: nothing is read before it is used, nobody may write to them, and the storage of
-    each is the whole buffer."""
+    tensors lie where their bytes do: nothing is read before it is used, and nobody may write to them."""
     if max_bytes is not None and len(data) > max_bytes:
         raise TensorError(
             f"got {len(data)} bytes of tensors and at most {max_bytes} are accepted: send fewer or smaller ones"
@@ -104,12 +110,9 @@ def decode(
     header = _read_header(data)
     if expected is not None:
         _check_names_and_shapes(header, expected)
-    if in_place:
-        return _views(data, header), header.metadata
-    try:
-        return safetensors.torch.load(bytes(data)), header.metadata
-    except (SafetensorError, RuntimeError, ValueError, OverflowError) as error:
-        raise _damaged(str(error)) from None
+    whole = np.frombuffer(data, np.uint8)
+    tensors = {name: _tensor(whole, header, name, in_place) for name in header.tensors}
+    return tensors, header.metadata
 
 
 def shapes_of(data: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -117,24 +120,13 @@ def shapes_of(data: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:
     return _read_header(data).tensors
 
 
-def _views(data: Encoded, header: _Header) -> dict[str, Tensor]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")
-        whole = torch.frombuffer(data, dtype=torch.uint8)
-    return {name: _view(whole, header, name) for name in header.tensors}
-
-
-def _view(whole: Tensor, header: _Header, name: str) -> Tensor:
+def _tensor(whole: NDArray[np.uint8], header: _Header, name: str, in_place: bool) -> Array:
     (dtype_name, shape), begin = header.tensors[name], header.offsets[name]
     dtype = DTYPES[dtype_name]
-    if begin % dtype.itemsize:
+    if in_place and begin % dtype.itemsize:
         raise _damaged(f'"{name}" starts at byte {begin}, where no {dtype_name} can be read in place')
-    return whole[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-
-
-def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """Where they lie, if they lie on the CPU and in order."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    here = whole[begin : begin + math.prod(shape) * dtype.itemsize]
+    return (here if in_place else here.copy()).view(dtype).reshape(shape)
 
 
 def _read_header(data: Encoded) -> _Header:

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
+from numpy.typing import NDArray
 
-from blocktrain.wire.packing import pack, unpack
+from blocktrain.wire.packing import Bytes, pack, unpack
+from blocktrain.wire.tensors import BFLOAT16, Array, Floats
 
 GROUP = 32  # values that one sign vector stands for
 ROW = 1024  # values that share their stages' gains
@@ -34,118 +35,131 @@ _KEPT = 0.714  # of a row's energy that a stage leaves, measured on normal value
 _TINY = 2.0**-120
 _HUGE = 2.0**100  # what is larger is sent as this much, so that no sum overflows
 _ROWS_AT_ONCE = 64  # their products stay in a processor's cache
+_HADAMARD = np.array([[(-1) ** (i & j).bit_count() for j in range(GROUP)] for i in range(GROUP)], np.float32)
 
 
 @dataclass(frozen=True)
 class Stages:
     """`counts` says how many stages each row has; those of one row follow each other."""
 
-    book: Tensor  # uint8, [BOOK_BYTES]: which sign vectors
-    counts: Tensor  # uint8, [rows]
-    gains: Tensor  # bfloat16, [stages, 1]
-    high: Tensor  # uint8, [stages, HIGH_BYTES]
-    low: Tensor  # uint8, [stages, LOW_BYTES]
+    book: Bytes  # [BOOK_BYTES]: which sign vectors
+    counts: Bytes  # [rows]
+    gains: Array  # bfloat16, [stages, 1]
+    high: Bytes  # [stages, HIGH_BYTES]
+    low: Bytes  # [stages, LOW_BYTES]
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The first stage of each row."""
+        return _starts(self.counts)
 
 
-def encode_rows(rows: Tensor, num_stages: int) -> Stages:
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    book = hashlib.sha256(norms.numpy().tobytes()).digest()[:BOOK_BYTES]  # another one for other values
+def encode_rows(rows: Floats, num_stages: int) -> Stages:
+    """Of rows that are used up: what they still lack stands in their place then."""
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    book = hashlib.sha256(norms.tobytes()).digest()[:BOOK_BYTES]  # another one for other values
     counts, flips = _shares(norms, num_stages), flips_of(book)
     starts = _starts(counts)
     words = np.zeros((num_stages, LOW_BYTES), np.uint16)
-    gains = torch.zeros(num_stages, 1, dtype=torch.bfloat16)
-    rest = torch.empty_like(rows)
-    for some, place in zip(torch.split(rows, _ROWS_AT_ONCE), torch.split(rest, _ROWS_AT_ONCE), strict=True):
-        place.copy_(turned(some.clamp(-_HUGE, _HUGE) * flips))
-    for stage in range(int(counts.max()) if len(counts) else 0):
+    gains = np.zeros((num_stages, 1), BFLOAT16)
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        some = slice(first, first + _ROWS_AT_ONCE)
+        rows[some] = _turned(_turned_groups(np.clip(rows[some], -_HUGE, _HUGE) * flips)) / math.isqrt(ROW)
+    for stage in range(int(counts.max(initial=0))):
         signs = sign_vectors(book, stage)
-        for chosen in torch.split((counts > stage).nonzero()[:, 0], _ROWS_AT_ONCE):
-            codes, gain = _nearest(rest[chosen], signs)
-            rest[chosen] -= _values(codes, gain, signs)
-            words[starts[chosen] + stage] = codes.numpy()
+        for chosen in _few(np.flatnonzero(counts > stage)):
+            left = rows[chosen]
+            codes, gain = _nearest(left, signs)
+            rows[chosen] = left - signs.take(codes, axis=0).reshape(left.shape) * gain.astype(np.float32)
+            words[starts[chosen] + stage] = codes
             gains[starts[chosen] + stage] = gain
-    low, high = (words & 255).astype(np.uint8), pack((words >> 8).astype(np.uint8), 2)
     return Stages(
-        book=torch.tensor(list(book), dtype=torch.uint8),
-        counts=counts.to(torch.uint8),
+        book=np.frombuffer(book, np.uint8),
+        counts=counts.astype(np.uint8),
         gains=gains,
-        high=torch.from_numpy(high),
-        low=torch.from_numpy(low),
+        high=pack((words >> 8).astype(np.uint8), 2),
+        low=(words & 255).astype(np.uint8),
     )
 
 
-def decode_rows(stages: Stages, first: int, last: int) -> Tensor:
-    """The values of some rows: the sum of their stages, in their order."""
-    book, counts = bytes(stages.book.tolist()), stages.counts.long()
-    starts = _starts(counts)[first:last]
-    counts = counts[first:last]
-    values = torch.zeros(len(counts), ROW)
-    for stage in range(int(counts.max()) if len(counts) else 0):
-        for chosen in torch.split((counts > stage).nonzero()[:, 0], _ROWS_AT_ONCE):
+def decode_rows(stages: Stages, first: int, last: int) -> Floats:
+    """The values of some rows: the sum of their stages, in their order. A stage's signs are turned back as whole
+    numbers, and times a gain of eight digits they are still exact: every machine gets the same bits, in whatever order
+    it computes a stage."""
+    book, counts, starts = stages.book.tobytes(), stages.counts[first:last], stages.starts[first:last]
+    values, flips = np.zeros((len(counts), ROW), np.float32), flips_of(book) / math.isqrt(ROW)
+    for stage in range(int(counts.max(initial=0))):
+        words = _turned_words(book, stage)
+        for chosen in _few(np.flatnonzero(counts > stage)):
             places = starts[chosen] + stage
-            high = unpack(stages.high[places].numpy(), 2, LOW_BYTES).astype(np.int64)
-            codes = stages.low[places].long() + 256 * torch.from_numpy(high)
-            values[chosen] += _values(codes, stages.gains[places], sign_vectors(book, stage))
-    flips = flips_of(book)
-    return torch.cat([values[:0], *(turned(some) * flips for some in torch.split(values, _ROWS_AT_ONCE))])
+            codes = stages.low[places] + unpack(stages.high[places], 2, LOW_BYTES).astype(np.intp) * 256
+            turned = _turned(words.take(codes, axis=0).reshape(len(codes), ROW))
+            values[chosen] += turned * flips * stages.gains[places].astype(np.float32)
+    return values
 
 
-def turned(rows: Tensor) -> Tensor:
-    """The Hadamard transform of each row, over the root of its length: its own inverse. Sums of two in one order, so
-    that every machine gets the same bits."""
-    columns = rows.T.contiguous()  # neighbours in memory are of other rows: all that is added lies in long stretches
-    others = torch.empty_like(columns)
-    for step in range(ROW.bit_length() - 1):
-        pairs, combined = (x.view(ROW >> step + 1, 2, len(rows) << step) for x in (columns, others))
-        torch.add(pairs[:, 0], pairs[:, 1], out=combined[:, 0])
-        torch.sub(pairs[:, 0], pairs[:, 1], out=combined[:, 1])
-        columns, others = others, columns
-    return columns.T / math.isqrt(ROW)
+def _few(numbers: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    return (numbers[start : start + _ROWS_AT_ONCE] for start in range(0, len(numbers), _ROWS_AT_ONCE))
+
+
+# The Hadamard transform of a row, a matrix of 32 groups of 32 values, is that of its groups and then of its columns.
+
+
+def _turned_groups(rows: Floats) -> Floats:
+    return (rows.reshape(-1, GROUP) @ _HADAMARD).reshape(rows.shape)
+
+
+def _turned(rows: Floats) -> Floats:
+    turned: Floats = np.matmul(_HADAMARD, rows.reshape(-1, GROUP, GROUP)).reshape(rows.shape)
+    return turned
 
 
 @lru_cache(maxsize=2 * MAX_STAGES)
-def sign_vectors(book: bytes, stage: int) -> Tensor:
+def _turned_words(book: bytes, stage: int) -> Floats:
+    return _turned_groups(sign_vectors(book, stage))
+
+
+@lru_cache(maxsize=2 * MAX_STAGES)
+def sign_vectors(book: bytes, stage: int) -> Floats:
     """The first 32 bits of SHA-256 of the book and "stage word", least significant first: a set bit is -1. Behind them
     their negatives."""
     digests = b"".join(hashlib.sha256(book + f"{stage} {word}".encode()).digest()[:4] for word in range(WORDS))
-    words = _signs(digests).view(WORDS, GROUP)
-    return torch.cat([words, -words])
+    words = _signs(digests).reshape(WORDS, GROUP)
+    return np.concatenate([words, -words])
 
 
 @lru_cache(maxsize=2)
-def flips_of(book: bytes) -> Tensor:
+def flips_of(book: bytes) -> Floats:
     """Of the values of a row: bit i of SHA-256 of the book and "flip 0" to "flip 3", one after the other; set is -1."""
     digests = b"".join(hashlib.sha256(book + f"flip {part}".encode()).digest() for part in range(ROW // 256))
     return _signs(digests)
 
 
-def _signs(digests: bytes) -> Tensor:
+def _signs(digests: bytes) -> Floats:
     bits = np.unpackbits(np.frombuffer(digests, np.uint8), bitorder="little")
-    return torch.from_numpy(1 - 2 * bits.astype(np.float32))
+    return 1 - 2 * bits.astype(np.float32)
 
 
-def _nearest(rows: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
+def _nearest(rows: Floats, signs: Floats) -> tuple[NDArray[np.int64], Array]:
     """Of each group the word with the largest product, plus WORDS where it is negative; and the gain of each row that
     fits all of its groups best."""
-    peak = rows.abs().amax(dim=1, keepdim=True).clamp(min=_TINY)  # so that no sum overflows, whatever the scale
-    products = (rows / peak).view(-1, GROUP) @ signs[:WORDS].T
-    most, least = (torch.from_numpy(find(products.numpy(), 1)) for find in (np.argmax, np.argmin))  # torch's are slow
-    high, low = (products.gather(1, word.unsqueeze(1))[:, 0] for word in (most, least))
-    codes = torch.where(high >= -low, most, least + WORDS)
-    gain = torch.maximum(high, -low).view(-1, LOW_BYTES).mean(1, keepdim=True) / GROUP
-    return codes.view(-1, LOW_BYTES), (gain * peak).bfloat16()
+    peak = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.float32(_TINY))  # so that no sum overflows
+    products = (rows / peak).reshape(-1, GROUP) @ signs[:WORDS].T
+    most, least = products.argmax(axis=1), products.argmin(axis=1)
+    every = np.arange(len(products))
+    high, low = products[every, most], products[every, least]
+    codes = np.where(high >= -low, most, least + WORDS)
+    gain = np.maximum(high, -low).reshape(-1, LOW_BYTES).mean(axis=1, keepdims=True) / np.float32(GROUP)
+    return codes.reshape(-1, LOW_BYTES), (gain * peak).astype(BFLOAT16)
 
 
-def _values(codes: Tensor, gain: Tensor, signs: Tensor) -> Tensor:
-    return functional.embedding(codes, signs).view(len(codes), ROW) * gain.float()
-
-
-def _shares(norms: Tensor, num_stages: int) -> Tensor:
+def _shares(norms: NDArray[np.float64], num_stages: int) -> NDArray[np.int64]:
     """How many of the stages each row gets: each goes where it takes most away."""
-    left = norms.square().unsqueeze(1) * _KEPT ** torch.arange(MAX_STAGES)
-    rows = left.flatten().topk(num_stages).indices // MAX_STAGES
-    return torch.bincount(rows, minlength=len(norms))
+    left = (np.square(norms)[:, None] * _KEPT ** np.arange(MAX_STAGES)).ravel()
+    rows = np.argpartition(left, len(left) - num_stages)[len(left) - num_stages :] if num_stages else np.arange(0)
+    return np.bincount(rows // MAX_STAGES, minlength=len(norms))
 
 
-def _starts(counts: Tensor) -> Tensor:
-    return counts.cumsum(0) - counts
+def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:
+    starts: NDArray[np.int64] = counts.cumsum(dtype=np.int64) - counts
+    return starts
