@@ -326,6 +326,15 @@ def test_an_update_without_a_lease_changes_nothing(started):
     assert started.contributions() == ()
 
 
+def test_deadlines_are_learned_from_the_times_of_closed_rounds_without_their_late_updates(started):
+    in_time, late = lease(started, ADA), lease(started, BOB)
+    merge(started, started.open_rounds()[0], [started.record_update(an_update(in_time))[0].id])
+    second = started.record_update(an_update(late, BOB, received_s=900.0))[0].id
+    merge(started, started.open_rounds()[0], [second, report(started, EVE), report(started, ADA)])
+    closed = [record.round for record in started.rounds(0) if record.closed_s is not None]
+    assert started.past_round_times_s(0) == [round.took_s for round in closed] == [9.0, 9.0]
+
+
 def test_an_update_after_its_round_waits_for_the_next_as_a_late_one(started):
     in_time, late = lease(started, ADA), lease(started, BOB)
     first = started.record_update(an_update(in_time))[0].id

@@ -77,8 +77,12 @@ class Coordinator:
     def lease(self, request: LeaseRequest, admitted: bool = False) -> LeaseReply:
         """`admitted`: this very request was told to wait, and is asked once more."""
         self._granting.require_fit(request)
+        if self.wake is None:
+            self._follow(self._ledger.standing())
         with own_blobs():
-            return self._granting.work(request, self._clock(), self._followed(), admitted)
+            reply, standing = self._granting.work(request, self._clock(), admitted)
+        self._follow(standing)
+        return reply
 
     def update(self, notice: UpdateNotice) -> UpdateReceipt:
         return self.intake.update(notice, self._record)
@@ -86,10 +90,9 @@ class Coordinator:
     def _record(self, facts: Callable[[], NewUpdate]) -> Recorded:
         """Closes what is due before an update comes in, and what is due because of it."""
         if self.wake is None:
-            self._followed()
-        kept = self._ledger.together(lambda: self._ledger.record_update(facts()))
-        if kept is not None:
-            self._followed()
+            self._follow(self._ledger.standing())
+        kept, standing = self._ledger.together(lambda: (self._ledger.record_update(facts()), self._ledger.standing()))
+        self._follow(standing)
         return kept
 
     def manifest(self) -> ModelManifest:
@@ -113,16 +116,10 @@ class Coordinator:
 
     # What follows from the facts
 
-    def _followed(self) -> Standing:
-        """How things stand when what is due is done, or on its way."""
-        standing = self._ledger.standing()
-        if not self._is_due(standing):
-            return standing
-        if self.wake is not None:
-            self.wake()
-            return standing
-        self.tick()
-        return self._ledger.standing()
+    def _follow(self, standing: Standing) -> None:
+        """What is due is done, or on its way."""
+        if self._is_due(standing):
+            (self.wake or self.tick)()
 
     def _is_due(self, standing: Standing) -> bool:
         now_s = self._clock()
@@ -138,14 +135,15 @@ class Coordinator:
     def tick(self) -> None:
         """Open the phases whose turn it is, extend or merge the rounds that are due. Any number may do it at once."""
         with self._turn, own_blobs():
-            now_s = self._clock()
-            for round in self._ledger.standing().rounds.values():
+            now_s, standing = self._clock(), self._ledger.standing()
+            for round in standing.rounds.values():
                 decision = decide(round, now_s, self._spec.swarm)
                 if decision.action == "extend":
                     self._ledger.extend_round(round, decision.deadline_s, decision.reason)
                 elif decision.action == "close":
                     self._merge(round, decision.reason, now_s)
-            for phase in self._unopened(self._ledger.standing()):
+                    standing = self._ledger.standing()  # a phase may have ended
+            for phase in self._unopened(standing):
                 self._open(phase, now_s)
                 self.bell.ring()
 

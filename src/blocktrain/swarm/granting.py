@@ -62,13 +62,18 @@ class Granting:
                 code="replayed",
             )
 
-    def work(self, request: LeaseRequest, now_s: float, standing: Standing, admitted: bool = False) -> LeaseReply:
-        """A worker is seen and answered in one transaction: a disk is synced once, and a replay gets nothing."""
-        return self._ledger.together(lambda: self._answer(request, now_s, standing, admitted))
+    def work(self, request: LeaseRequest, now_s: float, admitted: bool = False) -> tuple[LeaseReply, Standing]:
+        """The answer, and how things stood. A worker is seen and answered in one transaction: a replay gets nothing,
+        and where there is one writer at a time nobody is given work in between."""
+        return self._ledger.together(lambda: self._seen_and_answered(request, now_s, admitted))
 
-    def _answer(self, request: LeaseRequest, now_s: float, standing: Standing, admitted: bool) -> LeaseReply:
+    def _seen_and_answered(self, request: LeaseRequest, now_s: float, admitted: bool) -> tuple[LeaseReply, Standing]:
         if not admitted:
             self._admit(request, now_s)
+        standing = self._ledger.standing()
+        return self._answer(request, now_s, standing), standing
+
+    def _answer(self, request: LeaseRequest, now_s: float, standing: Standing) -> LeaseReply:
         if standing.paused:
             return Wait(seconds=LONGEST_WAIT_S, reason="the run is paused")
         newest, finished = self._ledger.newest(), self._all_finished(standing)
@@ -101,8 +106,9 @@ class Granting:
     def _message(
         self, lease: LeaseRecord, base: Mapping[int, int], now_s: float, newest: Mapping[int, Version]
     ) -> TrainLease:
-        phase = self._spec.phases[lease.phase]
-        reference, version = self._blocks.reference, self._blocks.version
+        phase, reference = self._spec.phases[lease.phase], self._blocks.reference
+        known = {(version.block, version.version): version for version in newest.values()}
+        wanted = [(block, base[block]) for block in phase.blocks]
         return TrainLease(
             lease=lease.id,
             phase=lease.phase,
@@ -110,7 +116,7 @@ class Granting:
             step_start=lease.step_start,
             steps=lease.steps,
             deadline_s=max(0.0, lease.deadline_s - now_s),
-            trained=tuple(reference(version(block, base[block])) for block in phase.blocks),
+            trained=tuple(reference(known.get(key) or self._blocks.version(*key)) for key in wanted),
             below=tuple(reference(newest[block]) for block in phase.below),
             ahead=tuple(reference(newest[block]) for block in phase.ahead if block in newest),
         )

@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache, partial
 from io import SEEK_END
 from typing import BinaryIO
 
@@ -25,6 +26,7 @@ from blocktrain.wire.deltas import max_update_bytes, read_update
 from blocktrain.wire.messages import EvaluationNotice, UpdateNotice, UpdateReceipt
 
 OPENED_AT_ONCE = 2
+KNOWN_LEASES = 1024
 
 Shapes = Mapping[str, tuple[int, ...]]
 Recorded = tuple[Update, bool] | None  # an update and whether it was there already; None when its phase is over
@@ -38,14 +40,16 @@ class Intake:
         self._spec, self._ledger, self._blobs, self._blocks, self._clock = spec, ledger, blobs, blocks, clock
         # So many updates are in memory at a time: what that takes does not add up over those that come at once.
         self._opening = threading.BoundedSemaphore(OPENED_AT_ONCE)
+        # A lease that is there stays, and so does its phase: the parts of an upload need not look it up again.
+        self._leased_phase = lru_cache(KNOWN_LEASES)(lambda lease_id: self._require_lease(lease_id).phase)
 
     # Bytes
 
     def expect(self, lease_id: str, end: int, size: int) -> None:
         """Whether a part that ends there may be sent, asked before its bytes are read. More than an update of the
         phase takes is refused."""
-        lease = self._require_lease(lease_id)
-        limit = max_update_bytes(self._blocks.codec(lease.phase), self._blocks.shapes(lease.phase))
+        phase = self._leased_phase(lease_id)
+        limit = max_update_bytes(self._blocks.codec(phase), self._blocks.shapes(phase))
         if max(size, end) > limit:
             raise RequestRefused(
                 f"an upload of {max(size, end)} bytes was announced, an update of this phase takes "
@@ -67,7 +71,7 @@ class Intake:
         return self._blobs.append(_upload_id(lease_id, sha256), offset, part)
 
     def received(self, lease_id: str, sha256: str) -> int:
-        self._require_lease(lease_id)
+        self._leased_phase(lease_id)
         if self._blobs.exists(sha256):
             return self._blobs.size(sha256)
         return self._blobs.received(_upload_id(lease_id, sha256))
@@ -86,20 +90,9 @@ class Intake:
             raise
 
     def _taken_in(self, notice: UpdateNotice, record: Record) -> UpdateReceipt:
-        lease = self._require_lease(notice.lease)
-        require_signature(notice)
-        if lease.worker != notice.worker:
-            raise RequestRefused("this lease belongs to another worker: ask for one of your own", code="owner")
-        if known := self._ledger.update(notice.payload.sha256):
-            if known.lease != lease.id:
-                raise RequestRefused("the same bytes came for another lease: send what this one gave", code="copied")
-            return _receipt(known, duplicate=True)
-        if lease.state == "reported":
-            raise RequestRefused(
-                f"lease {lease.id[:12]}… has reported its update and this is another: ask for a new lease",
-                code="reported",
-            )
-        facts = self._mergeable(notice, lease)
+        lease, facts = self._ledger.at_one_moment(partial(self._looked_up, notice))
+        if isinstance(facts, Update):
+            return _receipt(facts, duplicate=True)
         require_tensors(notice.tensors, self._blocks.shapes(lease.phase))
         with self._opening:
             upload = self._uploaded(notice)
@@ -112,9 +105,26 @@ class Intake:
             raise _phase_over(lease.phase)
         return _receipt(*kept)
 
+    def _looked_up(self, notice: UpdateNotice) -> tuple[LeaseRecord, NewUpdate | Update]:
+        """Its lease, and its facts; or the update that is there already, when it came before."""
+        lease = self._require_lease(notice.lease)
+        require_signature(notice)
+        if lease.worker != notice.worker:
+            raise RequestRefused("this lease belongs to another worker: ask for one of your own", code="owner")
+        if known := self._ledger.update(notice.payload.sha256):
+            if known.lease != lease.id:
+                raise RequestRefused("the same bytes came for another lease: send what this one gave", code="copied")
+            return lease, known
+        if lease.state == "reported":
+            raise RequestRefused(
+                f"lease {lease.id[:12]}… has reported its update and this is another: ask for a new lease",
+                code="reported",
+            )
+        return lease, self._mergeable(notice, lease)
+
     def _mergeable(self, notice: UpdateNotice, lease: LeaseRecord) -> NewUpdate:
         """The facts of an update that may be merged, all but its norm; RequestRefused where it may not."""
-        bases = self._ledger.bases(lease.phase, limit=self._spec.swarm.max_lag + 2)
+        bases, finished = self._ledger.bases(lease.phase, limit=self._spec.swarm.max_lag + 2)
         if lease.round not in bases:
             raise RequestRefused(f"round {lease.round} is long over: fetch the block again", code="stale")
         base, newest = bases[lease.round], bases[max(bases)]
@@ -122,7 +132,7 @@ class Intake:
         staleness = staleness_weight(base[block], newest[block], self._spec.swarm)
         if isinstance(staleness, Refusal):
             raise RequestRefused(staleness.reason, code="stale")
-        if any(phase.finished and phase.phase == lease.phase for phase in self._ledger.phases()):
+        if finished:
             raise _phase_over(lease.phase)
         if notice.steps > lease.steps or notice.tokens != notice.steps * self._spec.step_bytes:
             raise RequestRefused(

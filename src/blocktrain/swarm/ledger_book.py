@@ -38,6 +38,11 @@ class Book:
         exception. Where another coordinator was first, it is tried again with what that one wrote."""
         return if_absent(self._in_one_transaction)(act)
 
+    def at_one_moment(self, look: Callable[[], Kept]) -> Kept:
+        """What `look` reads here, all of one moment."""
+        with self._reading():
+            return look()
+
     def _in_one_transaction(self, act: Callable[[], Kept]) -> Kept:
         with self._writing():
             return act()

@@ -24,6 +24,13 @@ _SQLITE_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _EXTENDED = 0xFF  # of an SQLite error code, the bits that say which error; the rest say where
 
 
+class _Transactions(threading.local):
+    """Those that a thread is in."""
+
+    reads: Connection | None = None
+    writes: Connection | None = None
+
+
 class Database:
     """One database. Threads may share it; so may processes and machines, with a `Database` each."""
 
@@ -37,7 +44,7 @@ class Database:
         self._reader = self.engine if is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
         # SQLite has one writer at a time, and who finds it busy sleeps: a lock wakes our own threads sooner.
         self._turn = threading.Lock() if is_sqlite else nullcontext()
-        self._own = threading.local()
+        self._own = _Transactions()
         try:
             self._create(tables)
         except BaseException:
@@ -46,29 +53,30 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        if (around := self._around()) is not None:
+        """One transaction; what the same thread reads inside is of the same moment."""
+        if (around := self._own.writes or self._own.reads) is not None:
             yield around
             return
         with self._border(), self._reader.begin() as connection:
-            yield connection
+            self._own.reads = connection
+            try:
+                yield connection
+            finally:
+                self._own.reads = None
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """One transaction: all of it is kept, and safe, when the block is left; none of it after an exception. What the
         same thread reads and writes inside is a part of it."""
-        if (around := self._around()) is not None:
+        if (around := self._own.writes) is not None:
             yield around
             return
         with self._border(), self._turn, self._writer.begin() as connection:
-            self._own.connection = connection
+            self._own.writes = connection
             try:
                 yield connection
             finally:
-                self._own.connection = None
-
-    def _around(self) -> Connection | None:
-        """The writing transaction that this thread is in."""
-        return getattr(self._own, "connection", None)
+                self._own.writes = None
 
     def close(self) -> None:
         self.engine.dispose()
@@ -153,7 +161,8 @@ def _use_wal(connection: Any) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     """A writer takes its turn at once: one that has read before it writes could not wait for another."""
     for_writing = connection.get_execution_options().get(_FOR_WRITING, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if for_writing else "BEGIN")
+    # The driver's own call: SQLAlchemy's costs as much as the rest of a small transaction.
+    connection.connection.cursor().execute("BEGIN IMMEDIATE" if for_writing else "BEGIN")
 
 
 def _may_pass(error: Exception) -> bool:

@@ -16,8 +16,8 @@ from blocktrain.swarm.ledger_queries import rounds_of
 from blocktrain.swarm.rounds import Round
 
 OPEN_ROUNDS = select(t.rounds).where(t.rounds.c.closed_s.is_(None))
-OPEN_ROUND = OPEN_ROUNDS.where(t.rounds.c.phase == bindparam("of_phase")).with_for_update()
 MARK = update(t.rounds).where(and_(t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.closed_s.is_(None)))
+MARK_KNOWN = MARK.where(t.rounds.c.mark == bindparam("known"))
 
 Change = Callable[[Round], Round]
 
@@ -45,12 +45,12 @@ class OpenRounds:
     def change(self, connection: Connection, phase: int, change: Change | None = None, **values: Any) -> None:
         """The open round of the phase has changed: its row by these values, the whole as `change` says, or in a way
         that is best read again."""
-        row = connection.execute(OPEN_ROUND, {"of_phase": phase}).one_or_none()
-        mark, round = self._known.get(phase, ("", None))
-        after = new_mark()
-        connection.execute(MARK.values(mark=after, **values), {"of_phase": phase})
-        if change is not None and round is not None and row is not None and row.mark == mark:
-            self._known[phase] = after, _in_order(change(round))
+        known, round = self._known.get(phase, ("", None))
+        values = {"of_phase": phase, "mark": new_mark(), **values}
+        if change is None or round is None or not connection.execute(MARK_KNOWN, {"known": known, **values}).rowcount:
+            connection.execute(MARK, values)
+            return
+        self._known[phase] = values["mark"], _in_order(change(round))
 
 
 def _in_order(round: Round) -> Round:

@@ -7,7 +7,7 @@ import hmac
 from dataclasses import asdict
 from typing import cast
 
-from sqlalchemy import and_, func, insert, select, update
+from sqlalchemy import and_, bindparam, func, insert, select, update
 
 from blocktrain.errors import ConfigError, LedgerConflict
 from blocktrain.swarm import ledger_tables as t
@@ -15,6 +15,9 @@ from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger_book import Book, changed, if_absent
 from blocktrain.swarm.ledger_queries import insert_event, run_of
 from blocktrain.swarm.ledger_records import ROLES, Role, Run, Token, Worker
+
+ROLES_BY_HASH = select(t.tokens.c.role, t.tokens.c.sha256).where(t.tokens.c.revoked_s.is_(None))
+SEE_AGAIN = update(t.workers).where(t.workers.c.id == bindparam("of_id"), t.workers.c.nonce < bindparam("of_nonce"))
 
 
 class PeopleBook(Book):
@@ -86,9 +89,8 @@ class PeopleBook(Book):
 
     def role_of(self, token: str) -> Role | None:
         """Looks at every token, in the same time whichever it is."""
-        query = select(t.tokens.c.role, t.tokens.c.sha256).where(t.tokens.c.revoked_s.is_(None))
         with self._reading() as connection:
-            rows = connection.execute(query).all()
+            rows = connection.execute(ROLES_BY_HASH).all()
         given, role = _hash(token), None
         for row in rows:
             if hmac.compare_digest(row.sha256, given):
@@ -104,9 +106,8 @@ class PeopleBook(Book):
         """What a worker says of itself now; False, and nothing is changed, unless its nonce is larger than ever."""
         said = {"name": name, "device": device, "memory_bytes": memory_bytes, "steps_per_s": steps_per_s}
         seen = {**said, "nonce": nonce, "last_seen_s": now_s}
-        newer = and_(t.workers.c.id == id, t.workers.c.nonce < nonce)
         with self._writing() as connection:
-            if changed(connection.execute(update(t.workers).where(newer).values(**seen))):
+            if changed(connection.execute(SEE_AGAIN, {"of_id": id, "of_nonce": nonce, **seen})):
                 return True
             if connection.execute(select(t.workers.c.id).where(t.workers.c.id == id)).one_or_none():
                 return False

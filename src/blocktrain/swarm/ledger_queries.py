@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, insert, or_, select
+from sqlalchemy import BindParameter, Connection, and_, bindparam, func, insert, or_, select, true
 
 from blocktrain.swarm import ledger_tables as t
 from blocktrain.swarm.ledger_records import Evaluation, EvaluationLease, PhaseRecord, RoundRecord, Run, Update, Version
@@ -26,6 +26,16 @@ NEWEST_VERSIONS = (
 
 WAITING = and_(t.updates.c.merged_round.is_(None), t.updates.c.refused.is_(None))
 
+OPEN = t.rounds.c.closed_s.is_(None)
+IS_OPEN = and_(t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.number == bindparam("of_number"), OPEN)
+STANDING = (
+    select(t.run.c.paused, t.phases.c.phase.label("of_phase"), t.phases.c.step, t.phases.c.finished, t.rounds)
+    .select_from(t.run)
+    .outerjoin(t.phases, true())
+    .outerjoin(t.rounds, and_(t.rounds.c.phase == t.phases.c.phase, OPEN))
+    .order_by(t.phases.c.phase)
+)
+
 EVALUATIONS = (
     select(
         *(column for column in t.evaluations.c if column.name != "number"),
@@ -34,6 +44,29 @@ EVALUATIONS = (
     )
     .join(t.evaluation_leases, t.evaluation_leases.c.number == t.evaluations.c.lease)
     .order_by(t.evaluations.c.number.desc())
+)
+_IS_REPORTED = select(t.evaluations.c.number).where(t.evaluations.c.lease == t.evaluation_leases.c.number).exists()
+_NEWEST_LEASE = (
+    select(t.evaluation_leases, _IS_REPORTED.label("reported")).order_by(t.evaluation_leases.c.number.desc()).limit(1)
+)
+_EVALUATION_LEASE = _NEWEST_LEASE.where(t.evaluation_leases.c.number == bindparam("of_number"))
+_UPDATE = select(t.updates).where(t.updates.c.id == bindparam("of_id"))
+_LOCKED_PHASE = select(t.phases).where(t.phases.c.phase == bindparam("of_phase")).with_for_update()
+
+_ACCEPTED = and_(t.updates.c.lease == t.leases.c.id, t.updates.c.refused.is_(None))
+_NUMBERS: BindParameter[int] = bindparam("numbers", expanding=True)
+_LEASES_WITH_UPDATES = (
+    select(*t.leases.c, t.updates.c.received_s, t.updates.c.merged_round, t.updates.c.steps.label("steps_done"))
+    .outerjoin(t.updates, _ACCEPTED)
+    .where(t.leases.c.phase == bindparam("of_phase"), t.leases.c.round.in_(_NUMBERS), t.leases.c.state != "released")
+    .order_by(t.leases.c.granted_s, t.leases.c.id)
+)
+_UPDATES_TAKEN_IN = (
+    select(t.leases.c.worker, t.leases.c.round, t.leases.c.shard, t.updates.c.merged_round)
+    .join(t.updates, _ACCEPTED)
+    .where(t.updates.c.phase == bindparam("of_phase"))
+    .where(or_(t.updates.c.merged_round.is_(None), t.updates.c.merged_round.in_(_NUMBERS)))
+    .order_by(t.updates.c.number)
 )
 
 
@@ -44,7 +77,7 @@ def run_of(connection: Connection) -> Run | None:
 
 
 def update_of(connection: Connection, id: str) -> Update | None:
-    row = connection.execute(select(t.updates).where(t.updates.c.id == id)).one_or_none()
+    row = connection.execute(_UPDATE, {"of_id": id}).one_or_none()
     return Update(**row._asdict()) if row else None
 
 
@@ -70,31 +103,24 @@ def evaluation_of(row: Any) -> Evaluation:
 
 
 def evaluation_lease_of(connection: Connection, id: int | None = None) -> EvaluationLease | None:
-    number = t.evaluation_leases.c.number
-    reported = select(t.evaluations.c.number).where(t.evaluations.c.lease == number).exists()
-    query = select(t.evaluation_leases, reported.label("reported")).order_by(number.desc()).limit(1)
-    row = connection.execute(query if id is None else query.where(number == id)).one_or_none()
+    query = _NEWEST_LEASE if id is None else _EVALUATION_LEASE.params(of_number=id)
+    row = connection.execute(query).one_or_none()
     if row is None:
         return None
     fields = row._asdict()
     return EvaluationLease(id=fields.pop("number"), **fields)
 
 
-def is_open(phase: int, number: int) -> Any:
-    return and_(t.rounds.c.phase == phase, t.rounds.c.number == number, t.rounds.c.closed_s.is_(None))
-
-
 def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
     """Nobody else ends the phase or adds to it until this transaction is over. SQLite has one writer anyway."""
-    query = select(t.phases).where(t.phases.c.phase == phase).with_for_update()
-    row = connection.execute(query).one_or_none()
+    row = connection.execute(_LOCKED_PHASE, {"of_phase": phase}).one_or_none()
     return PhaseRecord(**row._asdict()) if row else None
 
 
 def insert_event(connection: Connection, kind: str, text: str, now_s: float, data: Any = None) -> int:
     """Its number."""
     row = {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
-    key = connection.execute(insert(t.events).values(**row)).inserted_primary_key
+    key = connection.execute(insert(t.events), row).inserted_primary_key
     assert key is not None
     return int(key.number)
 
@@ -102,7 +128,8 @@ def insert_event(connection: Connection, kind: str, text: str, now_s: float, dat
 def insert_round(connection: Connection, round: Round, mark: str) -> None:
     columns = ("phase", "number", "step_start", "steps", "opened_s", "limit_s", "deadline_s")
     row = {name: getattr(round, name) for name in columns}
-    connection.execute(insert(t.rounds).values(**row, base=dict(round.base), extensions=0, reason="open", mark=mark))
+    row |= {"base": dict(round.base), "extensions": 0, "reason": "open", "mark": mark}
+    connection.execute(insert(t.rounds), row)
 
 
 def rounds_of(connection: Connection, rows: Sequence[Any]) -> tuple[RoundRecord, ...]:
@@ -113,39 +140,18 @@ def rounds_of(connection: Connection, rows: Sequence[Any]) -> tuple[RoundRecord,
     phase, numbers = rows[0].phase, [row.number for row in rows]
     open_number = next((row.number for row in rows if row.closed_s is None), None)
     leases: dict[int, list[Lease]] = defaultdict(list)
-    for x in connection.execute(_leases_with_updates(phase, numbers)):
+    asked = {"of_phase": phase, "numbers": numbers}
+    for x in connection.execute(_LEASES_WITH_UPDATES, asked):
         reported = x.received_s is not None and (open_number if x.merged_round is None else x.merged_round) == x.round
         facts = (x.shard, x.worker, x.steps, x.granted_s, x.due_s, x.deadline_s)
         report = (x.received_s, min(x.steps_done, x.steps)) if reported else (None, 0)
         leases[x.round].append(Lease(*facts, *report))
     late: dict[int, list[LateUpdate]] = defaultdict(list)
-    for x in connection.execute(_updates_taken_in(phase, numbers)):
-        taken_in = open_number if x.merged_round is None else x.merged_round
-        if taken_in is not None and x.round < taken_in:
-            late[taken_in].append(LateUpdate(x.worker, x.round, x.shard))
+    for update in connection.execute(_UPDATES_TAKEN_IN, asked):
+        taken_in = open_number if update.merged_round is None else update.merged_round
+        if taken_in is not None and update.round < taken_in:
+            late[taken_in].append(LateUpdate(update.worker, update.round, update.shard))
     return tuple(_record(row, leases[row.number], late[row.number]) for row in rows)
-
-
-def _leases_with_updates(phase: int, numbers: Sequence[int]) -> Any:
-    accepted = and_(t.updates.c.lease == t.leases.c.id, t.updates.c.refused.is_(None))
-    report = (t.updates.c.received_s, t.updates.c.merged_round, t.updates.c.steps.label("steps_done"))
-    return (
-        select(*t.leases.c, *report)
-        .outerjoin(t.updates, accepted)
-        .where(t.leases.c.phase == phase, t.leases.c.round.in_(numbers), t.leases.c.state != "released")
-        .order_by(t.leases.c.granted_s, t.leases.c.id)
-    )
-
-
-def _updates_taken_in(phase: int, numbers: Sequence[int]) -> Any:
-    merged_round = t.updates.c.merged_round
-    return (
-        select(t.leases.c.worker, t.leases.c.round, t.leases.c.shard, merged_round)
-        .join(t.leases, t.leases.c.id == t.updates.c.lease)
-        .where(t.updates.c.phase == phase, t.updates.c.refused.is_(None))
-        .where(or_(merged_round.is_(None), merged_round.in_(numbers)))
-        .order_by(t.updates.c.number)
-    )
 
 
 def _record(row: Any, leases: Sequence[Lease], late: Sequence[LateUpdate]) -> RoundRecord:

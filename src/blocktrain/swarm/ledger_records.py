@@ -3,7 +3,7 @@ those of rounds.py. Next: ledger.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -88,11 +88,6 @@ class Standing:
     paused: bool
     phases: tuple[PhaseRecord, ...]
     rounds: Mapping[int, Round]
-
-
-def round_times_s(records: Sequence[RoundRecord]) -> list[float]:
-    """Of the rounds that have closed: what the next deadline is learned from."""
-    return [took_s for record in records if record.closed_s is not None and (took_s := record.round.took_s)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, insert, select, true
+from sqlalchemy import bindparam, insert, select
 from sqlalchemy import delete as delete_rows
 
 from blocktrain.swarm import ledger_tables as t
@@ -14,6 +14,13 @@ from blocktrain.swarm.ledger_queries import EVALUATIONS, evaluation_lease_of, ev
 from blocktrain.swarm.ledger_records import Evaluation, EvaluationLease, Event
 
 KEPT_EVENTS, PRUNE_EVERY = 10_000, 500
+LAST_NUMBER = 2**63 - 1
+EVENTS = (
+    select(t.events)
+    .where(t.events.c.number > bindparam("after"), t.events.c.number < bindparam("before"))
+    .order_by(t.events.c.number.desc())
+    .limit(bindparam("at_most"))
+)
 
 
 class ReportsBook(Book):
@@ -69,10 +76,9 @@ class ReportsBook(Book):
 
     def events(self, after: int = 0, before: int | None = None, limit: int = PAGE) -> tuple[Event, ...]:
         """The newest between these numbers, the oldest of them first: `before` pages back, `after` gives the news."""
-        number = t.events.c.number
-        between = and_(number > after, number < before if before is not None else true())
+        page = {"after": after, "before": LAST_NUMBER if before is None else before, "at_most": limit}
         with self._reading() as connection:
-            rows = connection.execute(select(t.events).where(between).order_by(number.desc()).limit(limit)).all()
+            rows = connection.execute(EVENTS, page).all()
             return tuple(Event(**row._asdict()) for row in reversed(rows))
 
     def prune_events(self, keep: int = KEPT_EVENTS) -> int:

@@ -4,9 +4,8 @@ ledger.py."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 
-from sqlalchemy import Connection, and_, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
 
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm import ledger_tables as t
@@ -14,11 +13,12 @@ from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger_book import PAGE, Book, changed, if_absent
 from blocktrain.swarm.ledger_open import new_mark
 from blocktrain.swarm.ledger_queries import (
+    IS_OPEN,
+    STANDING,
     WAITING,
     evaluation_lease_of,
     insert_event,
     insert_round,
-    is_open,
     lock_phase,
     newest_evaluation,
     newest_versions,
@@ -34,13 +34,50 @@ from blocktrain.swarm.ledger_records import (
     RoundRecord,
     Standing,
     Version,
-    round_times_s,
 )
 from blocktrain.swarm.rounds import MIN_SAMPLES, WINDOW, Grant, Round
 
 MAX_LATE_EVENTS = 20  # of one round
-PAUSED = select(t.run.c.paused)
 PARAMETERS = 10_000  # that one statement may have on every database
+
+LEASE = select(t.leases).where(t.leases.c.id == bindparam("of_id"))
+RENEW = update(t.leases).where(t.leases.c.id == bindparam("of_id"))
+GRANTABLE = (  # locked; with whether there is such a lease already, be it one that was given back
+    select(t.rounds, t.leases.c.id.label("lease"))
+    .outerjoin(t.leases, t.leases.c.id == bindparam("of_lease"))
+    .where(IS_OPEN)
+    .with_for_update(of=t.rounds)
+)
+VERSION = select(t.versions).where(
+    t.versions.c.block == bindparam("of_block"), t.versions.c.version == bindparam("of_version")
+)
+BASES = (
+    select(t.rounds.c.number, t.rounds.c.base, t.phases.c.finished)
+    .join(t.phases, t.phases.c.phase == t.rounds.c.phase)
+    .where(t.rounds.c.phase == bindparam("of_phase"))
+    .order_by(t.rounds.c.number.desc())
+    .limit(bindparam("at_most"))
+)
+_NEWEST_ROUND = select(func.max(t.rounds.c.number)).where(t.rounds.c.phase == bindparam("of_phase")).scalar_subquery()
+TIMES = (  # a round's as `Round.took_s` has it: of the leases that reported in it
+    select(func.max(t.updates.c.received_s) - func.min(t.leases.c.granted_s))
+    .join(t.leases, t.leases.c.id == t.updates.c.lease)
+    .where(t.updates.c.phase == bindparam("of_phase"), t.updates.c.merged_round >= _NEWEST_ROUND - WINDOW)
+    .where(t.updates.c.merged_round == t.leases.c.round)
+    .group_by(t.leases.c.round)
+    .order_by(t.leases.c.round.desc())
+    .limit(WINDOW)
+)
+CHANGE_OPEN = update(t.rounds).where(IS_OPEN)
+MOVE = update(t.phases).where(t.phases.c.phase == bindparam("of_phase"))
+MERGED = update(t.updates).where(
+    WAITING, t.updates.c.phase == bindparam("of_phase"), t.updates.c.id.in_(bindparam("ids", expanding=True))
+)
+MISSED = and_(
+    t.leases.c.phase == bindparam("of_phase"), t.leases.c.round == bindparam("of_round"), t.leases.c.state == "open"
+)
+LATE = select(t.leases.c.worker).where(MISSED).order_by(t.leases.c.id)
+EXPIRE = update(t.leases).where(MISSED)
 
 
 class RoundsBook(Book):
@@ -64,9 +101,8 @@ class RoundsBook(Book):
                     )
 
     def version(self, block: int, version: int) -> Version | None:
-        matches = and_(t.versions.c.block == block, t.versions.c.version == version)
         with self._reading() as connection:
-            row = connection.execute(select(t.versions).where(matches)).one_or_none()
+            row = connection.execute(VERSION, {"of_block": block, "of_version": version}).one_or_none()
             return Version(**row._asdict()) if row else None
 
     def versions(self, block: int, limit: int = PAGE) -> tuple[Version, ...]:
@@ -131,15 +167,20 @@ class RoundsBook(Book):
     def standing(self) -> Standing:
         """What work there is, all of one moment."""
         with self._reading() as connection:
-            paused = connection.execute(PAUSED).scalar()
-            return Standing(bool(paused), phases_of(connection), self._open.all(connection))
+            rows = connection.execute(STANDING).all()
+            phases = (
+                PhaseRecord(phase=row.of_phase, step=row.step, finished=row.finished)
+                for row in rows
+                if row.of_phase is not None
+            )
+            rounds = {row.phase: self._open.of(connection, row) for row in rows if row.phase is not None}
+            return Standing(any(row.paused for row in rows), tuple(phases), rounds)
 
-    def bases(self, phase: int, limit: int = PAGE) -> dict[int, dict[int, int]]:
-        """The newest rounds of the phase: what each was based on."""
-        columns = (t.rounds.c.number, t.rounds.c.base)
-        query = select(*columns).where(t.rounds.c.phase == phase).order_by(t.rounds.c.number.desc()).limit(limit)
+    def bases(self, phase: int, limit: int = PAGE) -> tuple[dict[int, dict[int, int]], bool]:
+        """The newest rounds of the phase, what each was based on; and whether the phase is finished."""
         with self._reading() as connection:
-            return {row.number: row.base for row in connection.execute(query)}
+            rows = connection.execute(BASES, {"of_phase": phase, "at_most": limit}).all()
+            return {row.number: row.base for row in rows}, any(row.finished for row in rows)
 
     def rounds(self, phase: int, limit: int = PAGE) -> tuple[RoundRecord, ...]:
         """The newest of the phase, the open one last. A closed round has the updates that were merged in it."""
@@ -150,14 +191,15 @@ class RoundsBook(Book):
     def past_round_times_s(self, phase: int) -> list[float]:
         """What the next deadline of a phase is learned from. While it has too few rounds of its own, those of the phase
         before stand in: a run would else wait for its absent as long as it may whenever a phase begins."""
-        own = round_times_s(self.rounds(phase, WINDOW + 1))
-        if len(own) >= MIN_SAMPLES or phase == 0:
-            return own
-        return [*round_times_s(self.rounds(phase - 1, WINDOW)), *own]
+        with self._reading() as connection:
+            own = _round_times_s(connection, phase)
+            if len(own) >= MIN_SAMPLES or phase == 0:
+                return own
+            return [*_round_times_s(connection, phase - 1), *own]
 
     def extend_round(self, round: Round, deadline_s: float, reason: str) -> bool:
         """False when another coordinator has extended or closed it since."""
-        matches = and_(is_open(round.phase, round.number), t.rounds.c.deadline_s == round.deadline_s)
+        of_round = {"of_phase": round.phase, "of_number": round.number}
         values = {
             "deadline_s": deadline_s,
             "extensions": t.rounds.c.extensions + 1,
@@ -165,7 +207,8 @@ class RoundsBook(Book):
             "mark": new_mark(),
         }
         with self._writing() as connection:
-            if changed(connection.execute(update(t.rounds).where(matches).values(**values))) == 0:
+            extend = CHANGE_OPEN.where(t.rounds.c.deadline_s == round.deadline_s).values(**values)
+            if changed(connection.execute(extend, of_round)) == 0:
                 return False
             text, data = f"phase {round.phase}, round {round.number}: {reason}", _names(round.phase, round.number)
             insert_event(connection, "extended", text, round.deadline_s, data)
@@ -188,15 +231,15 @@ class RoundsBook(Book):
             lock_phase(connection, phase)
             if next_round is None and not _covers_all_waiting(connection, phase, set(update_ids)):
                 return False
-            close = update(t.rounds).where(is_open(phase, number)).values(closed_s=now_s, reason=reason)
-            if changed(connection.execute(close)) == 0:
+            of_round = {"of_phase": phase, "of_number": number}
+            if changed(connection.execute(CHANGE_OPEN, {**of_round, "closed_s": now_s, "reason": reason})) == 0:
                 return False
             _insert_versions(connection, closed, new_versions, now_s)
             _mark_merged(connection, closed, set(update_ids))
             _expire_leases(connection, phase, number, now_s)
             step = next_round.step_start if next_round else closed.step_start + closed.advance
             position = {"step": step, "finished": next_round is None}
-            connection.execute(update(t.phases).where(t.phases.c.phase == phase).values(**position))
+            connection.execute(MOVE, {"of_phase": phase, **position})
             if next_round:
                 insert_round(connection, next_round, new_mark())
             data = {**_names(phase, number), "updates": len(update_ids)}
@@ -208,13 +251,14 @@ class RoundsBook(Book):
     def grant(self, grant: Grant, decided_on: Round, now_s: float) -> LeaseRecord | None:
         """The lease, new or renewed. None when the round is no longer as it was decided on, so that two coordinators
         never give one shard twice: read it and decide again."""
+        id = f"{grant.phase}-{grant.number}-{grant.worker}"
+        wanted = {"of_phase": grant.phase, "of_number": grant.number, "of_lease": id}
         with self._writing() as connection:
-            query = select(t.rounds).where(is_open(grant.phase, grant.number)).with_for_update()
-            row = connection.execute(query).one_or_none()
+            row = connection.execute(GRANTABLE, wanted).one_or_none()
             if row is None or self._open.of(connection, row) != decided_on:
                 return None
             lease = LeaseRecord(
-                id=f"{grant.phase}-{grant.number}-{grant.worker}",
+                id=id,
                 phase=grant.phase,
                 round=grant.number,
                 shard=grant.shard,
@@ -226,9 +270,10 @@ class RoundsBook(Book):
                 deadline_s=grant.deadline_s,
                 state="open",
             )
-            renew = update(t.leases).where(t.leases.c.id == lease.id).values(**asdict(lease))
-            if changed(connection.execute(renew)) == 0:
-                connection.execute(insert(t.leases).values(**asdict(lease)))
+            if row.lease is None:
+                connection.execute(insert(t.leases), vars(lease))
+            else:
+                connection.execute(RENEW, {"of_id": id, **vars(lease)})
             self._open.change(
                 connection, grant.phase, lambda round: round.with_grant(grant, now_s), deadline_s=grant.deadline_s
             )
@@ -236,7 +281,7 @@ class RoundsBook(Book):
 
     def lease(self, id: str) -> LeaseRecord | None:
         with self._reading() as connection:
-            row = connection.execute(select(t.leases).where(t.leases.c.id == id)).one_or_none()
+            row = connection.execute(LEASE, {"of_id": id}).one_or_none()
             return LeaseRecord(**row._asdict()) if row else None
 
     def release_lease(self, id: str) -> bool:
@@ -250,6 +295,11 @@ class RoundsBook(Book):
             return True
 
 
+def _round_times_s(connection: Connection, phase: int) -> list[float]:
+    newest_first = connection.execute(TIMES, {"of_phase": phase}).scalars().all()
+    return [took_s for took_s in reversed(newest_first) if took_s > 0]
+
+
 def _insert_versions(connection: Connection, closed: Round, new_versions: Sequence[NewVersion], now_s: float) -> None:
     for new in new_versions:
         parent = closed.base.get(new.block)
@@ -259,16 +309,15 @@ def _insert_versions(connection: Connection, closed: Round, new_versions: Sequen
                 f"{closed.phase}, which is based on {dict(closed.base)}: versions follow each other, decide again"
             )
         where_from = {"phase": closed.phase, "round": closed.number, "parent": parent, "created_s": now_s}
-        connection.execute(insert(t.versions).values(**asdict(new), **where_from))
+        connection.execute(insert(t.versions), {**vars(new), **where_from})
 
 
 def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
     marked = 0
     for start in range(0, len(ids), PARAMETERS):
-        some = sorted(ids)[start : start + PARAMETERS]
-        mark = update(t.updates).where(WAITING, t.updates.c.phase == closed.phase, t.updates.c.id.in_(some))
+        which = {"of_phase": closed.phase, "ids": sorted(ids)[start : start + PARAMETERS]}
         merged_in = {"merged_phase": closed.phase, "merged_round": closed.number}
-        marked += changed(connection.execute(mark.values(**merged_in)))
+        marked += changed(connection.execute(MERGED, {**which, **merged_in}))
     if marked != len(ids):
         raise LedgerConflict(
             f"{len(ids) - marked} of {len(ids)} updates do not wait to be merged in phase {closed.phase}: "
@@ -282,13 +331,14 @@ def _names(phase: int, round: int) -> dict[str, int]:
 
 def _expire_leases(connection: Connection, phase: int, round: int, now_s: float) -> None:
     """Those that a closing round did without; each is an event."""
-    missed = and_(t.leases.c.phase == phase, t.leases.c.round == round, t.leases.c.state == "open")
-    late = select(t.leases.c.worker).where(missed).order_by(t.leases.c.id).limit(MAX_LATE_EVENTS)
-    for worker in connection.execute(late).scalars().all():
+    of_round = {"of_phase": phase, "of_round": round}
+    missed = connection.execute(LATE, of_round).scalars().all()
+    for worker in missed[:MAX_LATE_EVENTS]:
         data = {**_names(phase, round), "worker": worker}
         text = f"{alias_of(worker)} in phase {phase}, round {round}: it closed without"
         insert_event(connection, "late", text, now_s, data)
-    connection.execute(update(t.leases).where(missed).values(state="expired"))
+    if missed:
+        connection.execute(EXPIRE, {**of_round, "state": "expired"})
 
 
 def _covers_all_waiting(connection: Connection, phase: int, ids: set[str]) -> bool:

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from typing import Any
 
-from sqlalchemy import Connection, Double, and_, func, insert, select, update
+from sqlalchemy import Double, and_, bindparam, func, insert, or_, select, update
 from sqlalchemy import cast as cast_to
 
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm import ledger_tables as t
 from blocktrain.swarm.ledger_book import PAGE, Book, if_absent
-from blocktrain.swarm.ledger_queries import WAITING, lock_phase, update_of
+from blocktrain.swarm.ledger_queries import WAITING, update_of
 from blocktrain.swarm.ledger_records import Contribution, NewUpdate, RoundLoss, Update
 from blocktrain.swarm.rounds import LateUpdate, Round
+
+LEASED = (  # the lease, and its phase, which nobody ends or adds to until the transaction is over
+    select(t.leases.c.round, t.leases.c.shard, t.phases.c.finished)
+    .join(t.phases, t.phases.c.phase == t.leases.c.phase)
+    .where(t.leases.c.id == bindparam("of_lease"))
+    .with_for_update(of=t.phases)
+)
+SAME = select(t.updates).where(
+    or_(
+        t.updates.c.id == bindparam("of_id"),
+        and_(t.updates.c.lease == bindparam("of_lease"), t.updates.c.refused.is_(None)),
+    )
+)
+REPORT = update(t.leases).where(t.leases.c.id == bindparam("of_lease"))
+WAITING_OF = select(t.updates).where(WAITING, t.updates.c.phase == bindparam("of_phase")).order_by(t.updates.c.number)
+NORMS = (
+    select(t.updates.c.norm)
+    .where(t.updates.c.merged_phase == bindparam("of_phase"))
+    .order_by(t.updates.c.number.desc())
+    .limit(bindparam("at_most"))
+)
 
 
 class UpdatesBook(Book):
@@ -24,19 +45,20 @@ class UpdatesBook(Book):
         """The update as it is kept, and whether it was there already. An accepted one reports its lease. None when the
         phase has been finished: nothing would merge it any more."""
         with self._writing() as connection:
-            phase = lock_phase(connection, new.phase)
-            if there := update_of(connection, new.id):
-                return there, True
-            if new.refused is None and phase is not None and phase.finished:
+            lease = connection.execute(LEASED, {"of_lease": new.lease}).one_or_none()
+            same = connection.execute(SAME, {"of_id": new.id, "of_lease": new.lease}).all()
+            if there := next((row for row in same if row.id == new.id), None):
+                return Update(**there._asdict()), True
+            if new.refused is None and lease is not None and lease.finished:
                 return None
-            _require_unreported(connection, new)
-            connection.execute(insert(t.updates).values(**asdict(new)))
+            if new.refused is None and same:
+                raise _reported_before(new, same[0].id)
+            key = connection.execute(insert(t.updates), vars(new)).inserted_primary_key
             if new.refused is None:
-                connection.execute(update(t.leases).where(t.leases.c.id == new.lease).values(state="reported"))
-                self._open.change(connection, new.phase, _reported(connection, new))
-            recorded = update_of(connection, new.id)
-            assert recorded is not None
-            return recorded, False
+                connection.execute(REPORT, {"of_lease": new.lease, "state": "reported"})
+                self._open.change(connection, new.phase, _reported(lease, new))
+            assert key is not None
+            return Update(**vars(new), number=key.number, merged_phase=None, merged_round=None), False
 
     def update(self, id: str) -> Update | None:
         with self._reading() as connection:
@@ -44,15 +66,13 @@ class UpdatesBook(Book):
 
     def waiting_updates(self, phase: int) -> tuple[Update, ...]:
         """Accepted and not yet merged, in the order of their coming."""
-        query = select(t.updates).where(WAITING, t.updates.c.phase == phase).order_by(t.updates.c.number)
         with self._reading() as connection:
-            return tuple(Update(**row._asdict()) for row in connection.execute(query))
+            return tuple(Update(**row._asdict()) for row in connection.execute(WAITING_OF, {"of_phase": phase}))
 
     def recent_norms(self, phase: int, limit: int = PAGE) -> tuple[float, ...]:
         """Of the updates merged last: what a wild one is measured by."""
-        query = select(t.updates.c.norm).where(t.updates.c.merged_phase == phase).order_by(t.updates.c.number.desc())
         with self._reading() as connection:
-            return tuple(connection.execute(query.limit(limit)).scalars())
+            return tuple(connection.execute(NORMS, {"of_phase": phase, "at_most": limit}).scalars())
 
     def contributions(self, after: int = 0, limit: int = PAGE) -> tuple[Contribution, ...]:
         """Who contributed what, in order; `after` is the number of the last update of the page before."""
@@ -94,9 +114,8 @@ class UpdatesBook(Book):
             return tuple(RoundLoss(**row._asdict()) for row in connection.execute(query))
 
 
-def _reported(connection: Connection, new: NewUpdate) -> Callable[[Round], Round]:
+def _reported(lease: Any, new: NewUpdate) -> Callable[[Round], Round]:
     """What the update makes of the open round: its own round's report, or one more that is late."""
-    lease = connection.execute(select(t.leases.c.round, t.leases.c.shard).where(t.leases.c.id == new.lease)).one()
     late = LateUpdate(new.worker, lease.round, lease.shard)
 
     def change(round: Round) -> Round:
@@ -106,11 +125,8 @@ def _reported(connection: Connection, new: NewUpdate) -> Callable[[Round], Round
     return change
 
 
-def _require_unreported(connection: Connection, new: NewUpdate) -> None:
-    matches = and_(t.updates.c.lease == new.lease, t.updates.c.refused.is_(None))
-    other = connection.execute(select(t.updates.c.id).where(matches)).scalar()
-    if other and new.refused is None:
-        raise LedgerConflict(
-            f"lease {new.lease} has reported update {other[:12]}… and update {new.id[:12]}… came for it too: "
-            f"an update needs a lease of its own, ask for a new one"
-        )
+def _reported_before(new: NewUpdate, other: str) -> LedgerConflict:
+    return LedgerConflict(
+        f"lease {new.lease} has reported update {other[:12]}… and update {new.id[:12]}… came for it too: "
+        f"an update needs a lease of its own, ask for a new one"
+    )
