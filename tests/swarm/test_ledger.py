@@ -674,6 +674,17 @@ def test_sqlite_syncs_every_commit_and_lets_readers_read(tmp_path):
     assert pragmas == ["wal", 2]
 
 
+@pytest.mark.parametrize("synced, level", [(True, 2), (False, 1)])
+def test_what_a_power_cut_may_take_is_not_synced_and_the_next_that_it_may_not_take_is(tmp_path, synced, level):
+    def look() -> int:
+        with ledger.database.writing() as connection:
+            return connection.exec_driver_sql("PRAGMA synchronous").scalar()
+
+    with closing(Ledger(tmp_path / "ledger.db")) as ledger:
+        assert ledger.together(look, synced=not synced) == 3 - level
+        assert ledger.together(look, synced=synced) == level
+
+
 def test_a_new_file_that_another_is_opening_is_waited_for(tmp_path, monkeypatch):
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -64,8 +64,9 @@ class Granting:
 
     def work(self, request: LeaseRequest, now_s: float, admitted: bool = False) -> tuple[LeaseReply, Standing]:
         """The answer, and how things stood. A worker is seen and answered in one transaction: a replay gets nothing,
-        and where there is one writer at a time nobody is given work in between."""
-        return self._ledger.together(lambda: self._seen_and_answered(request, now_s, admitted))
+        and where there is one writer at a time nobody is given work in between. Nobody waits for the disk: whose
+        lease a power cut took asks for another, and an update that is taken in is synced with its lease."""
+        return self._ledger.together(lambda: self._seen_and_answered(request, now_s, admitted), synced=False)
 
     def _seen_and_answered(self, request: LeaseRequest, now_s: float, admitted: bool) -> tuple[LeaseReply, Standing]:
         if not admitted:

@@ -33,18 +33,19 @@ class Book:
     def close(self) -> None:
         self.database.close()
 
-    def together(self, act: Callable[[], Kept]) -> Kept:
-        """What `act` reads and writes here, as one transaction: safe when this returns, nothing of it after an
-        exception. Where another coordinator was first, it is tried again with what that one wrote."""
-        return if_absent(self._in_one_transaction)(act)
+    def together(self, act: Callable[[], Kept], synced: bool = True) -> Kept:
+        """What `act` reads and writes here, as one transaction: safe when this returns (not `synced`, after a kill but
+        not a power cut), nothing of it after an exception. Where another coordinator was first, it is tried again with
+        what that one wrote."""
+        return if_absent(self._in_one_transaction)(act, synced)
 
     def at_one_moment(self, look: Callable[[], Kept]) -> Kept:
         """What `look` reads here, all of one moment."""
         with self._reading():
             return look()
 
-    def _in_one_transaction(self, act: Callable[[], Kept]) -> Kept:
-        with self._writing():
+    def _in_one_transaction(self, act: Callable[[], Kept], synced: bool) -> Kept:
+        with self._writing(synced):
             return act()
 
 

@@ -19,7 +19,7 @@ from blocktrain.errors import ConfigError, LedgerConflict, LedgerUnavailable, St
 
 WAL_ATTEMPTS, WAL_PAUSE_S = 500, 0.01
 
-_FOR_WRITING = "blocktrain_for_writing"
+_FOR_WRITING, _UNSYNCED = "blocktrain_for_writing", "blocktrain_unsynced"
 _SQLITE_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _EXTENDED = 0xFF  # of an SQLite error code, the bits that say which error; the rest say where
 
@@ -40,6 +40,7 @@ class Database:
         self.where = str(url.database) if is_sqlite else url.render_as_string(hide_password=True)
         self.engine = self._open(url, lock_timeout_s)
         self._writer = self.engine.execution_options(**{_FOR_WRITING: True})
+        self._hasty_writer = self._writer.execution_options(**{_UNSYNCED: True})
         # What is read in one transaction must fit together; SQLite's transactions promise it anyway.
         self._reader = self.engine if is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
         # SQLite has one writer at a time, and who finds it busy sleeps: a lock wakes our own threads sooner.
@@ -65,13 +66,15 @@ class Database:
                 self._own.reads = None
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
+    def writing(self, synced: bool = True) -> Iterator[Connection]:
         """One transaction: all of it is kept, and safe, when the block is left; none of it after an exception. What the
-        same thread reads and writes inside is a part of it."""
+        same thread reads and writes inside is a part of it. Not `synced`, an SQLite file has it after a kill, but after
+        a power cut only if something synced was written since: nothing is kept without what was written before it."""
         if (around := self._own.writes) is not None:
             yield around
             return
-        with self._border(), self._turn, self._writer.begin() as connection:
+        writer = self._writer if synced else self._hasty_writer
+        with self._border(), self._turn, writer.begin() as connection:
             self._own.writes = connection
             try:
                 yield connection
@@ -135,7 +138,7 @@ def _url(url_or_path: str | Path) -> URL:
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:
-    """WAL lets readers read while one writes; FULL syncs every commit, so that what is acknowledged is safe."""
+    """WAL lets readers read while one writes; FULL syncs a commit, so that what is acknowledged is safe."""
     connection.isolation_level = None  # else the driver begins transactions late, and reads between
     try:
         _use_wal(connection)
@@ -159,10 +162,14 @@ def _use_wal(connection: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A writer takes its turn at once: one that has read before it writes could not wait for another."""
-    for_writing = connection.get_execution_options().get(_FOR_WRITING, False)
-    # The driver's own call: SQLAlchemy's costs as much as the rest of a small transaction.
-    connection.connection.cursor().execute("BEGIN IMMEDIATE" if for_writing else "BEGIN")
+    """A writer takes its turn at once: one that has read before it writes could not wait for another. All by the
+    driver's own call: SQLAlchemy's costs as much as the rest of a small transaction."""
+    options, cursor = connection.get_execution_options(), connection.connection.cursor()
+    if not options.get(_FOR_WRITING):
+        cursor.execute("BEGIN")
+        return
+    cursor.execute(f"PRAGMA synchronous = {'NORMAL' if options.get(_UNSYNCED) else 'FULL'}")
+    cursor.execute("BEGIN IMMEDIATE")
 
 
 def _may_pass(error: Exception) -> bool:
