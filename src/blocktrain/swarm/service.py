@@ -38,6 +38,7 @@ from blocktrain.wire.messages import (
     InviteText,
     LeaseReply,
     LeaseRequest,
+    Message,
     ModelManifest,
     Page,
     Received,
@@ -96,10 +97,10 @@ def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) 
     """What workers ask and send."""
     intake = coordinator.intake
 
-    @service.post("/v1/leases", dependencies=needs, responses=problems(409, 422, 426))
-    async def lease(request: Request, asked: LeaseRequest, prefer: Annotated[str, Header()] = "") -> LeaseReply:
+    @service.post("/v1/leases", dependencies=needs, response_model=LeaseReply, responses=problems(409, 422, 426))
+    async def lease(request: Request, asked: LeaseRequest, prefer: Annotated[str, Header()] = "") -> Response:
         """`Prefer: wait=2` (RFC 7240): work as soon as there is some within two seconds, else the reason to wait."""
-        return await _work(coordinator, asked, request, _patience_s(prefer))
+        return _said(await _work(coordinator, asked, request, _patience_s(prefer)))
 
     @service.get("/v1/leases/{lease_id}/uploads/{sha256}", dependencies=needs, responses=problems(404, 422))
     def received(lease_id: LeaseId, sha256: Digest) -> Received:
@@ -108,6 +109,7 @@ def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) 
     @service.put(
         "/v1/leases/{lease_id}/uploads/{sha256}",
         dependencies=needs,
+        response_model=Received,
         responses=problems(404, 409, 422),
         openapi_extra={"requestBody": {"required": True, **BYTES}},
     )
@@ -117,7 +119,7 @@ def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) 
         offset: Annotated[int, Query(ge=0, lt=2**53)],
         size: Annotated[int, Query(ge=1, lt=2**53)],
         request: Request,
-    ) -> Received:
+    ) -> Response:
         announced = int(request.headers.get("content-length", "0"))
         await run_in_threadpool(intake.expect, lease_id, offset + announced, size)
         with coordinator.blobs.receiving() as part:
@@ -125,15 +127,21 @@ def _add_work(service: FastAPI, coordinator: Coordinator, needs: Sequence[Any]) 
                 async for chunk in request.stream():
                     part.write(chunk)
             received = await run_in_threadpool(intake.receive, lease_id, sha256, offset, size, part)
-        return Received(received=received)
+        return _said(Received(received=received))
 
-    @service.post("/v1/updates", dependencies=needs, responses=problems(404, 409, 422))
-    def update(notice: UpdateNotice) -> UpdateReceipt:
-        return coordinator.update(notice)
+    @service.post("/v1/updates", dependencies=needs, response_model=UpdateReceipt, responses=problems(404, 409, 422))
+    def update(notice: UpdateNotice) -> Response:
+        return _said(coordinator.update(notice))
 
     @service.post("/v1/evaluations", dependencies=needs, status_code=204, responses=problems(404, 422))
     def evaluation(notice: EvaluationNotice) -> None:
         intake.evaluation(notice)
+
+
+def _said(message: Message) -> Response:
+    """An answer that every round needs: a message is checked when it is made, FastAPI would check it again, and that
+    in another thread."""
+    return Response(message.model_dump_json(), media_type="application/json")
 
 
 async def _work(coordinator: Coordinator, asked: LeaseRequest, request: Request, patience_s: float) -> LeaseReply:
