@@ -51,8 +51,10 @@ def section(document: Document) -> str:
         "Where ours is behind, a profiler said why. In small rounds it is what makes them safe: signed messages, a "
         "ledger in a database and files that are synced before an update is acknowledged, where the others keep all in "
         "memory. In float32 every byte goes up to a coordinator and down again, which workers behind routers need; "
-        "hivemind's send theirs to each other. The coordinator's memory in small rounds is torch. vector costs "
-        "computing, and here all workers, each of which decodes the others' updates, share two cores.",
+        "hivemind's send theirs to each other, and at 100 MB that and the writes to the disk count. vector costs "
+        "computing, and here all workers, each of which decodes the others' updates, share two cores. Before it "
+        "serves, our coordinator has a process of its own make the untrained block, with torch; that one has ended "
+        "when workers come, and is not in its memory here.",
         markdown(HEAD, [_cells(row) for row in rows]),
         _missing(rows),
         *_settings(rows),

@@ -4,21 +4,35 @@ Next: coordinator.py, which is given the newborn blocks; ../cli/serving.py, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 from blocktrain.corpus import Corpus
+from blocktrain.errors import ConfigError
 from blocktrain.files import mapped
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.blocks import Tensors
 from blocktrain.wire.tensors import decode
 
 
-def elsewhere() -> ProcessPoolExecutor:
-    """One process, begun afresh: it has nothing of this one."""
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+@contextmanager
+def elsewhere() -> Iterator[ProcessPoolExecutor]:
+    """One process, begun afresh: it has nothing of this one. Ctrl-C is for this one to hear."""
+    deaf = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=deaf) as process:
+            yield process
+    except BrokenProcessPool:
+        raise ConfigError(
+            "the process that makes the untrained blocks was ended from outside: give this machine more memory, or "
+            "train a smaller model"
+        ) from None
 
 
 def with_edges(spec: RunSpec, corpus: Corpus) -> RunSpec:
