@@ -12,7 +12,6 @@ from blocktrain.wire.deltas import (
     encode_update,
     plain,
     read_update,
-    require_same_shapes,
     tensor_shapes,
 )
 from blocktrain.wire.tensors import Floats
@@ -32,7 +31,6 @@ class ErrorFeedback:
         """Where to train from: the published version with the worker's own unsent progress applied to it. Of what is
         not in this version, such as a block of an earlier phase, the unsent part is forgotten."""
         self.unsent = {name: self.unsent[name] for name in published if name in self.unsent}
-        require_same_shapes(self.unsent, {name: published[name] for name in self.unsent})
         started = difference({name: published[name] for name in self.unsent}, self.unsent)
         return {name: started.get(name, plain(tensor)) for name, tensor in published.items()}
 
