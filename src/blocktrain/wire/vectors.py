@@ -128,7 +128,7 @@ def sign_vectors(book: bytes, stage: int) -> Floats:
     return np.concatenate([words, -words])
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=2 * MAX_STAGES)  # the updates of a round are read side by side, a piece of each in turn
 def flips_of(book: bytes) -> Floats:
     """Of the values of a row: bit i of SHA-256 of the book and "flip 0" to "flip 3", one after the other; set is -1."""
     digests = b"".join(hashlib.sha256(book + f"flip {part}".encode()).digest() for part in range(ROW // 256))
