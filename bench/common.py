@@ -17,8 +17,8 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.checkpoint import write_whole
 from blocktrain.figures import write_figure
+from blocktrain.io.checkpoint import write_whole
 from blocktrain.spec import RunSpec
 
 RESULTS = Path(__file__).parent / "results"

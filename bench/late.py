@@ -24,7 +24,7 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.corpus import Corpus
+from blocktrain.data.corpus import Corpus
 from blocktrain.figures import Line, line_figure
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Denoise, RunSpec

@@ -28,10 +28,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from blocktrain.checkpoint import RunDirectory
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes, logical_parameters, physical_parameters
-from blocktrain.serve.decode import Mode, Request, decode
-from blocktrain.serve.pipeline import Pipeline, PipelineSettings, PipelineStats
+from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings, PipelineStats
+from blocktrain.serve.decode.exact import Mode, Request, decode
 from blocktrain.serve.traversal import Forward, Hop, Traversal
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
 from blocktrain.train.flops import FORWARD, layers_flops

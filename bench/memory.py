@@ -19,7 +19,7 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
 from blocktrain.figures import PALETTE
 from blocktrain.spec import preset
 from common import (

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from blocktrain.checkpoint import RunDirectory
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import build_block
 from blocktrain.spec import Denoise, EndToEnd, Phase, RunSpec, Stacked
 from blocktrain.train.reference import reference_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import Corpus, load_corpus
 from blocktrain.spec import RunSpec, preset
 from common import RESULTS, machine, read_json, table, write_json, write_pictures
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from blocktrain.checkpoint import RunDirectory
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Denoise, RunSpec, preset
 from blocktrain.train.partition import resolve_partition

@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 import torch
 from plotly.subplots import make_subplots
 
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
 from blocktrain.figures import PALETTE
 from blocktrain.spec import preset
 from blocktrain.train.trainer import compile_pays

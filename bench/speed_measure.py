@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from blocktrain.corpus import Bytes, Corpus, windows
+from blocktrain.data.corpus import Bytes, Corpus, windows
 from blocktrain.model.block import StackedBlock, build_block
 from blocktrain.spec import Phase, RunSpec, Stacked
 from blocktrain.train.flops import phase_flops

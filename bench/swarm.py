@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
 from blocktrain.spec import RunSpec, preset
 from common import RESULTS, machine, portable, read_json, write_json, write_pictures
 from swarm_load import load_part

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uvicorn
 from fastapi import FastAPI
 
-from blocktrain.cli.listening import listening
+from blocktrain.http.listening import listening
 from blocktrain.wire.messages import LeaseRequest, Wait
 
 BARE_PATH = "/bare"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.client import CoordinatorClient
+from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import TrainLease
 from swarm_merging import FLOAT_BYTES

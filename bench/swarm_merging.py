@@ -17,20 +17,21 @@ from typing import Any
 
 import torch
 
-from blocktrain.bridge import as_arrays
-from blocktrain.corpus import Corpus
+from blocktrain.data.corpus import Corpus
+from blocktrain.io.arrays import as_arrays
 from blocktrain.spec import RunSpec
-from blocktrain.swarm import averaging, blocks, merging
-from blocktrain.swarm.blobs import Blobs
-from blocktrain.swarm.coordinator import Coordinator
-from blocktrain.swarm.founding import found_run
-from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.nursery import newborn_here
+from blocktrain.swarm.coordinator import blocks, merging
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.initial_blocks import newborn_here
+from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.policy import averaging
 from blocktrain.train.trainer import BlockTrainer
-from blocktrain.wire.codecs import CodecSettings
-from blocktrain.wire.deltas import apply_update, encode_difference, encode_update, read_update
+from blocktrain.wire.codecs.base import CodecSettings
 from blocktrain.wire.messages import Blob, TrainLease
-from blocktrain.wire.tensors import encode, flat
+from blocktrain.wire.safetensors import encode, flat
+from blocktrain.wire.updates import apply_update, encode_difference, encode_update, read_update
 from swarm_processes import Member, Stopwatch, Tensors, num_parameters, phase_tensors, random_update, watched
 
 UPDATE_CODECS = ("fp32", "fp16", "int8", "vector", "sparse")

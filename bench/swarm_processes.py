@@ -20,16 +20,16 @@ import numpy as np
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from blocktrain.bridge import as_arrays
+from blocktrain.io.arrays import as_arrays
 from blocktrain.model.block import block_shapes, build_block
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.client import CoordinatorClient
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.codecs import update_settings
-from blocktrain.wire.deltas import encode_update
+from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.wire.codecs.base import update_settings
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
-from blocktrain.wire.tensors import Array, flat
+from blocktrain.wire.safetensors import Array, flat
+from blocktrain.wire.updates import encode_update
 from common import cpu_s, proc_status
 
 Tensors = dict[str, Array]

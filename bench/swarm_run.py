@@ -14,13 +14,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from blocktrain.checkpoint import RunDirectory
-from blocktrain.corpus import Corpus
+from blocktrain.data.corpus import Corpus
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Denoise, RunSpec
-from blocktrain.swarm.client import CoordinatorClient
-from blocktrain.swarm.export import export_model
+from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.swarm.worker.export import export_model
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.run import load_model, train_run
 from blocktrain.wire.invite import Invite, parse_invite

@@ -22,11 +22,11 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.client import CoordinatorClient
-from blocktrain.swarm.holdings import Holdings
-from blocktrain.swarm.worker import Worker
+from blocktrain.swarm.worker.block_cache import Holdings
+from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.swarm.worker.worker import Worker
 from blocktrain.train.trainer import BlockTrainer
-from blocktrain.wire.feedback import ErrorFeedback
+from blocktrain.wire.error_feedback import ErrorFeedback
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import TrainLease
 from swarm_processes import (

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from blocktrain.checkpoint import RunDirectory
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.stack import BlockModel, count_parameters
 from blocktrain.spec import RunSpec
 from blocktrain.train.evaluate import evaluate, fit_combination

@@ -14,7 +14,7 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.corpus import Corpus
+from blocktrain.data.corpus import Corpus
 from blocktrain.figures import PALETTE, bar_figure
 from blocktrain.spec import RunSpec
 from common import Document, Verdict, goal_lines, markdown, portable

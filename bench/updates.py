@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 
-from blocktrain.bridge import as_arrays, as_tensors
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.io.arrays import as_arrays, as_tensors
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Phase, RunSpec, Stacked, preset
-from blocktrain.swarm.averaging import Deltas, Part, merge, outer_step, shares
+from blocktrain.swarm.policy.averaging import Deltas, Part, merge, outer_step, shares
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer
-from blocktrain.wire.codecs import CodecSettings, update_settings
-from blocktrain.wire.deltas import EncodedUpdate, encode_difference, read_update
-from blocktrain.wire.feedback import ErrorFeedback
+from blocktrain.wire.codecs.base import CodecSettings, update_settings
+from blocktrain.wire.error_feedback import ErrorFeedback
 from blocktrain.wire.messages import Blob
-from blocktrain.wire.relay import Recipe, Relayed, follow
-from blocktrain.wire.tensors import Array, by_block, continue_block, flat
+from blocktrain.wire.recipes import Recipe, Relayed, follow
+from blocktrain.wire.safetensors import Array, by_block, continue_block, flat
+from blocktrain.wire.updates import EncodedUpdate, encode_difference, read_update
 from common import RESULTS, Document, goal_lines, machine, portable, read_json, table, write_json, write_pictures
 from updates_report import HEAD, ROWS, Row, cells, figures, section, summarise, verdicts
 

@@ -17,17 +17,17 @@ from typing import Any, cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from blocktrain.bridge import as_tensors
-from blocktrain.corpus import Corpus
+from blocktrain.data.corpus import Corpus
 from blocktrain.errors import RequestRefused
+from blocktrain.io.arrays import as_tensors
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.blobs import Blobs
-from blocktrain.swarm.client import CoordinatorClient
-from blocktrain.swarm.coordinator import Coordinator
-from blocktrain.swarm.founding import found_run
-from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.nursery import newborn_here
-from blocktrain.swarm.worker import Worker, WorkReport
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.initial_blocks import newborn_here
+from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.swarm.worker.worker import Worker, WorkReport
 from blocktrain.wire.messages import (
     Blob,
     EvaluationNotice,
@@ -37,7 +37,7 @@ from blocktrain.wire.messages import (
     UpdateNotice,
     UpdateReceipt,
 )
-from blocktrain.wire.tensors import decode
+from blocktrain.wire.safetensors import decode
 from swarm_processes import FREE_MEMORY_BYTES
 
 STEP_S = 1.0  # virtual, of a worker as fast as the plan

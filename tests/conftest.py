@@ -52,8 +52,8 @@ def sentences() -> bytes:
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory, sentences: bytes) -> Path:
     """The directory of a small model that has learned something; tests only read it. Its text is beside it."""
-    from blocktrain.checkpoint import RunDirectory
-    from blocktrain.corpus import load_corpus
+    from blocktrain.data.corpus import load_corpus
+    from blocktrain.io.checkpoint import RunDirectory
     from blocktrain.spec import preset
     from blocktrain.train.run import train_run
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from blocktrain.checkpoint import RunDirectory
 from blocktrain.cli.main import app
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import ConfigError
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import preset
 from blocktrain.train.run import load_model, train_run

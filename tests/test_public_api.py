@@ -26,7 +26,7 @@ def test_importing_the_package_does_not_import_torch():
 def test_training_a_block_does_not_import_torchs_compiler(objective):
     code = f"""
 import sys
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
 from blocktrain.model.block import block_shapes
 from blocktrain.spec import Denoise, Stacked, preset
 from blocktrain.train.trainer import BlockTrainer

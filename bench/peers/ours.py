@@ -20,11 +20,11 @@ from torch import Tensor
 from trained import held_out_loss
 from work import Cell, Leader, Led, Memory, error_of_step, step, write_result
 
-from blocktrain.allocator import keep_freed_memory
-from blocktrain.bridge import as_tensors
+from blocktrain.io.allocator import keep_freed_memory
+from blocktrain.io.arrays import as_tensors
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.client import CoordinatorClient
-from blocktrain.swarm.worker import Tensors, Worker
+from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.swarm.worker.worker import Tensors, Worker
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.invite import parse_invite
 from blocktrain.wire.messages import TrainLease

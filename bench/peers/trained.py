@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 from work import Cell, Floats
 
-from blocktrain.bridge import as_arrays, as_tensors
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
+from blocktrain.io.arrays import as_arrays, as_tensors
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.train.evaluate import answer, evaluate
 from blocktrain.train.trainer import BlockTrainer
-from blocktrain.wire.tensors import decode, encode
+from blocktrain.wire.safetensors import decode, encode
 
 SCORED_WINDOWS = 256
 

@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from blocktrain.checkpoint import RunDirectory
-    from blocktrain.corpus import load_corpus
+    from blocktrain.data.corpus import load_corpus
     from blocktrain.errors import BlockTrainError
+    from blocktrain.io.checkpoint import RunDirectory
     from blocktrain.model.stack import BlockModel
     from blocktrain.spec import RunSpec, load_spec, preset
     from blocktrain.swarm.local import local_swarm
@@ -46,8 +46,8 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "checkpoint": ("RunDirectory",),
-    "corpus": ("load_corpus",),
+    "io.checkpoint": ("RunDirectory",),
+    "data.corpus": ("load_corpus",),
     "errors": ("BlockTrainError",),
     "model.stack": ("BlockModel",),
     "spec": ("RunSpec", "load_spec", "preset"),

@@ -211,7 +211,8 @@ class TrainSpec(Settings):
 
 
 class SwarmSpec(Settings):
-    """How a coordinator runs its rounds and merges what workers send (swarm/rounds.py, swarm/averaging.py)."""
+    """How a coordinator runs its rounds and merges what workers send (swarm/policy/rounds.py,
+    swarm/policy/averaging.py)."""
 
     round_steps: Count = 50  # of the fastest worker's lease; slower ones get fewer
     min_updates: Count = 1  # that a round waits for: to its deadline for workers to join, beyond for those at work

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktrain.checkpoint import RunDirectory, load_tensors, save_tensors
+from blocktrain.io.checkpoint import RunDirectory, load_tensors, save_tensors
 
 PRESET = ["--preset", "tiny"]
 
@@ -143,7 +143,7 @@ def test_debug_shows_where_an_error_came_from(run, tmp_path):
 
 
 def test_an_unexpected_error_is_one_line_and_exit_code_1(run, trained, monkeypatch):
-    monkeypatch.setattr("blocktrain.cli.scoring.load_model", lambda run: 1 / 0)
+    monkeypatch.setattr("blocktrain.cli.shared.scoring.load_model", lambda run: 1 / 0)
     result = run("eval", trained[0])
     assert result.exit_code == 1
     assert (

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 
 from blocktrain.cli.console import duration, plain_table, quantity
-from blocktrain.cli.progress import LINE_EVERY_S, Lines
+from blocktrain.cli.shared.progress import LINE_EVERY_S, Lines
 from blocktrain.train.trainer import StepReport
 
 COMMANDS = ["train", "reference", "compare", "eval", "generate", "stage", "gateway", "serve", "keys"]

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from blocktrain.cli.main import app
-from blocktrain.serve.gateway import ROUTES
+from blocktrain.serve.gateway.app import ROUTES
 from blocktrain.spec import load_spec
 
 ROOT = Path(__file__).parents[2]

@@ -22,20 +22,20 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import event
 
-from blocktrain import files
-from blocktrain.bridge import as_arrays
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
+from blocktrain.io import files
+from blocktrain.io.arrays import as_arrays
 from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec, preset
-from blocktrain.swarm.blobs import Blobs
-from blocktrain.swarm.coordinator import Coordinator
-from blocktrain.swarm.founding import found_run
-from blocktrain.swarm.ledger import Ledger
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.codecs import CodecSettings
-from blocktrain.wire.deltas import encode_update
+from blocktrain.wire.codecs.base import CodecSettings
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
-from blocktrain.wire.tensors import Array, decode
+from blocktrain.wire.safetensors import Array, decode
+from blocktrain.wire.updates import encode_update
 
 NOTICE, NOW_S = "notice.json", 1000.0
 WRITES = "blocktrain_for_writing"  # of ledger_database.py

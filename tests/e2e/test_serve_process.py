@@ -16,9 +16,9 @@ import openai
 import pytest
 
 from blocktrain.errors import StageUnreachable
-from blocktrain.serve.decode import Mode, Request, decode
-from blocktrain.serve.pipeline import Pipeline, PipelineSettings
-from blocktrain.serve.segment import LocalForward
+from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings
+from blocktrain.serve.decode.exact import Mode, Request, decode
+from blocktrain.serve.segment.segment import LocalForward
 from blocktrain.serve.traversal import Forward
 
 LIMIT_S = 60.0

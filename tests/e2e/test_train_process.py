@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from typer.testing import CliRunner
 
-from blocktrain.checkpoint import RunDirectory
 from blocktrain.cli.main import app
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes
 
 

@@ -13,7 +13,7 @@ from blocktrain.model.block import (
 from blocktrain.model.stack import BlockModel, count_parameters
 from blocktrain.model.transformer import rotary_table, rotate, span_mask
 from blocktrain.spec import Denoise, RunSpec, Stacked, preset
-from blocktrain.wire.tensors import continue_block
+from blocktrain.wire.safetensors import continue_block
 
 TINY = preset("tiny")
 STACKED = TINY.with_(objective=Stacked())

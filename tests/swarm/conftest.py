@@ -18,22 +18,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 from sqlalchemy import select
 
-from blocktrain.bridge import as_arrays
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
+from blocktrain.http.rate_limit import Rate
+from blocktrain.io.arrays import as_arrays
 from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec, Stacked, preset
-from blocktrain.swarm import ledger_tables
-from blocktrain.swarm.blobs import Blobs
-from blocktrain.swarm.coordinator import Coordinator
-from blocktrain.swarm.founding import found_run
-from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.rates import Rate
-from blocktrain.swarm.service import build_service
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.ledger import tables as ledger_tables
+from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.codecs import CodecSettings
-from blocktrain.wire.deltas import encode_update
+from blocktrain.wire.codecs.base import CodecSettings
 from blocktrain.wire.messages import PROTOCOL_VERSION, UNSIGNED, Blob, LeaseRequest, TrainLease, UpdateNotice
-from blocktrain.wire.tensors import Array, decode
+from blocktrain.wire.safetensors import Array, decode
+from blocktrain.wire.updates import encode_update
 
 TOKENS = {role: f"the-token-of-the-{role}" for role in ("admin", "worker", "viewer")}
 Tensors = dict[str, Array]

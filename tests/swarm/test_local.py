@@ -9,7 +9,7 @@ import pytest
 
 from blocktrain.errors import ConfigError, CorpusError
 from blocktrain.swarm.local import local_swarm
-from blocktrain.swarm.worker import Worker
+from blocktrain.swarm.worker.worker import Worker
 from blocktrain.wire.invite import parse_invite
 
 

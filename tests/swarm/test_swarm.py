@@ -11,23 +11,23 @@ import torch
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from blocktrain.bridge import as_arrays, as_tensors
-from blocktrain.checkpoint import RunDirectory
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import RequestRefused
+from blocktrain.io.arrays import as_arrays, as_tensors
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Denoise, EndToEnd, Phase, RunSpec, Stacked, load_spec
-from blocktrain.swarm.blobs import Blobs
-from blocktrain.swarm.client import CoordinatorClient
-from blocktrain.swarm.coordinator import Coordinator
-from blocktrain.swarm.founding import found_run
-from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.service import build_service
-from blocktrain.swarm.worker import Worker
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.swarm.worker.worker import Worker
 from blocktrain.train.run import load_model, train_run
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.tensors import decode
+from blocktrain.wire.safetensors import decode
 
 TOKEN = "a-token-for-the-workers"
 EXACT = {"swarm.update": "fp32", "swarm.download": "fp32", "swarm.round_steps": 2}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from blocktrain.corpus import Corpus
+from blocktrain.data.corpus import Corpus
 from blocktrain.model import noise
 from blocktrain.spec import Denoise, preset
 from blocktrain.train.partition import loss_profile, resolve_partition

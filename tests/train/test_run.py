@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from blocktrain.checkpoint import RunDirectory
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import CheckpointError, ConfigError
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes
 from blocktrain.spec import Denoise, EndToEnd, RunSpec, Stacked
 from blocktrain.train.run import load_model, train_run

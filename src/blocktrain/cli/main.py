@@ -16,29 +16,29 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from blocktrain.allocator import use_huge_pages
-from blocktrain.cli.compare import compare
+from blocktrain.cli.commands.demo import demo
+from blocktrain.cli.commands.serving.gateway import gateway
+from blocktrain.cli.commands.serving.keys import keys
+from blocktrain.cli.commands.serving.serve import serve
+from blocktrain.cli.commands.serving.stage import stage
+from blocktrain.cli.commands.swarm.coordinator import coordinator
+from blocktrain.cli.commands.swarm.doctor import doctor
+from blocktrain.cli.commands.swarm.export import export
+from blocktrain.cli.commands.swarm.ledger import ledger
+from blocktrain.cli.commands.swarm.pause import pause, resume
+from blocktrain.cli.commands.swarm.status import status
+from blocktrain.cli.commands.swarm.token import token
+from blocktrain.cli.commands.swarm.worker import worker
+from blocktrain.cli.commands.training.compare import compare
+from blocktrain.cli.commands.training.eval import evaluate
+from blocktrain.cli.commands.training.generate import generate
+from blocktrain.cli.commands.training.reference import reference
+from blocktrain.cli.commands.training.report import report
+from blocktrain.cli.commands.training.train import train
 from blocktrain.cli.console import say
-from blocktrain.cli.coordinator import coordinator
-from blocktrain.cli.demo import demo
-from blocktrain.cli.doctor import doctor
-from blocktrain.cli.eval import evaluate
-from blocktrain.cli.export import export
-from blocktrain.cli.gateway import gateway
-from blocktrain.cli.generate import generate
-from blocktrain.cli.keys import keys
-from blocktrain.cli.ledger import ledger
 from blocktrain.cli.options import EXIT_INTERRUPTED
-from blocktrain.cli.pause import pause, resume
-from blocktrain.cli.reference import reference
-from blocktrain.cli.report import report
-from blocktrain.cli.serve import serve
-from blocktrain.cli.stage import stage
-from blocktrain.cli.status import status
-from blocktrain.cli.token import token
-from blocktrain.cli.train import train
-from blocktrain.cli.worker import worker
 from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
+from blocktrain.io.allocator import use_huge_pages
 
 EXIT_UNEXPECTED = 1
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from blocktrain.model import noise
-from blocktrain.model.memory import Recall
+from blocktrain.model.kv_cache import Recall
 from blocktrain.model.transformer import Layer, Modulation, lean_norm, rms_norm, rotary_table, span_mask
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from blocktrain.model.memory import Attend
+from blocktrain.model.kv_cache import Attend
 
 ROTARY_BASE = 10_000.0
 Modulation = tuple[Tensor, ...]  # shift, scale and gate of the attention, then of the MLP; each [B, 1, D]

@@ -135,7 +135,8 @@ class CacheMiss(Exception):
 
 
 class Forward(Protocol):
-    """A whole model, wherever its blocks are: serve/segment.py in this process, serve/pipeline.py over TCP."""
+    """A whole model, wherever its blocks are: serve/segment/segment.py in this process, serve/chain/pipeline.py over
+    TCP."""
 
     @property
     def info(self) -> ModelInfo: ...

@@ -18,20 +18,20 @@ import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 
-from blocktrain.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import ConfigError
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.blobs import Blobs
-from blocktrain.swarm.client import CoordinatorClient
-from blocktrain.swarm.coordinator import Coordinator
-from blocktrain.swarm.export import export_model
-from blocktrain.swarm.founding import found_run
-from blocktrain.swarm.ledger import Ledger
-from blocktrain.swarm.nursery import newborn_here
-from blocktrain.swarm.service import build_service
-from blocktrain.swarm.streaming import Server
-from blocktrain.swarm.worker import Worker, WorkReport
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.coordinator.status_stream import Server
+from blocktrain.swarm.initial_blocks import newborn_here
+from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.swarm.worker.export import export_model
+from blocktrain.swarm.worker.worker import Worker, WorkReport
 from blocktrain.train.partition import resolve_partition
 from blocktrain.train.run import load_model
 from blocktrain.wire.invite import Invite

@@ -1,5 +1,6 @@
 """How good a composed model is: cross entropy on a whole held-out split, for every block, path and composition, with
-its standard error; and the fit of the composition's weights. The target never enters the model. Next: cli/eval.py."""
+its standard error; and the fit of the composition's weights. The target never enters the model. Next:
+cli/commands/training/eval.py."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
-from blocktrain.corpus import consecutive_windows
+from blocktrain.data.corpus import consecutive_windows
 from blocktrain.model.stack import BlockModel, Readings
 from blocktrain.spec import EndToEnd
 

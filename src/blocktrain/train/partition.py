@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from blocktrain.corpus import Corpus, consecutive_windows, step_seed
+from blocktrain.data.corpus import Corpus, consecutive_windows, step_seed
 from blocktrain.model import noise
 from blocktrain.model.block import DenoiseBlock
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from blocktrain.checkpoint import RunDirectory
-from blocktrain.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import Corpus, load_corpus
 from blocktrain.errors import CheckpointError, ConfigError
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Phase, RunSpec, Stacked

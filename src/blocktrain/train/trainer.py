@@ -14,15 +14,15 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from blocktrain.allocator import keep_freed_memory
-from blocktrain.corpus import Bytes, step_seed, windows
+from blocktrain.data.corpus import Bytes, step_seed, windows
+from blocktrain.io.allocator import keep_freed_memory
 from blocktrain.model import noise
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
 from blocktrain.spec import NUM_SYMBOLS, Denoise, Phase, RunSpec, Stacked
 from blocktrain.train import objective
 from blocktrain.train.flops import phase_flops
 from blocktrain.train.optim import BlockOptimizer, lr_factor
-from blocktrain.wire.tensors import continue_block
+from blocktrain.wire.safetensors import continue_block
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Weights = Mapping[int, Mapping[str, Tensor]]  # published tensors of some blocks

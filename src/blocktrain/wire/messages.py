@@ -1,5 +1,6 @@
 """Every HTTP message and the protocol's version: small frozen models, nothing else. Tensors never travel in here, only
-their names, sizes and hashes; the bytes go as blobs. Next: swarm/service.py answers them, swarm/client.py asks."""
+their names, sizes and hashes; the bytes go as blobs. Next: swarm/coordinator/routes.py answers them,
+swarm/worker/client.py asks."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.decode import Mode, Request, check, decoder
-from blocktrain.serve.sampling import log_likelihood, probabilities
-from blocktrain.serve.segment import LocalForward
-from blocktrain.serve.weighing import effective_candidates
+from blocktrain.serve.decode.exact import Mode, Request, check, decoder
+from blocktrain.serve.segment.resample import effective_candidates
+from blocktrain.serve.segment.sampling import log_likelihood, probabilities
+from blocktrain.serve.segment.segment import LocalForward
 
 PROMPT = b"The president of "
 

@@ -17,10 +17,10 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from blocktrain.checkpoint import RunDirectory
-from blocktrain.corpus import load_corpus
-from blocktrain.serve.gateway import GatewaySettings, build_gateway
-from blocktrain.serve.segment import LocalForward
+from blocktrain.data.corpus import load_corpus
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.serve.gateway.app import GatewaySettings, build_gateway
+from blocktrain.serve.segment.segment import LocalForward
 from blocktrain.serve.traversal import ModelInfo, Traversal
 from blocktrain.spec import Denoise, RunSpec, preset
 from blocktrain.train.run import train_run

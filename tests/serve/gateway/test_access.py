@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.access import MAX_REMEMBERED, ApiKeys, RateLimit, Seats
-from blocktrain.serve.openai import ApiError
+from blocktrain.serve.gateway.access import MAX_REMEMBERED, ApiKeys, RateLimit, Seats
+from blocktrain.serve.gateway.openai import ApiError
 
 ALICE, BOB = "alice-has-a-long-key", "bob-has-another-long-key"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from blocktrain.serve.gateway import GatewaySettings, build_gateway
+from blocktrain.serve.gateway.app import GatewaySettings, build_gateway
 
 KEY = "a-key-that-nobody-guesses"
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from blocktrain.serve.gateway import GatewaySettings, build_gateway
-from blocktrain.serve.pipeline import Pipeline
+from blocktrain.serve.chain.pipeline import Pipeline
+from blocktrain.serve.gateway.app import GatewaySettings, build_gateway
 
 SPANS = ((0, 1), (2, 3))
 

@@ -16,7 +16,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 
-from blocktrain.serve.gateway import MEANING, GatewaySettings, build_gateway
+from blocktrain.serve.gateway.app import MEANING, GatewaySettings, build_gateway
 
 KEY = "a-key-that-nobody-guesses"
 BODY = {"prompt": "7 bottles", "max_tokens": 8, "seed": 1}
@@ -86,7 +86,7 @@ def test_metrics_count_requests_bytes_and_traversals(local):
 
 def test_the_log_tells_who_and_how_much_but_no_text(forward, caplog):
     client = TestClient(build_gateway(forward, GatewaySettings(api_keys=(KEY,))))
-    with caplog.at_level("INFO", "blocktrain.serve.gateway"):
+    with caplog.at_level("INFO", "blocktrain.serve.gateway.app"):
         client.post("/v1/completions", json=BODY, headers={"Authorization": f"Bearer {KEY}"})
     (record,) = caplog.records
     assert record.facts["status"] == 200

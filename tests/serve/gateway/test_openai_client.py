@@ -9,10 +9,10 @@ import openai
 import pytest
 import torch
 
-from blocktrain.checkpoint import RunDirectory
 from blocktrain.errors import Overloaded, StageUnreachable
-from blocktrain.serve.decode import Mode, Request, decode
-from blocktrain.serve.order import derived_seed
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.serve.decode.exact import Mode, Request, decode
+from blocktrain.serve.gateway.validate import derived_seed
 from blocktrain.train.run import load_model
 
 PROMPT = "7 bottles of"

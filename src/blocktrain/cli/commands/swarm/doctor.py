@@ -1,0 +1,279 @@
+"""blocktrain doctor: is this machine ready, is the coordinator in reach, and what could this machine do there?
+It changes nothing, here or there. Next: checks.py, which judges; swarm/worker/capacity.py, which reckons."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktrain.cli.commands.swarm import doctor_checks as checks
+from blocktrain.cli.commands.swarm.doctor_checks import Check
+from blocktrain.cli.console import duration, quantity, say, show_table
+from blocktrain.cli.shared.private import cache_home
+from blocktrain.errors import BlockTrainError, RequestRefused
+from blocktrain.spec import PRESETS, RunSpec, preset
+from blocktrain.wire.invite import Invite, parse_invite
+from blocktrain.wire.messages import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from blocktrain.swarm.worker.capacity import PhasePlan
+    from blocktrain.swarm.worker.probe import ProbeClient
+
+EXIT_FAILED = 1
+CONNECT_S = 10.0
+AT_THE_COORDINATOR = ("DNS", "reachable", "TLS", "clock", "token", "protocol", "role", "download", "upload")
+
+
+@dataclass
+class Findings:
+    """What was found, and what of the run the rest of the examination needs."""
+
+    checks: list[Check] = field(default_factory=list)
+    spec: RunSpec | None = None
+    deadline_s: dict[int, float] = field(default_factory=dict)  # of the phases that are at work
+    rates: dict[str, float] = field(default_factory=dict)  # bytes a second, "download" and "upload"
+    text: bytes = b""
+    room_bytes: int | None = None  # that the run takes on disk
+
+    def add(self, check: Check) -> bool:
+        """Whether to go on."""
+        self.checks.append(check)
+        return check.level != "fail"
+
+    @property
+    def failed(self) -> bool:
+        return any(check.level == "fail" for check in self.checks)
+
+
+def doctor(
+    invite: Annotated[
+        str | None, typer.Argument(metavar="[INVITE]", help="bt://…#…, in quotes: examine its run too.")
+    ] = None,
+    preset_name: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help=f"Without an invite, reckon for: {', '.join(PRESETS)}.")
+    ] = "small",
+    home: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The --home of blocktrain worker, if it has one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of lines.")] = False,
+) -> None:
+    """Say what is wrong, what to do, and what this machine could do.
+
+    Changes nothing, here or at the coordinator. Ends with 0 when this machine can work (there may be warnings), with 1
+    when something fails."""
+    address = parse_invite(invite) if invite else None
+    spec = preset(preset_name)
+    findings = Findings()
+    torch_works = _examine_software(findings)
+    if address:
+        _examine_coordinator(findings, address)
+    memory_bytes = _examine_machine(findings, home or cache_home()) if torch_works else 0
+    plans = _plans(findings, findings.spec or spec, memory_bytes) if torch_works and not findings.failed else []
+    if plans:
+        findings.add(checks.blocks_check([each.blocks for each in plans if each.fits], len(plans)))
+    if as_json:
+        print(json.dumps(_document(findings, plans, address is not None), indent=2))
+    else:
+        _show(findings, plans, findings.spec or spec, address is not None)
+    if findings.failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+# This machine
+
+
+def _examine_software(findings: Findings) -> bool:
+    """Whether torch can be imported."""
+    findings.add(checks.python_check(sys.version_info[:3]))
+    try:
+        import torch
+
+        found = str(torch.__version__)
+    except (ImportError, OSError):
+        found = None
+    return findings.add(checks.torch_check(found, _required("torch")))
+
+
+def _required(package: str) -> str:
+    """The version that blocktrain is tested with."""
+    for requirement in importlib.metadata.requires("blocktrain") or ():
+        name, pinned, version = requirement.partition(";")[0].partition("==")
+        if name.strip() == package and pinned:
+            return version.strip()
+    raise AssertionError(f"blocktrain pins {package}")
+
+
+def _examine_machine(findings: Findings, home: Path) -> int:
+    """The bytes of memory that are free."""
+    import torch
+
+    from blocktrain.cli.commands.swarm.worker import free_memory_bytes
+    from blocktrain.train.trainer import pick_device
+
+    device = pick_device()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    findings.add(Check("device", "ok", f"{device.type} ({name}), threads: {torch.get_num_threads()}"))
+    memory_bytes = free_memory_bytes(device)
+    findings.add(checks.memory_check(memory_bytes))
+    findings.add(checks.disk_check(str(home), _free_disk_bytes(home), findings.room_bytes))
+    return memory_bytes
+
+
+def _free_disk_bytes(folder: Path) -> int | None:
+    """Where the folder is, or would be made."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free if os.access(there, os.W_OK | os.X_OK) and there.is_dir() else None
+
+
+# The coordinator
+
+
+def _examine_coordinator(findings: Findings, invite: Invite) -> None:
+    """One step after the other; the first that fails ends it, since the later ones stand on it."""
+    if not findings.add(_look_up(invite)) or not findings.add(_connect(invite)):
+        return
+    from blocktrain.swarm.worker.probe import ProbeClient
+
+    try:
+        with ProbeClient(invite, patience_s=0.0) as client:
+            for step in (_shake_hands, _show_token, _measure_line):
+                if not step(findings, client):
+                    return
+    except BlockTrainError as error:
+        findings.add(_failed("TLS" if invite.tls and "TLS" not in _names(findings) else "reachable", error))
+
+
+def _look_up(invite: Invite) -> Check:
+    try:
+        found = socket.getaddrinfo(invite.host, invite.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return checks.dns_check(invite.host, (), error.strerror or str(error))
+    return checks.dns_check(invite.host, sorted({str(each[4][0]) for each in found}))
+
+
+def _connect(invite: Invite) -> Check:
+    where, started_s = f"{invite.host}:{invite.port}", time.perf_counter()
+    try:
+        socket.create_connection((invite.host, invite.port), timeout=CONNECT_S).close()
+    except OSError as error:
+        return checks.reach_check(where, None, error.strerror or str(error))
+    return checks.reach_check(where, time.perf_counter() - started_s)
+
+
+def _shake_hands(findings: Findings, client: ProbeClient) -> bool:
+    """Needs no token: TLS, that a coordinator answers, and its clock."""
+    there_s = client.clock_s()
+    invite = client.invite
+    findings.add(checks.tls_check(invite.host, invite.tls, invite.fingerprint is not None))
+    return findings.add(checks.clock_check(time.time(), there_s))
+
+
+def _show_token(findings: Findings, client: ProbeClient) -> bool:
+    try:
+        info, manifest, status = client.run_info(), client.manifest(), client.status()
+    except RequestRefused as refused:
+        return findings.add(_failed(refused.code if refused.code in AT_THE_COORDINATOR else "token", refused))
+    findings.add(Check("token", "ok", "known to the coordinator"))
+    if not findings.add(checks.protocol_check(PROTOCOL_VERSION, info.protocol)):
+        return False
+    findings.spec = RunSpec.model_validate(info.spec)
+    findings.deadline_s = _deadlines(status)
+    blobs = (*info.corpus.values(), *(each.tensors for each in manifest.blocks))
+    findings.room_bytes = 2 * sum(blob.num_bytes for blob in blobs)  # the versions before stay for a while
+    findings.rates["download"], findings.text = client.download_rate(info.corpus["train"])
+    return findings.add(checks.role_check(client.may_work()))
+
+
+def _measure_line(findings: Findings, client: ProbeClient) -> bool:
+    from blocktrain.swarm.worker.capacity import round_bytes
+
+    assert findings.spec is not None
+    spec = findings.spec
+    findings.rates["upload"] = client.upload_rate()
+    down, up = (max(sizes) for sizes in zip(*(round_bytes(spec, phase) for phase in spec.phases), strict=True))
+    limit_s = min(findings.deadline_s.values(), default=spec.swarm.deadline_ceiling_s)
+    findings.add(checks.rate_check("download", findings.rates["download"], down, limit_s))
+    return findings.add(checks.rate_check("upload", findings.rates["upload"], up, limit_s))
+
+
+def _deadlines(status: dict[str, Any]) -> dict[int, float]:
+    """How long the open rounds give those who work on them."""
+    found = {}
+    for phase in status["phases"]:
+        leases = (phase["round"] or {}).get("leases", ())
+        if leases:
+            found[int(phase["phase"])] = max(lease["deadline_s"] - lease["granted_s"] for lease in leases)
+    return found
+
+
+def _failed(name: str, error: BlockTrainError) -> Check:
+    """Our sentences end with the remedy, after the last colon."""
+    found, _, remedy = str(error).rpartition(": ")
+    return Check(name, "fail", found, remedy)
+
+
+def _names(findings: Findings) -> set[str]:
+    return {check.name for check in findings.checks}
+
+
+# What it could do
+
+
+def _plans(findings: Findings, spec: RunSpec, memory_bytes: int) -> list[PhasePlan]:
+    from blocktrain.swarm.worker.capacity import Line, measure_speeds, plan
+    from blocktrain.train.trainer import pick_device
+
+    line = Line(findings.rates.get("download"), findings.rates.get("upload"))
+    speeds = measure_speeds(spec, memory_bytes, findings.text, pick_device())
+    return plan(spec, memory_bytes, speeds, line, findings.deadline_s)
+
+
+def _document(findings: Findings, plans: Sequence[PhasePlan], asked: bool) -> dict[str, Any]:
+    return {
+        "ready": not findings.failed,
+        "checks": [asdict(check) for check in findings.checks],
+        "not_tried": _not_tried(findings) if asked else [],
+        "bytes_per_s": findings.rates,
+        "phases": [asdict(each) for each in plans],
+    }
+
+
+def _not_tried(findings: Findings) -> list[str]:
+    return [name for name in AT_THE_COORDINATOR if name not in _names(findings)]
+
+
+def _show(findings: Findings, plans: Sequence[PhasePlan], spec: RunSpec, asked: bool) -> None:
+    width = max(len(check.name) for check in findings.checks)
+    for check in findings.checks:
+        print(f"{check.level:<4}  {check.name:<{width}}  {check.found}")
+        if check.remedy:
+            print(f"{'':<{width + 8}}→ {check.remedy}")
+    if asked and (left_out := _not_tried(findings)):
+        say(f"not tried after that: {', '.join(left_out)}")
+    if plans:
+        print(f"\nwhat this machine could do for {'the run' if asked else 'a run'} {spec.name}, working all day:")
+        show_table(PLAN_COLUMNS, [_plan_row(each) for each in plans])
+        say("steps were measured on one block, not compiled; traffic is the most that the run's codecs take")
+
+
+PLAN_COLUMNS = ["phase", "blocks", "memory", "fits", "steps/s", "deadline", "steps in it", "down a day", "up a day"]
+
+
+def _plan_row(each: PhasePlan) -> list[str]:
+    cells = [str(each.phase), "+".join(map(str, each.blocks)), quantity(each.memory_bytes, "B")]
+    if not each.fits:
+        return [*cells, "no", "", "", "", "", ""]
+    work = [f"{each.steps_per_s:.3g}", duration(each.deadline_s), str(each.steps_a_deadline)]
+    return [*cells, "yes", *work, quantity(each.down_bytes_a_day, "B"), quantity(each.up_bytes_a_day, "B")]

@@ -1,0 +1,112 @@
+"""blocktrain export: the newest model of a running or finished run as a directory that eval and generate take, or as a
+folder that transformers loads. Next: swarm/worker/export.py, which fetches it; ../hf.py, which writes that folder."""
+
+from __future__ import annotations
+
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocktrain.cli.console import say
+from blocktrain.cli.shared.private import cache_home
+from blocktrain.errors import CheckpointError, ConfigError
+from blocktrain.wire.invite import Invite, parse_invite
+
+if TYPE_CHECKING:
+    from blocktrain.io.checkpoint import RunDirectory
+    from blocktrain.wire.messages import ModelManifest
+
+SCHEMES = ("bt:", "bts:")
+
+
+class Precision(StrEnum):
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+def export(
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="An invite, bt://…#… in quotes, or with --hf the directory of a run.")
+    ],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Where the model goes; an older export is renewed.")
+    ] = None,
+    hf: Annotated[
+        Path | None, typer.Option("--hf", metavar="DIR", help="Write a folder that transformers loads.")
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where downloads are kept; ~/.cache/blocktrain.")
+    ] = None,
+    precision: Annotated[Precision, typer.Option(help="Of the matrices on the disk; half is for serving.")] = (
+        Precision.FLOAT32
+    ),
+) -> None:
+    """Fetch the newest model of a run, or write it for transformers.
+
+    One version of every block, and how they are combined: a directory that eval, generate and report take. With --hf,
+    also from a run directory, a folder that Hugging Face's transformers loads."""
+    for folder in (out, hf):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise CheckpointError(f"{folder} is a file: name a directory")
+    if out is None and hf is None:
+        raise ConfigError("where does the model go? name a directory, or --hf DIR for one that transformers loads")
+    if source.startswith(SCHEMES):
+        _from_swarm(parse_invite(source), out, hf, (home or cache_home()) / "blobs", precision)
+    elif out is not None or hf is None:
+        raise ConfigError(f"{source} is no invite, so there is nothing to fetch: give bt://…#…, or only --hf DIR")
+    else:
+        _write_hf(Path(source), hf)
+
+
+def _from_swarm(invite: Invite, out: Path | None, hf: Path | None, cache: Path, precision: Precision) -> None:
+    with tempfile.TemporaryDirectory(prefix="blocktrain-") as beside:
+        run, manifest = _fetch(invite, out or Path(beside) / "run", cache, precision)
+        if out is not None:
+            _say_what_it_holds(out, run, manifest)
+        if hf is not None:
+            _write_hf(run.path, hf)
+
+
+def _fetch(invite: Invite, out: Path, cache: Path, precision: Precision) -> tuple[RunDirectory, ModelManifest]:
+    import torch
+
+    from blocktrain.cli.shared.story import save_story
+    from blocktrain.swarm.worker.client import CoordinatorClient
+    from blocktrain.swarm.worker.export import export_model
+
+    with CoordinatorClient(invite) as client:
+        manifest = client.manifest()
+        run = export_model(client, manifest, out, cache, getattr(torch, precision))
+        save_story(client, out)
+    return run, manifest
+
+
+def _say_what_it_holds(out: Path, run: RunDirectory, manifest: ModelManifest) -> None:
+    spec, born = run.spec, {each.block for each in manifest.blocks}
+    if unborn := [str(block) for block in range(spec.model.blocks) if block not in born]:
+        say(f"not born yet: block {', '.join(unborn)} of {spec.model.blocks}; export again when their turn has come")
+    versions = ", ".join(f"{each.block} (version {each.version})" for each in manifest.blocks)
+    finished = len(manifest.finished) == len(spec.phases)
+    print(f"{out} holds blocks {versions or 'none'}; {'trained to the end' if finished else 'training goes on'}")
+    if not unborn:
+        say(f"measure it: blocktrain eval {out}")
+
+
+def _write_hf(folder: Path, out: Path) -> None:
+    from blocktrain.cli.shared.scoring import open_trained
+
+    run = open_trained(folder)
+    try:
+        from transformers.utils import logging
+
+        from blocktrain.hf import write_folder
+    except ImportError as error:
+        raise ConfigError(f"--hf needs a package that is not here ({error}): pip install 'blocktrain[hf]'") from None
+    logging.disable_progress_bar()
+    write_folder(run, out)
+    print(f"{out} holds the model for transformers")
+    say(f'load it: import blocktrain.hf; AutoModelForCausalLM.from_pretrained("{out}")')

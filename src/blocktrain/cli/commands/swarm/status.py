@@ -1,0 +1,105 @@
+"""blocktrain status: where a run is, who works on it, what is late and why. No torch. Next:
+swarm/coordinator/coordinator.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from blocktrain.cli.console import duration, quantity, show_table
+from blocktrain.cli.options import InviteText
+from blocktrain.spec import Phase, RunSpec
+from blocktrain.wire.invite import parse_invite
+
+REFRESH_S = 2.0
+CLEAR = "\x1b[H\x1b[2J"
+
+
+def status(
+    invite: InviteText,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 seconds, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of tables.")] = False,
+) -> None:
+    """Show where a run is: phases, rounds, workers, held-out loss."""
+    address = parse_invite(invite)
+
+    from blocktrain.swarm.worker.client import CoordinatorClient
+
+    with CoordinatorClient(address) as client:
+        spec = RunSpec.model_validate(client.run_info().spec)
+        try:
+            while True:
+                facts = client.status()
+                if watch and not as_json and sys.stdout.isatty():
+                    print(CLEAR, end="")
+                _print(spec, facts, as_json, indent=None if watch else 2)
+                if not watch:
+                    return
+                time.sleep(REFRESH_S)
+        except KeyboardInterrupt:
+            if not watch:
+                raise
+
+
+def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int | None) -> None:
+    if as_json:
+        print(json.dumps(facts, indent=indent), flush=True)
+        return
+    paused = ", paused" if facts["paused"] else ""
+    print(f"{facts['name']}: {num_finished(facts)} of {facts['num_phases']} phases finished{paused}\n")
+    show_table(
+        ["phase", "blocks", "step", "version", "round", "at work", "deadline", "why"],
+        phase_rows(spec.phases, facts),
+    )
+    print()
+    show_table(
+        ["worker", "device", "steps/s", "updates", "text", "last seen"],
+        [_worker_row(each, facts["now_s"]) for each in facts["workers"]] or [["nobody yet", *[""] * 5]],
+    )
+    print(f"\n{evaluation_line(facts['evaluations'])}", flush=True)
+
+
+def phase_rows(phases: Sequence[Phase], facts: Mapping[str, Any]) -> list[list[str]]:
+    opened = {each["phase"]: each for each in facts["phases"]}
+    return [_phase_row(phase, opened.get(phase.index), facts["versions"]) for phase in phases]
+
+
+def _phase_row(phase: Phase, facts: Mapping[str, Any] | None, versions: Mapping[str, int]) -> list[str]:
+    blocks = "+".join(map(str, phase.blocks))
+    if facts is None:
+        return [str(phase.index), blocks, f"0/{phase.steps}", "", "", "", "", "not open yet: earlier phases come first"]
+    version = "+".join(str(versions.get(str(block), "–")) for block in phase.blocks)
+    cells = [str(phase.index), blocks, f"{facts['step']}/{facts['steps']}", version]
+    current = facts["round"]
+    if current is None:
+        return [*cells, "", "", "", "finished"]
+    at_work = sum(lease["reported_s"] is None for lease in current["leases"])
+    left_s = current["deadline_s"]
+    deadline = "" if not current["leases"] else duration(left_s) if left_s >= 0 else f"−{duration(-left_s)}"
+    return [*cells, str(current["number"]), str(at_work), deadline, current["reason"]]
+
+
+def _worker_row(facts: Mapping[str, Any], now_s: float) -> list[str]:
+    seen = f"{duration(max(0.0, now_s - facts['last_seen_s']))} ago"
+    speed = f"{facts['steps_per_s']:.3g}"
+    return [facts["name"], facts["device"], speed, str(facts["updates"]), quantity(facts["tokens"], "B"), seen]
+
+
+def evaluation_line(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """The newest held-out loss of the composed model: the last reading of the first path, as eval's answer."""
+    if not evaluations or not evaluations[-1]["scores"]:
+        return "held-out loss: not measured yet"
+    newest = evaluations[-1]
+    scores = newest["scores"]
+    score = [each for each in scores if each["path"] == scores[0]["path"]][-1]
+    versions = ", ".join(f"{block}: {version}" for block, version in newest["versions"].items())
+    return f"held-out loss: {score['nats_per_byte']:.4f} nats/byte, {score['reading']}, of versions {versions}"
+
+
+def num_finished(facts: Mapping[str, Any]) -> int:
+    return sum(phase["finished"] for phase in facts["phases"])

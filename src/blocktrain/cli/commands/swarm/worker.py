@@ -1,0 +1,244 @@
+"""blocktrain worker: join a run by its invite and work until it is finished, or Ctrl-C.
+Next: swarm/worker/worker.py, which does the work."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocktrain.cli.console import quantity, say
+from blocktrain.cli.options import EXIT_INTERRUPTED, InviteText, require_positive
+from blocktrain.cli.shared.interrupt import StopOnInterrupt
+from blocktrain.cli.shared.metrics import metrics_file, metrics_server, told_to
+from blocktrain.cli.shared.private import cache_home, read_private, write_private
+from blocktrain.cli.shared.progress import LINE_EVERY_S
+from blocktrain.errors import ConfigError, StorageError
+from blocktrain.wire.invite import parse_invite
+
+if TYPE_CHECKING:
+    import torch
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from rich.status import Status
+
+    from blocktrain.swarm.worker.worker import WorkReport
+
+LONGEST_NAME = 100
+NAP_S = 0.1  # between looks whether somebody said stop
+DONE = ("submitted", "refused", "evaluated")  # a lease's last report
+
+
+def worker(
+    invite: InviteText,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="What others see; the machine's by default.")] = None,
+    home: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the key and downloads are kept; ~/.cache/blocktrain.")
+    ] = None,
+    memory: Annotated[
+        int | None, typer.Option(metavar="BYTES", help="Take only work that fits; what is free by default.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End after one piece of work.")] = False,
+    metrics: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append what it does there too, a JSON line each.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="Serve /metrics for Prometheus; 0: a free port.")
+    ] = None,
+) -> None:
+    """Join a run by its invite and train for it.
+
+    Ctrl-C finishes the step, hands in what is done and ends with 130."""
+    address = parse_invite(invite)
+    require_positive("--memory", memory)
+    if name is not None and not 1 <= len(name) <= LONGEST_NAME:
+        raise ConfigError(f"--name has {len(name)} characters: give 1 to {LONGEST_NAME}")
+
+    from blocktrain.swarm.aliases import alias_of
+    from blocktrain.swarm.worker.client import CoordinatorClient
+    from blocktrain.swarm.worker.worker import Worker
+    from blocktrain.train.trainer import pick_device
+
+    home, device = home or cache_home(), pick_device()
+    memory_bytes = memory or free_memory_bytes(device)
+    with (
+        own_key(home) as (key, number),
+        metrics_file(metrics) as log,
+        metrics_server(metrics_port) as counted,
+        shown() as show,
+        StopOnInterrupt() as stop,
+    ):
+        name = name or (platform.node() or "worker")[: LONGEST_NAME - 4] + (f"-{number}" if number > 1 else "")
+        say(f"{name} on {device.type} with {quantity(memory_bytes, 'B')} for the run at {address.url}")
+        say(f"others see this worker as {alias_of(key.public_key().public_bytes_raw().hex())}")
+        shift = Shift(told_to(show, log, counted), stop, once, address.url)
+        with CoordinatorClient(address, patience_s=math.inf, sleep=shift.unreachable) as client:
+            Worker(
+                client,
+                home,
+                key=key,
+                name=name,
+                memory_bytes=memory_bytes,
+                device=device,
+                report=shift.report,
+                stop=shift.over,
+                sleep=shift.sleep,
+            ).run()
+    if stop():
+        say("stopped: what was done is handed in; the same command joins again")
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+class Shift:
+    """When to stop, and what is said about the coordinator being away."""
+
+    def __init__(self, show: Callable[[WorkReport], None], stop: Callable[[], bool], once: bool, url: str) -> None:
+        self._show, self._stop, self._once, self._url = show, stop, once, url
+        self._done, self._away = False, False
+
+    def over(self) -> bool:
+        return self._stop() or (self._once and self._done)
+
+    def report(self, report: WorkReport) -> None:
+        if self._away:
+            say(f"the coordinator at {self._url} answers again")
+        self._away = False
+        self._done = self._done or report.kind in DONE
+        self._show(report)
+
+    def sleep(self, seconds: float) -> None:
+        """Ends early when somebody says stop: a signal does not end time.sleep."""
+        end_s = time.monotonic() + seconds
+        while not self._stop() and (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(NAP_S, left_s))
+
+    def unreachable(self, seconds: float) -> None:
+        """Between tries. Who says stop then does not wait for a coordinator that may never come back."""
+        if not self._away:
+            say(f"the coordinator at {self._url} does not answer: trying again until it does, Ctrl-C ends")
+        self._away = True
+        self.sleep(seconds)
+        if self._stop():
+            raise KeyboardInterrupt
+
+
+class WorkLines:
+    """A line a lease and hand-in, a step's now and then, a reason to wait when it is a new one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._step_said_s, self._waits_for = clock, -math.inf, ""
+
+    def __call__(self, report: WorkReport) -> None:
+        if self.is_due(report):
+            say(line_of(report))
+
+    def is_due(self, report: WorkReport) -> bool:
+        if report.kind == "step":
+            if self._clock() < self._step_said_s + LINE_EVERY_S:
+                return False
+            self._step_said_s = self._clock()
+        waits_for = re.sub(r"[\d.]+", "", report.text) if report.kind == "wait" else ""  # seconds count down
+        is_news = report.kind != "wait" or waits_for != self._waits_for
+        self._waits_for = waits_for
+        return is_news
+
+
+class WorkStatus:
+    """On a terminal: the same lines, but steps and waits in one that changes."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def __call__(self, report: WorkReport) -> None:
+        self._status.update(line_of(report))
+        if report.kind not in ("step", "wait"):
+            self._status.console.print(line_of(report))
+
+
+def line_of(report: WorkReport) -> str:
+    has_loss = report.loss is not None and report.kind != "evaluated"  # whose text is the loss
+    kind = "" if report.kind == "step" else f"{report.kind}: "
+    return f"{kind}{report.text}" + (f", loss {report.loss:.3f} nats/byte" if has_loss else "")
+
+
+@contextmanager
+def shown() -> Iterator[Callable[[WorkReport], None]]:
+    if not sys.stderr.isatty():
+        yield WorkLines()
+        return
+    from rich.console import Console
+
+    console = Console(file=sys.stderr, markup=False, highlight=False)
+    with console.status("joining") as status:
+        yield WorkStatus(status)
+
+
+@contextmanager
+def own_key(home: Path) -> Iterator[tuple[Ed25519PrivateKey, int]]:
+    """The first key of this home that no other worker uses now, made when there is none, and its number: two workers
+    with one key would be one to the coordinator."""
+    from filelock import FileLock, Timeout
+
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{home} cannot be made ({error.strerror}): choose another --home") from None
+    for number in count(1):
+        path = home / ("key" if number == 1 else f"key-{number}")
+        lock = FileLock(path.with_name(f".{path.name}.lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            continue
+        except OSError as error:
+            raise StorageError(f"{home} cannot be written ({error.strerror}): choose another --home") from None
+        try:
+            yield _key(path), number
+        finally:
+            lock.release()
+        return
+
+
+def _key(path: Path) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+
+    data = read_private(path)
+    if data is None:
+        made = Ed25519PrivateKey.generate()
+        write_private(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        return made
+    with suppress(ValueError, TypeError):
+        key = load_pem_private_key(data, password=None)
+        if isinstance(key, Ed25519PrivateKey):
+            return key
+    raise ConfigError(f"{path} is no Ed25519 key in PEM: restore it, or delete it to be a new worker")
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Of the device; for a CPU what the system could give now without swapping, or else all it has."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    with suppress(OSError, ValueError, AttributeError):  # not every system has it
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    raise ConfigError("this system does not say how much memory it has: give --memory BYTES")

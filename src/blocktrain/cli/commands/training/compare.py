@@ -1,0 +1,53 @@
+"""blocktrain compare: blocks and reference trained, measured and drawn side by side. Next: comparison.py."""
+
+from __future__ import annotations
+
+from blocktrain.cli.console import say
+from blocktrain.cli.options import (
+    Changes,
+    CorpusSource,
+    Jobs,
+    MaxWindows,
+    Out,
+    Preset,
+    Seed,
+    Toml,
+    Work,
+    WorkOf,
+    read_spec,
+    require_positive,
+)
+
+
+def compare(
+    out: Out,
+    toml: Toml = None,
+    preset: Preset = None,
+    corpus: CorpusSource = None,
+    seed: Seed = None,
+    changes: Changes = None,
+    work: WorkOf = Work.EQUAL,
+    jobs: Jobs = 1,
+    max_windows: MaxWindows = None,
+) -> None:
+    """Train blocks and reference, and report both side by side.
+
+    A table, curves (HTML and PNG) and a JSON document."""
+    require_positive("--max-windows", max_windows)
+    spec = read_spec(toml, preset, corpus, seed, changes)
+
+    from blocktrain.cli.shared.comparison import Side, show, write
+    from blocktrain.cli.shared.training import describe, train_into, twin_of, with_edges
+    from blocktrain.data.corpus import load_corpus
+
+    twin = twin_of(spec, work)
+    text = load_corpus(spec.corpus, spec.model.context)
+    spec = with_edges(spec, text, out / "blocks")
+    describe(spec)
+    blocks = train_into(out / "blocks", spec, text, jobs=jobs)
+    describe(twin)
+    reference = train_into(out / "reference", twin, text)
+    ours, theirs = (Side.of(run, text, max_windows) for run in (blocks, reference))
+    show(ours, theirs)
+    for path in write(out, ours, theirs, work):
+        say(f"wrote {path}")

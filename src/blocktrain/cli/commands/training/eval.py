@@ -1,0 +1,101 @@
+"""blocktrain eval: cross entropy of runs on held-out text, every reading of every path. Next: scoring.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blocktrain.cli.console import say, show_table
+from blocktrain.cli.options import MaxWindows, require_positive
+from blocktrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blocktrain.cli.shared.scoring import Measured
+    from blocktrain.train.evaluate import Score
+
+
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of train or reference.")],
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")] = False,
+    max_windows: MaxWindows = None,
+    missing: Annotated[str, typer.Option(metavar="1,2", help="Measure without these blocks.")] = "",
+    corpus: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Measure on this text instead of the run's.")
+    ] = None,
+) -> None:
+    """Measure trained runs on held-out text, the whole split."""
+    require_positive("--max-windows", max_windows)
+    left_out = _blocks(missing)
+
+    from blocktrain.cli.shared.scoring import measure, open_trained, text_of
+
+    opened = [open_trained(path, left_out) for path in runs]
+    measured = [measure(r, text_of(r, corpus), split, missing=left_out, max_windows=max_windows) for r in opened]
+    if as_json:
+        print(json.dumps(_document(measured, split, left_out, max_windows), indent=2))
+    else:
+        _show(measured)
+
+
+def _blocks(text: str) -> list[int]:
+    try:
+        return sorted({int(part) for part in text.split(",")}) if text else []
+    except ValueError:
+        raise ConfigError(f"--missing {text} is no list of blocks: write for example --missing 1,2") from None
+
+
+def _show(measured: Sequence[Measured]) -> None:
+    from blocktrain.cli.shared.scoring import baseline
+
+    base = baseline(measured)
+    pairs = [(each, score) for each in measured for score in each.scores]
+    columns = ["run", "path", "reading", "nats/byte", "± s.e.", "bits/byte", "perplexity", ""]
+    answers = [index for index, (each, score) in enumerate(pairs) if score is each.answer]
+    show_table(columns, [_row(each, score, base) for each, score in pairs], marked=answers)
+    say(f"over {base.answer.num_bytes:,} bytes; answer: what the model says when it is used")
+
+
+def _row(each: Measured, score: Score, base: Measured) -> list[str]:
+    from blocktrain.cli.shared.scoring import error_cell
+
+    names = [str(each.run.path), score.path, score.reading]
+    numbers = [f"{score.nats_per_byte:.4f}", error_cell(score), f"{score.bits_per_byte:.4f}", f"{score.perplexity:.3f}"]
+    return [*names, *numbers, _remark(each, base) if score is each.answer else ""]
+
+
+def _remark(each: Measured, base: Measured) -> str:
+    gap = each.gap_to(base)
+    return "answer" if gap is None or each is base else f"answer, {gap:+.4f} nats/byte to {base.run.path}"
+
+
+def _document(measured: Sequence[Measured], split: str, missing: list[int], max_windows: int | None) -> dict[str, Any]:
+    from blocktrain.cli.shared.scoring import baseline
+
+    base = baseline(measured)
+    return {
+        "split": split,
+        "missing_blocks": missing,
+        "max_windows": max_windows,
+        "gap_to": str(base.run.path),
+        "runs": [_record(each, base) for each in measured],
+    }
+
+
+def _record(each: Measured, base: Measured) -> dict[str, Any]:
+    from blocktrain.cli.shared.scoring import score_record
+
+    return {
+        "path": str(each.run.path),
+        "name": each.run.spec.name,
+        "objective": each.run.spec.objective.kind,
+        "spec_digest": each.run.spec.digest(),
+        "text_sha256": each.text_sha256,
+        "scores": [score_record(score) for score in each.scores],
+        "answer": score_record(each.answer),
+        "gap_nats_per_byte": each.gap_to(base),
+    }

@@ -1,0 +1,87 @@
+"""The coordinator's certificate: the user's own files, or one that is made once and known by its fingerprint.
+Next: serving.py, which listens with it; swarm/worker/client.py, which pins it."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from blocktrain.cli.shared.private import write_private
+from blocktrain.errors import ConfigError
+
+CERT_FILE, KEY_FILE = "tls-cert.pem", "tls-key.pem"
+CERTIFICATE_DAYS = 3650
+
+
+@dataclass(frozen=True)
+class Tls:
+    cert: Path
+    key: Path
+    fingerprint: str | None  # of a certificate that no system trusts
+
+
+def tls_files(folder: Path, name: str, cert: Path | None, key: Path | None) -> Tls:
+    """The files given, trusted by the system; or a certificate of our own, made once, known by its fingerprint."""
+    if cert and key:
+        return Tls(cert, key, None)
+    cert, key = folder / CERT_FILE, folder / KEY_FILE
+    if not (cert.exists() and key.exists()):
+        _make_certificate(cert, key, name)
+    try:
+        der = x509.load_pem_x509_certificate(cert.read_bytes()).public_bytes(Encoding.DER)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{cert} cannot be used ({error}): delete it and {key} to have new ones made") from None
+    return Tls(cert, key, hashlib.sha256(der).hexdigest())
+
+
+def _make_certificate(cert: Path, key: Path, name: str) -> None:
+    """Self-signed; who has its fingerprint needs no name in it, so one serves for all addresses."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "blocktrain coordinator")])
+    now = datetime.datetime.now(datetime.UTC)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
+    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)  # signs: itself, and handshakes
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=CERTIFICATE_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_dns_name(name))]), critical=False)
+        .sign(private, hashes.SHA256())
+    )
+    write_private(key, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    write_private(cert, certificate.public_bytes(Encoding.PEM))
+
+
+def _dns_name(name: str) -> str:
+    return name if name.isascii() and ":" not in name else "blocktrain"
+
+
+@contextmanager
+def pem_errors(tls: Tls | None) -> Iterator[None]:
+    try:
+        yield
+    except (ssl.SSLError, OSError) as error:
+        if tls is None:
+            raise
+        raise ConfigError(
+            f"{tls.cert} and {tls.key} are no certificate and its key ({error}): give PEM files that fit each other"
+        ) from None

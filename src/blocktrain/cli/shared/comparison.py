@@ -1,0 +1,116 @@
+"""The report of compare: what it says of each side, its table, its curves and its JSON document.
+Next: story.py, the curves of one run; ../figures.py, which draws."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from blocktrain.cli.console import duration, quantity, say, show_table
+from blocktrain.cli.options import Work
+from blocktrain.cli.shared.scoring import Measured, error_cell, measure, score_record
+from blocktrain.cli.shared.story import history, training_curves
+from blocktrain.cli.shared.training import parameters_of_blocks, training_bytes
+from blocktrain.data.corpus import Corpus
+from blocktrain.figures import line_figure, write_figure
+from blocktrain.io.checkpoint import RunDirectory, write_whole
+from blocktrain.train.flops import run_flops
+from blocktrain.train.trainer import pick_device
+
+HELD_OUT = ("valid", "test")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs, with what is said of it."""
+
+    run: RunDirectory
+    parameters: list[int]  # of each block
+    losses: dict[int, list[float]]  # by phase, step after step
+    seconds: float  # of training, all phases added
+    held_out: dict[str, Measured]  # by split
+
+    @classmethod
+    def of(cls, run: RunDirectory, text: Corpus, max_windows: int | None = None) -> Self:
+        held_out = {split: measure(run, text, split, max_windows=max_windows) for split in HELD_OUT}
+        losses, seconds = history(run.metrics())
+        return cls(run, parameters_of_blocks(run.spec), losses, seconds, held_out)
+
+    def record(self) -> dict[str, Any]:
+        spec = self.run.spec
+        return {
+            "settings": spec.model_dump(mode="json"),
+            "spec_digest": spec.digest(),
+            "corpus_sha256": self.run.manifest().corpus_sha256,
+            "parameters": sum(self.parameters),
+            "parameters_of_blocks": self.parameters,
+            "training_bytes": training_bytes(spec),
+            "training_flops": run_flops(spec),
+            "training_seconds": self.seconds,
+            "scores": {split: [score_record(score) for score in m.scores] for split, m in self.held_out.items()},
+            "answer": {split: score_record(measured.answer) for split, measured in self.held_out.items()},
+        }
+
+
+def show(blocks: Side, reference: Side) -> None:
+    columns = ["", "parameters", "training text", "work", "time"]
+    columns += [name for split in HELD_OUT for name in (f"{split} nats/byte", "± s.e.")]
+    show_table(columns, [_row("blocks", blocks), _row("reference", reference)])
+    print(", ".join(f"gap on {split} {gap:+.4f} nats/byte" for split, gap in _gaps(blocks, reference).items()))
+
+
+def write(out: Path, blocks: Side, reference: Side, work: Work) -> list[Path]:
+    """The curves and the document; the paths written."""
+    document = {
+        "blocktrain": version("blocktrain"),
+        "work": work.value,
+        "machine": machine(),
+        "gap_nats_per_byte": _gaps(blocks, reference),
+        "blocks": blocks.record(),
+        "reference": reference.record(),
+    }
+    write_whole(out / "report.json", json.dumps(document, indent=2).encode())
+    figure = line_figure(
+        [
+            *training_curves(blocks.run.spec, blocks.losses),
+            *training_curves(reference.run.spec, reference.losses, color="#000000"),
+        ],
+        title=f"{blocks.run.spec.name}: training loss, in blocks and end to end",
+        x_title="training text seen (bytes)",
+        y_title="loss (nats per byte)",
+    )
+    return [out / "report.json", *write_figure(figure, out / "curves", skipped=say)]
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": pick_device().type,
+        "cpu_count": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def _row(name: str, side: Side) -> list[str]:
+    spec = side.run.spec
+    cells = [name, f"{sum(side.parameters):,}", quantity(training_bytes(spec), "B"), quantity(run_flops(spec), "FLOP")]
+    cells.append(duration(side.seconds))
+    for measured in side.held_out.values():
+        cells += [f"{measured.answer.nats_per_byte:.4f}", error_cell(measured.answer)]
+    return cells
+
+
+def _gaps(blocks: Side, reference: Side) -> dict[str, float]:
+    return {
+        split: blocks.held_out[split].answer.nats_per_byte - reference.held_out[split].answer.nats_per_byte
+        for split in HELD_OUT
+    }

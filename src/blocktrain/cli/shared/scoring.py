@@ -1,0 +1,92 @@
+"""What eval and compare share: open a run that is trained, score it, say how far it is from another.
+Next: train/evaluate.py, which computes the scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blocktrain.cli.shared.progress import evaluation_progress
+from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.errors import CheckpointError, ConfigError
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.spec import EndToEnd
+from blocktrain.train.evaluate import Score, answer, evaluate
+from blocktrain.train.run import load_model
+from blocktrain.train.trainer import pick_device
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The scores of one run on one split of some text."""
+
+    run: RunDirectory
+    text_sha256: str
+    scores: list[Score]
+
+    @property
+    def answer(self) -> Score:
+        return answer(self.scores)
+
+    def gap_to(self, other: Measured) -> float | None:
+        """Nats a byte above `other`; None where the two were not measured on the same text."""
+        if self.text_sha256 != other.text_sha256:
+            return None
+        return self.answer.nats_per_byte - other.answer.nats_per_byte
+
+
+def open_trained(path: Path, missing: Collection[int] = ()) -> RunDirectory:
+    """A run whose blocks are all trained, but for those that are to be left out anyway."""
+    run = RunDirectory.open(path)
+    trained, every = run.manifest().blocks, range(run.spec.model.blocks)
+    if strange := sorted(set(missing) - set(every)):
+        raise ConfigError(f"--missing {strange[0]}: {path} has blocks 0 to {every[-1]}, name some of them")
+    if set(every) <= set(missing):
+        raise ConfigError(f"--missing names all {len(every)} blocks of {path}: leave one in")
+    if absent := [str(block) for block in every if block not in trained and block not in missing]:
+        raise CheckpointError(
+            f"{path} has no trained block {', '.join(absent)} yet: run the blocktrain train that began it again, "
+            f"to its end"
+        )
+    return run
+
+
+def text_of(run: RunDirectory, elsewhere: str | None = None) -> Corpus:
+    """The text the run was trained on, or other text when the user asks for that."""
+    corpus = run.spec.corpus.model_copy(update={"source": elsewhere} if elsewhere else {})
+    text = load_corpus(corpus, run.spec.model.context)
+    if elsewhere is None and text.sha256 != run.manifest().corpus_sha256:
+        raise CheckpointError(
+            f'{run.path} was trained on other text than corpus "{corpus.source}" now holds: '
+            f"restore it, or name the text to measure on with --corpus PATH"
+        )
+    return text
+
+
+def measure(
+    run: RunDirectory, text: Corpus, split: str, *, missing: Collection[int] = (), max_windows: int | None = None
+) -> Measured:
+    model = load_model(run).to(pick_device())
+    with evaluation_progress(f"{run.path} on {split}") as report:
+        scores = evaluate(model, text.split(split), missing=missing, max_windows=max_windows, report=report)
+    return Measured(run, text.sha256, scores)
+
+
+def baseline(measured: Sequence[Measured]) -> Measured:
+    """What the others are compared with: the first end-to-end run, or else the last run given."""
+    references = [each for each in measured if isinstance(each.run.spec.objective, EndToEnd)]
+    return references[0] if references else measured[-1]
+
+
+def score_record(score: Score) -> dict[str, Any]:
+    """For JSON, which has no NaN."""
+    return {
+        key: None if isinstance(value, float) and math.isnan(value) else value for key, value in score.as_dict().items()
+    }
+
+
+def error_cell(score: Score) -> str:
+    return "–" if math.isnan(score.standard_error) else f"{score.standard_error:.4f}"

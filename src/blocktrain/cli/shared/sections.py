@@ -1,0 +1,213 @@
+"""The sections of blocktrain report: what a page says of a run, from a run directory or from a story of a swarm. What
+others named, such as their workers, is escaped where figures would take it for markup. Next: story.py, figures.py."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from html import escape
+from itertools import accumulate
+from pathlib import Path
+
+from blocktrain.cli.console import duration, quantity
+from blocktrain.cli.shared.private import LEDGER_FILE
+from blocktrain.cli.shared.scoring import error_cell, measure, open_trained, text_of
+from blocktrain.cli.shared.story import Record, SwarmStory, history, story_of_export, story_of_ledger, training_curves
+from blocktrain.cli.shared.training import parameters_of_blocks, phase_label, training_bytes
+from blocktrain.errors import BlockTrainError, CheckpointError
+from blocktrain.figures import Line, Section, bar_figure, line_figure
+from blocktrain.io.checkpoint import SPEC_FILE, RunDirectory
+from blocktrain.spec import RunSpec
+from blocktrain.train.flops import run_flops
+
+MOST_EVENTS = 100
+MINUTES = "minutes since the first update"
+
+
+def told(folder: Path, ledger: str | None, max_windows: int | None) -> tuple[str, list[Section]]:
+    if ledger is not None or (folder / LEDGER_FILE).is_file():
+        story = story_of_ledger(folder, ledger)
+        return story.spec.name, [_settings(story.spec), *_swarm_sections(story)]
+    if not (folder / SPEC_FILE).is_file():
+        raise CheckpointError(
+            f"{folder} has neither {SPEC_FILE} nor {LEDGER_FILE}: give the directory of a run, or a coordinator's --dir"
+        )
+    run = RunDirectory.open(folder)
+    exported = story_of_export(folder, run.spec)
+    told = _swarm_sections(exported) if exported else [_loss_of_steps(run), *_alone()]
+    return run.spec.name, [_settings(run.spec), *_held_out_now(run, max_windows), _blocks(run), *told]
+
+
+# Of every run
+
+
+def _settings(spec: RunSpec) -> Section:
+    model = spec.model
+    rows = [
+        ["objective", spec.objective.kind],
+        ["shape", f"{model.blocks} blocks, {model.total_layers} layers of width {model.width}"],
+        ["context", f"{model.context} bytes"],
+        ["parameters", f"{sum(parameters_of_blocks(spec)):,}"],
+        ["corpus", spec.corpus.source],
+        ["text to train on, all phases", quantity(training_bytes(spec), "B")],
+        ["work, all phases", quantity(run_flops(spec), "FLOP")],
+        ["seed", str(spec.seed)],
+        ["digest", spec.digest()],
+    ]
+    return Section("The run", columns=["setting", "value"], rows=rows)
+
+
+# Of a run directory
+
+
+def _loss_of_steps(run: RunDirectory) -> Section:
+    losses, seconds = history(run.metrics())
+    if not losses:
+        return Section("Training loss", "No step is recorded here.")
+    figure = line_figure(
+        training_curves(run.spec, losses),
+        title="Training loss",
+        x_title="training text seen (bytes)",
+        y_title="loss (nats per byte)",
+    )
+    steps = sum(map(len, losses.values()))
+    return Section("Training loss", f"{steps} steps in {duration(seconds)} of training.", figure)
+
+
+def _held_out_now(run: RunDirectory, max_windows: int | None) -> list[Section]:
+    """Measured now; left out, with the reason, where the blocks or the text are not there."""
+    try:
+        measured = measure(open_trained(run.path), text_of(run), "valid", max_windows=max_windows)
+    except BlockTrainError as error:
+        return [Section("Held-out loss", f"Not measured: {error}")]
+    scores = measured.scores
+    names = [f"{score.path}, {score.reading}" for score in scores]
+    figure = bar_figure(
+        names,
+        [score.nats_per_byte for score in scores],
+        title="Held-out loss of every reading",
+        x_title="path, reading",
+        y_title="nats per byte",
+    )
+    rows = [
+        [n, f"{s.nats_per_byte:.4f}", error_cell(s), f"{s.bits_per_byte:.4f}"]
+        for n, s in zip(names, scores, strict=True)
+    ]
+    text = f"On {measured.answer.num_bytes:,} bytes of the valid split; the answer is {measured.answer.reading}."
+    return [Section("Held-out loss", text, figure, ["reading", "nats/byte", "± s.e.", "bits/byte"], rows)]
+
+
+def _blocks(run: RunDirectory) -> Section:
+    entries, rows = run.manifest().blocks, []
+    for block, parameters in enumerate(parameters_of_blocks(run.spec)):
+        entry = entries.get(block)
+        trained = [str(entry.steps), quantity(_file_bytes(run, block), "B")] if entry else ["not yet", ""]
+        rows.append([str(block), str(run.spec.model.layers_of(block)), f"{parameters:,}", *trained])
+    return Section("Blocks", columns=["block", "layers", "parameters", "steps", "file"], rows=rows)
+
+
+def _file_bytes(run: RunDirectory, block: int) -> int:
+    return sum(path.stat().st_size for path in run.path.glob(f"block-{block}-*.safetensors"))
+
+
+def _alone() -> list[Section]:
+    return [Section("Workers and bytes", "Trained on one machine: nobody else took part and nothing was sent.")]
+
+
+# Of a swarm
+
+
+def _swarm_sections(story: SwarmStory) -> list[Section]:
+    if not story.contributions:
+        return [Section("Contributions", "Nobody has contributed yet."), _events(story.events)]
+    started_s = min(each["update"]["received_s"] for each in story.contributions)
+    return [
+        _held_out_then(story.evaluations, started_s),
+        _loss_of_updates(story, started_s),
+        _workers(story),
+        _bytes(story.contributions, started_s),
+        _events(story.events),
+    ]
+
+
+def _held_out_then(evaluations: Sequence[Record], started_s: float) -> Section:
+    """The composed model beside the single blocks, as the swarm measured them."""
+    if not evaluations:
+        return Section("Held-out loss", "Not measured yet.")
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for each in evaluations:
+        for score in each["scores"]:
+            name = escape(f"{score['path']}, {score['reading']}")
+            points[name].append(((each["at_s"] - started_s) / 60, score["nats_per_byte"]))
+    lines = [Line(name, [x for x, _ in path], [y for _, y in path]) for name, path in points.items()]
+    figure = line_figure(lines, title="Held-out loss over time", x_title=MINUTES, y_title="nats per byte")
+    return Section("Held-out loss", f"{len(evaluations)} evaluations.", figure.update_traces(mode="lines+markers"))
+
+
+def _loss_of_updates(story: SwarmStory, started_s: float) -> Section:
+    lines = []
+    for phase in story.spec.phases:
+        updates = [each["update"] for each in story.contributions if each["update"]["phase"] == phase.index]
+        minutes = [(update["received_s"] - started_s) / 60 for update in updates]
+        lines.append(Line(phase_label(story.spec, phase), minutes, [update["loss"] for update in updates]))
+    figure = line_figure(
+        lines,
+        title="Training loss of the updates",
+        x_title=MINUTES,
+        y_title="loss (nats per byte)",
+    )
+    text = f"{len(story.contributions)} updates, each with the loss of its last step."
+    return Section("Training loss", text, figure.update_traces(mode="lines+markers"))
+
+
+def _workers(story: SwarmStory) -> Section:
+    sent: dict[str, int] = defaultdict(int)
+    for each in story.contributions:
+        sent[each["update"]["worker"]] += each["update"]["num_bytes"]
+    figure = bar_figure(
+        [f"{escape(each['name'])} {each['id'][:6]}" for each in story.workers],
+        [each["tokens"] for each in story.workers],
+        title="Text trained by each worker",
+        x_title="worker",
+        y_title="bytes of text",
+    )
+    rows = [
+        [
+            each["name"],
+            each["id"][:8],
+            each["device"],
+            f"{each['steps_per_s']:.3g}",
+            str(each["updates"]),
+            quantity(each["tokens"], "B"),
+            quantity(sent[each["id"]], "B"),
+            _when(each["last_seen_s"]),
+        ]
+        for each in story.workers
+    ]
+    columns = ["worker", "key", "device", "steps/s", "updates", "text", "sent", "last seen"]
+    return Section("Workers", f"{len(rows)} took part.", figure, columns, rows)
+
+
+def _bytes(contributions: Sequence[Record], started_s: float) -> Section:
+    updates = [each["update"] for each in contributions]
+    sent = list(accumulate(update["num_bytes"] for update in updates))
+    trained = list(accumulate(update["tokens"] for update in updates))
+    minutes = [(update["received_s"] - started_s) / 60 for update in updates]
+    figure = line_figure(
+        [Line("updates sent", minutes, sent), Line("text trained on", minutes, trained)],
+        title="Bytes",
+        x_title=MINUTES,
+        y_title="bytes, added up",
+    )
+    text = f"{quantity(sent[-1], 'B')} of updates for {quantity(trained[-1], 'B')} of text."
+    return Section("Bytes", text, figure)
+
+
+def _events(events: Sequence[Record]) -> Section:
+    rows = [[_when(each["at_s"]), each["kind"], each["text"]] for each in events[-MOST_EVENTS:]]
+    return Section("Events", "" if rows else "None are kept here.", None, ["when", "what", ""], rows)
+
+
+def _when(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))

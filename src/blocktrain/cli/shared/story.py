@@ -1,0 +1,126 @@
+"""What is told of a run afterwards: losses from its metrics, and who did what from a coordinator's ledger, which
+is read and never written. Next: report.py and comparison.py, which tell it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+from blocktrain.cli.commands.swarm.ledger import all_pages
+from blocktrain.cli.shared.private import LEDGER_FILE
+from blocktrain.cli.shared.training import phase_label
+from blocktrain.errors import CheckpointError, StorageError
+from blocktrain.figures import Line
+from blocktrain.io.checkpoint import write_whole
+from blocktrain.spec import RunSpec
+from blocktrain.swarm.coordinator.status import status_for
+from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.worker.client import CoordinatorClient
+
+Record: TypeAlias = dict[str, Any]
+STORY_FILE = "swarm.json"  # in an exported directory
+TOLD = ("number", "worker", "phase", "steps", "tokens", "num_bytes", "loss", "received_s")  # of an update
+MOST_POINTS = 200  # of a curve: each is the mean of so many neighbouring steps
+
+
+@dataclass(frozen=True)
+class SwarmStory:
+    """Who trained a run together, and what happened, as records."""
+
+    spec: RunSpec
+    contributions: list[Record]
+    workers: list[Record]
+    evaluations: list[Record]
+    events: list[Record]
+
+
+def story_of_ledger(folder: Path, url: str | None = None) -> SwarmStory:
+    """From the directory of a coordinator, which may be running; or from its database."""
+    with _copied(folder / LEDGER_FILE) if url is None else closing(Ledger(url)) as ledger:
+        run = ledger.run()
+        if run is None:
+            raise CheckpointError(f"the ledger of {folder} holds no run: give the --dir of blocktrain coordinator")
+        return SwarmStory(
+            RunSpec.model_validate_json(run.spec),
+            list(all_pages(lambda after: [asdict(each) for each in ledger.contributions(after)])),
+            [asdict(each) for each in ledger.workers()],
+            [asdict(each) for each in ledger.evaluations()],
+            [asdict(each) for each in ledger.events()],
+        )
+
+
+def save_story(client: CoordinatorClient, folder: Path) -> None:
+    """Who trained an exported model, by their aliases: it stays with the model when the swarm is gone."""
+    status = status_for("viewer", client.status())  # also where an admin exports: a model may be handed on
+    contributions = [
+        {"update": {name: each["update"][name] for name in TOLD}} for each in all_pages(client.contributions)
+    ]
+    story = {"contributions": contributions, "workers": status["workers"], "evaluations": status["evaluations"]}
+    write_whole(folder / STORY_FILE, json.dumps({**story, "events": []}).encode())
+
+
+def story_of_export(folder: Path, spec: RunSpec) -> SwarmStory | None:
+    """As blocktrain export has kept it; None where the model was trained on one machine."""
+    path = folder / STORY_FILE
+    try:
+        kept = json.loads(path.read_bytes())
+        lists = (kept[name] for name in ("contributions", "workers", "evaluations", "events"))
+        return SwarmStory(spec, *map(list, lists))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): delete it, or export again") from None
+
+
+@contextmanager
+def _copied(path: Path) -> Iterator[Ledger]:
+    """A copy of a ledger as it is at this moment: opening the ledger itself would need the right to write it."""
+    with tempfile.TemporaryDirectory(prefix="blocktrain-") as folder:
+        copy = Path(folder) / LEDGER_FILE
+        try:
+            with (
+                closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as there,
+                closing(sqlite3.connect(copy)) as here,
+            ):
+                there.backup(here)
+        except sqlite3.Error as error:
+            raise StorageError(f"{path} cannot be read ({error}): make it readable, or restore it") from None
+        with closing(Ledger(copy)) as ledger:
+            yield ledger
+
+
+def history(records: Sequence[dict[str, Any]]) -> tuple[dict[int, list[float]], float]:
+    """Losses by phase and seconds of training; after a resumption the last record of a step counts."""
+    latest = {(record["phase"], record["step"]): record for record in records if {"phase", "step"} <= record.keys()}
+    losses: dict[int, list[float]] = {}
+    for (phase, _), record in sorted(latest.items()):
+        losses.setdefault(phase, []).append(float(record["loss"]))
+    return losses, sum(float(record["seconds"]) for record in latest.values())
+
+
+def training_curves(spec: RunSpec, losses_of_phase: dict[int, list[float]], color: str | None = None) -> list[Line]:
+    """A line a phase. A group begins where the one before it ended; the phases of a group run side by side."""
+    starts = accumulate((max(phase.steps for phase in group) for group in spec.groups), initial=0)
+    lines = []
+    for start, group in zip(starts, spec.groups, strict=False):
+        for phase in group:
+            steps, losses = means(losses_of_phase.get(phase.index, []))
+            seen = [(start + step) * spec.step_bytes for step in steps]
+            lines.append(Line(phase_label(spec, phase), seen, losses, color))
+    return lines
+
+
+def means(losses: Sequence[float], most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
+    """At most so many points: the mean loss of neighbouring steps, at the middle of them."""
+    size = -(-len(losses) // most) or 1
+    chunks = [losses[start : start + size] for start in range(0, len(losses), size)]
+    middles = [size * index + (len(chunk) + 1) / 2 for index, chunk in enumerate(chunks)]
+    return middles, [sum(chunk) / len(chunk) for chunk in chunks]

@@ -1,0 +1,39 @@
+"""Between numpy, in which tensors travel and are kept, and torch, in which they are trained: the same numbers where
+they lie, on the CPU. Next: wire/safetensors.py, their bytes; checkpoint.py and swarm/worker/worker.py, which cross
+here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blocktrain.wire.safetensors import BFLOAT16, Array
+
+with warnings.catch_warnings():  # torch warns of the first read-only array in a process: of this one
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"read only", np.uint8))
+
+
+def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    return {name: _as_array(tensor.detach().cpu()) for name, tensor in tensors.items()}
+
+
+def as_tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+    """Nobody may write to those of arrays that are to be read only."""
+    return {name: _as_tensor(array) for name, array in arrays.items()}
+
+
+def _as_array(tensor: Tensor) -> Array:
+    if tensor.dtype == torch.bfloat16:  # which numpy itself does not know
+        return tensor.view(torch.uint16).numpy().view(BFLOAT16)
+    return tensor.numpy()
+
+
+def _as_tensor(array: Array) -> Tensor:
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
+    return torch.from_numpy(array)

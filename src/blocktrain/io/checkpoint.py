@@ -1,0 +1,417 @@
+"""Checkpoints: one block <-> one safetensors file, and the run directory that holds them. Files appear whole or not at
+all. Knows tensors by name and shape only: no model, no training. Next: train/run.py, which fills a directory.
+
+    run/
+      spec.toml                        what is trained
+      manifest.json                    which file is the current one of each block; always written last
+      block-0-1f3a52c09b7e.safetensors named by its content, so that a new version never replaces the one in use
+      progress/phase-0.safetensors     where an unfinished phase continues
+      metrics.jsonl                    one record a line
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Self, TypeAlias
+
+import tomli_w
+import torch
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from blocktrain.errors import CheckpointError, ConfigError, StorageError, TensorError
+from blocktrain.io.arrays import as_arrays, as_tensors
+from blocktrain.io.files import appearing, put_in_place
+from blocktrain.io.mapped import MappedTensors
+from blocktrain.spec import RunSpec, load_spec
+from blocktrain.wire.safetensors import decode, encode
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+SPEC_FILE = "spec.toml"
+MANIFEST_FILE = "manifest.json"
+METRICS_FILE = "metrics.jsonl"
+
+
+class BlockEntry(BaseModel):
+    """The current version of one block."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    steps: int = Field(ge=0)
+
+
+class Manifest(BaseModel):
+    """What a run directory holds now."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    spec_sha256: str  # of spec.toml as it was written, so that settings added later leave old runs readable
+    corpus_sha256: str
+    blocks: dict[int, BlockEntry] = {}
+    finished: tuple[int, ...] = ()  # phases
+    combine: dict[str, tuple[float, ...]] = {}  # weights of a composition, fitted to exactly these blocks
+
+
+class RunDirectory:
+    """One run on disk. Processes may share it: every change holds the directory's lock, reading needs none."""
+
+    def __init__(self, path: Path, spec: RunSpec) -> None:
+        self.path = path
+        self.spec = spec
+
+    @classmethod
+    def create(cls, path: Path, spec: RunSpec, corpus_sha256: str) -> Self:
+        """A new directory, or the one that is there when it belongs to the same spec and corpus."""
+        _make_folder(path)
+        run = cls(path, spec)
+        with run._lock():
+            run._remove_leftovers()
+            if (path / SPEC_FILE).exists():
+                _require_same_spec(path, _read_spec(path), spec)
+            else:
+                write_whole(path / SPEC_FILE, tomli_w.dumps(_settings(spec)).encode())
+            if (path / MANIFEST_FILE).exists():
+                _require_same_corpus(path, run.manifest().corpus_sha256, corpus_sha256)
+            else:
+                run._write_manifest(Manifest(spec_sha256=run._spec_sha256(), corpus_sha256=corpus_sha256))
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        for name in (SPEC_FILE, MANIFEST_FILE):
+            if not (path / name).is_file():
+                raise CheckpointError(
+                    f"{path} is not a run directory, it has no {name}: give the --out of blocktrain train"
+                )
+        run = cls(path, _read_spec(path))
+        if run.manifest().spec_sha256 != run._spec_sha256():
+            raise CheckpointError(
+                f"{path / SPEC_FILE} is not the spec that the blocks beside it were trained with: "
+                f"undo the change to it, or train again into another --out"
+            )
+        return run
+
+    def manifest(self) -> Manifest:
+        """Read afresh, since other processes save blocks too."""
+        path = self.path / MANIFEST_FILE
+        try:
+            return Manifest.model_validate_json(_read(path))
+        except ValidationError as error:
+            detail = error.errors()[0]["msg"]
+            raise CheckpointError(
+                f"{path} is damaged ({detail}): restore it, or train again into another --out"
+            ) from None
+
+    def save_block(self, block: int, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """A new version of one block."""
+        self._publish({block: tensors}, steps)
+
+    def finish_phase(self, phase: int, blocks: Mapping[int, Mapping[str, Tensor]], steps: int) -> None:
+        """The blocks that a phase trained, and the note that it is done: both or neither."""
+        self._publish(blocks, steps, finished=phase)
+
+    def _publish(self, blocks: Mapping[int, Mapping[str, Tensor]], steps: int, finished: int | None = None) -> None:
+        """The files first, then the manifest that points to them, then the old files go: a kill leaves whole versions.
+
+        A changed block drops the weights of the compositions, which were fitted to the old one."""
+        entries = {}
+        with self._lock():
+            old = self.manifest()
+            for block, tensors in blocks.items():
+                data = encode(as_arrays(tensors), {"block": str(block), "steps": str(steps)})
+                entries[block] = BlockEntry(sha256=hashlib.sha256(data).hexdigest(), steps=steps)
+                write_whole(self._block_file(block, entries[block]), data)
+            current = {**old.blocks, **entries}
+            done = tuple(sorted({*old.finished, *([] if finished is None else [finished])}))
+            combine = old.combine if current == old.blocks else {}
+            self._write_manifest(old.model_copy(update={"blocks": current, "finished": done, "combine": combine}))
+            for block, entry in entries.items():
+                self._remove_old_versions(block, entry)
+
+    def load_block(self, block: int, expected: Shapes) -> dict[str, Tensor]:
+        path, data = self._read_block(block)
+        with _damage_in(path, _again(block)):
+            return as_tensors(decode(data, expected=expected)[0])
+
+    def map_block(self, block: int, expected: Shapes) -> MappedTensors:
+        """The tensors of a block left in their file, for blocks larger than the memory; as checked as loaded ones."""
+        entry = self._entry(block)
+        path = self._block_file(block, entry)
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            _require_hash(path, block, found, entry)
+            with _damage_in(path, _again(block)):
+                return MappedTensors(path, expected)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and self._entry(block) != entry:
+                return self.map_block(block, expected)
+            raise _unreadable(path, error, _again(block)) from None
+
+    def save_progress(self, phase: int, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+        _make_folder(self.path / "progress")
+        with self._lock():
+            save_tensors(self.progress_file(phase), tensors, metadata)
+
+    def load_progress(self, phase: int) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+        """Where the phase stopped; None when it has not begun or is finished."""
+        path = self.progress_file(phase)
+        if not path.exists():
+            return None
+        with _damage_in(path, "delete it to train this phase from its start"):
+            tensors, metadata = decode(_read(path))
+            return as_tensors(tensors), metadata
+
+    def clear_progress(self, phase: int) -> None:
+        with self._lock(), _storage(self.progress_file(phase)):
+            self.progress_file(phase).unlink(missing_ok=True)
+
+    def save_combine(self, name: str, weights: Sequence[float]) -> None:
+        with self._lock():
+            old = self.manifest()
+            combine = {**old.combine, name: tuple(float(weight) for weight in weights)}
+            self._write_manifest(old.model_copy(update={"combine": combine}))
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append one line, in one write, so that lines of several processes do not mix."""
+        path = self.path / METRICS_FILE
+        with _storage(path), path.open("ab+", buffering=0) as file:
+            file.write(_line_break_after_a_crash(file) + json.dumps(record).encode() + b"\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records in order. A line that a crash cut short is left out: losing it loses no weights."""
+        path = self.path / METRICS_FILE
+        lines = _read(path).splitlines() if path.exists() else []
+        return [record for record in map(_parse_line, lines) if record is not None]
+
+    def _spec_sha256(self) -> str:
+        return hashlib.sha256(_read(self.path / SPEC_FILE)).hexdigest()
+
+    def _read_block(self, block: int) -> tuple[Path, bytes]:
+        """The current file of a block with its hash checked; a version replaced while reading is read anew."""
+        entry = self._entry(block)
+        path = self._block_file(block, entry)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and self._entry(block) != entry:
+                return self._read_block(block)
+            raise _unreadable(path, error, _again(block)) from None
+        _require_hash(path, block, hashlib.sha256(data).hexdigest(), entry)
+        return path, data
+
+    def _entry(self, block: int) -> BlockEntry:
+        blocks = self.manifest().blocks
+        if block not in blocks:
+            raise CheckpointError(
+                f"{self.path} has no trained block {block} (it has {_listing(blocks)}): "
+                f"run blocktrain train with --out {self.path} first"
+            )
+        return blocks[block]
+
+    def _block_file(self, block: int, entry: BlockEntry) -> Path:
+        return self.path / f"block-{block}-{entry.sha256[:12]}.safetensors"
+
+    def progress_file(self, phase: int) -> Path:
+        return self.path / "progress" / f"phase-{phase}.safetensors"
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        write_whole(self.path / MANIFEST_FILE, manifest.model_dump_json(indent=2).encode())
+
+    def _remove_old_versions(self, block: int, current: BlockEntry) -> None:
+        for path in self.path.glob(f"block-{block}-*.safetensors"):
+            if path != self._block_file(block, current):
+                with _storage(path):
+                    path.unlink(missing_ok=True)
+
+    def _remove_leftovers(self) -> None:
+        """Temporary files of a killed process: nobody else is writing while we hold the lock."""
+        for path in (*self.path.glob(".*.tmp"), *self.path.glob("progress/.*.tmp")):
+            with _storage(path):
+                path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        lock = FileLock(self.path / ".lock")
+        with _storage(self.path / ".lock"):
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def stored_as(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """A block's tensors as they are kept in another precision: the tables and matrices; vectors are few and stay."""
+    return {name: tensor.to(dtype) if tensor.dim() > 1 else tensor for name, tensor in tensors.items()}
+
+
+def copy_as(source: RunDirectory, path: Path, dtype: torch.dtype, shapes: Callable[[int], Shapes]) -> RunDirectory:
+    """A model directory in another precision, block by block; `shapes` gives those of a block. The weights of the
+    compositions come along: they change less than the blocks."""
+    manifest = source.manifest()
+    target = RunDirectory.create(path, source.spec, manifest.corpus_sha256)
+    for block, entry in manifest.blocks.items():
+        target.save_block(block, stored_as(source.load_block(block, shapes(block)), dtype), entry.steps)
+    for phase in manifest.finished:
+        target.finish_phase(phase, {}, source.spec.phases[phase].steps)
+    for name, weights in manifest.combine.items():
+        target.save_combine(name, weights)
+    return target
+
+
+def _again(block: int) -> str:
+    return f"train block {block} again, or restore the file"
+
+
+def _require_hash(path: Path, block: int, found: str, entry: BlockEntry) -> None:
+    if found != entry.sha256:
+        raise CheckpointError(
+            f"{path} is damaged (sha256 {found[:12]}… where the manifest says {entry.sha256[:12]}…): {_again(block)}"
+        )
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    write_whole(path, encode(as_arrays(tensors), metadata))
+
+
+def load_tensors(path: Path, expected: Shapes | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with _damage_in(path, "make it again, or restore it"):
+        tensors, metadata = decode(_read(path), expected=expected)
+        return as_tensors(tensors), metadata
+
+
+def write_whole(path: Path, data: bytes, *, synced: bool = True) -> None:
+    """The file appears with all its bytes, or stays what it was: written beside, synced, renamed, the folder synced.
+    What can be fetched again, and is checked when it is read, need not be `synced`."""
+    with _storage(path, num_bytes=len(data)):
+        put_in_place(path, [data], _beside(path), synced=synced)
+
+
+@contextmanager
+def written_whole(path: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
+    """The same for bytes that come one after the other: what the block writes."""
+    with _storage(path), appearing(path, _beside(path), synced=synced) as file:
+        yield file
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+
+
+def _make_folder(path: Path) -> None:
+    with _storage(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error, "check the path, or restore the file") from None
+
+
+def _unreadable(path: Path, error: OSError, remedy: str) -> CheckpointError:
+    state = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+    return CheckpointError(f"{path} {state}: {remedy}")
+
+
+def _read_spec(path: Path) -> RunSpec:
+    try:
+        return load_spec(path / SPEC_FILE)
+    except ConfigError as error:
+        raise CheckpointError(f"the spec of a run directory cannot be read: {error}, or use another --out") from None
+
+
+def _settings(spec: RunSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", exclude_none=True)
+
+
+def _require_same_spec(path: Path, there: RunSpec, wanted: RunSpec) -> None:
+    old, new = _flat(_settings(there)), _flat(_settings(wanted))
+    for key in dict.fromkeys((*new, *old)):
+        if old.get(key) != new.get(key):
+            raise CheckpointError(
+                f"{path} holds a run with {key} = {_toml_value(old, key)} and this run has {key} = "
+                f"{_toml_value(new, key)}: use the same settings, or another --out"
+            )
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"width": 64}} -> {"model.width": 64}"""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _toml_value(flat: Mapping[str, Any], key: str) -> str:
+    return json.dumps(flat[key]) if key in flat else "nothing"
+
+
+def _require_same_corpus(path: Path, there: str, wanted: str) -> None:
+    if there != wanted:
+        raise CheckpointError(
+            f"{path} was trained on other text (sha256 {there[:12]}…) than the corpus now holds ({wanted[:12]}…): "
+            f"restore the text, or use another --out"
+        )
+
+
+def _listing(blocks: Mapping[int, BlockEntry]) -> str:
+    return ", ".join(map(str, sorted(blocks))) or "none"
+
+
+def _line_break_after_a_crash(file: Any) -> bytes:
+    """A line break when the last line was cut short, so that the next record starts its own."""
+    if file.tell() == 0:
+        return b""
+    file.seek(-1, os.SEEK_END)
+    return b"" if file.read(1) == b"\n" else b"\n"
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+@contextmanager
+def _damage_in(path: Path, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except TensorError as error:
+        raise CheckpointError(f"{path}: {_without_remedy(error)}: {remedy}") from None
+
+
+def _without_remedy(error: TensorError) -> str:
+    return str(error).rpartition(": ")[0]
+
+
+@contextmanager
+def _storage(path: Path, num_bytes: int | None = None) -> Iterator[None]:
+    """The operating system's refusals as StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written ({error.strerror}): {_storage_remedy(error, num_bytes)}"
+        ) from None
+
+
+def _storage_remedy(error: OSError, num_bytes: int | None) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        need = f"at least {num_bytes} bytes" if num_bytes else "some space"
+        return f"free {need} on that disk and run the command again, nothing was overwritten"
+    return "make the folder writable or choose another --out, nothing was overwritten"

@@ -1,0 +1,96 @@
+"""What the gateway counts, in Prometheus's format; a registry of its own, so that two gateways in one process do not
+add up. Never a prompt, a text or a key. Next: gateway.py, which reports here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from blocktrain.serve.chain.pipeline import PipelineStats
+from blocktrain.serve.gateway.openai import Effort, Usage
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+ChainStats = Callable[[], PipelineStats | None]
+OF_THE_CHAIN = {
+    "walks": "Traversals of the chain",
+    "retries": "Traversals tried again",
+    "hedges": "Second ways tried beside a slow first",
+    "cache_misses": "Traversals sent again whole",
+    "between_bytes": "Bytes from stage to stage",
+    "sent_bytes": "Bytes to the stages",
+    "received_bytes": "Bytes from the stages",
+}
+OF_A_STAGE: dict[str, tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str]] = {
+    "alive": (GaugeMetricFamily, "1: it answers"),
+    "walks": (CounterMetricFamily, "Traversals it did its part of"),
+    "failures": (CounterMetricFamily, "Traversals it failed"),
+    "round_trip_s": (GaugeMetricFamily, "Seconds of a heartbeat"),
+    "work_s": (GaugeMetricFamily, "Seconds that a traversal took there of late"),
+    "waiting": (GaugeMetricFamily, "Traversals that wait there"),
+}
+
+
+class Metrics:
+    def __init__(self, seats_taken: Callable[[], int], chain: ChainStats) -> None:
+        self.registry = CollectorRegistry()
+        name, registry = "blocktrain_gateway", self.registry
+        self._requests = Counter(f"{name}_requests", "Requests answered", ["route", "status"], registry=registry)
+        self._seconds = Histogram(
+            f"{name}_completion_seconds",
+            "A completion from first to last",
+            ["mode"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._first_byte = Histogram(
+            f"{name}_first_byte_seconds", "Until the first byte of text", ["mode"], buckets=SECONDS, registry=registry
+        )
+        self._bytes = Counter(f"{name}_bytes", "Bytes of text", ["direction"], registry=registry)
+        self._traversals = Counter(f"{name}_traversals", "Traversals of the model", ["mode"], registry=registry)
+        self._degraded = Counter(f"{name}_degraded", "Completions with a stage missing", registry=registry)
+        self._gone = Counter(f"{name}_clients_gone", "Clients that left before the end", registry=registry)
+        busy = Gauge(f"{name}_texts_in_flight", "Texts being written now", registry=registry)
+        busy.set_function(seats_taken)
+        registry.register(_Chain(chain))
+
+    def answered(self, route: str, status: int) -> None:
+        self._requests.labels(route, str(status)).inc()
+
+    def client_gone(self) -> None:
+        self._gone.inc()
+
+    def written(self, effort: Effort, usage: Usage) -> None:
+        """A completion ended, well or not: what it had cost by then."""
+        self._seconds.labels(effort.mode).observe(effort.seconds)
+        if effort.first_byte_s is not None:
+            self._first_byte.labels(effort.mode).observe(effort.first_byte_s)
+        self._bytes.labels("read").inc(usage.prompt_tokens)
+        self._bytes.labels("written").inc(usage.completion_tokens)
+        self._traversals.labels(effort.mode).inc(effort.traversals)
+        self._degraded.inc(effort.degraded)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Chain(Collector):
+    """The stages, asked when somebody looks."""
+
+    def __init__(self, stats: ChainStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        if stats is None:
+            return
+        for name, help_text in OF_THE_CHAIN.items():
+            yield CounterMetricFamily(f"blocktrain_chain_{name}", help_text, value=getattr(stats, name))
+        for name, (kind, help_text) in OF_A_STAGE.items():
+            family = kind(f"blocktrain_stage_{name}", help_text, labels=["stage"])
+            for address, stage in stats.stages.items():
+                family.add_metric([address], float(getattr(stage, name)))
+            yield family

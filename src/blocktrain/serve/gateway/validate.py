@@ -1,0 +1,196 @@
+"""What a client asked for, settled: every default filled in, every range checked, one decoding request a text. Pure.
+Next: completion.py, which has the texts written."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import get_args
+
+from blocktrain.errors import ConfigError
+from blocktrain.serve.decode.mode import Mode
+from blocktrain.serve.decode.request import Request, check, denoises
+from blocktrain.serve.gateway.openai import ApiError, CompletionRequest, ModeName
+from blocktrain.serve.traversal import ModelInfo
+
+DEFAULT_BYTES = Request.max_bytes
+SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one request may ask for."""
+
+    max_bytes: int = 4096  # of each text
+    max_choices: int = 16  # texts: prompts × n
+
+
+@dataclass(frozen=True)
+class Text:
+    """One of the texts to write."""
+
+    index: int  # among the choices of the answer
+    prompt: bytes
+    request: Request | None  # None: the prompt is only scored
+
+
+@dataclass(frozen=True)
+class Order:
+    texts: tuple[Text, ...]
+    prompt_bytes: int
+    mode: Mode
+    seed: int
+    stops: tuple[str, ...]
+    logprobs: int | None
+    echo: bool
+    stream: bool
+    include_usage: bool
+
+
+def order_of(asked: CompletionRequest, info: ModelInfo, limits: Limits, fresh_seed: int) -> Order:
+    """Everything about the request that can be wrong is found here, before any work."""
+    _check_model(asked, info)
+    _check_supported(asked)
+    prompts = _prompts(asked, info)
+    n = _choices(asked, len(prompts), limits)
+    max_bytes = _max_bytes(asked, limits)
+    seed = fresh_seed if asked.seed is None else asked.seed % SEEDS
+    texts = tuple(
+        Text(row * n + column, prompt, _request(asked, prompt, max_bytes, derived_seed(seed, column), info))
+        for row, prompt in enumerate(prompts)
+        for column in range(n)
+    )
+    return Order(
+        texts=texts,
+        prompt_bytes=sum(map(len, prompts)),
+        mode=_mode(asked),
+        seed=seed,
+        stops=_stops(asked),
+        logprobs=asked.logprobs,
+        echo=bool(asked.echo),
+        stream=bool(asked.stream),
+        include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
+    )
+
+
+def derived_seed(seed: int, column: int) -> int:
+    """The first text of each prompt has the seed itself, so that alone or among others it is the same text."""
+    if column == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}/{column}".encode()).digest()[:8]) % SEEDS
+
+
+def _check_model(asked: CompletionRequest, info: ModelInfo) -> None:
+    if asked.model not in (None, info.name):
+        raise unknown_model(str(asked.model), info)
+
+
+def unknown_model(name: str, info: ModelInfo) -> ApiError:
+    return ApiError(
+        404, f'no model "{name[:80]}" is served here: ask for "{info.name}"', "model_not_found", param="model"
+    )
+
+
+def _check_supported(asked: CompletionRequest) -> None:
+    """Fields of OpenAI's that have no meaning here: clients send their defaults, which are no request at all."""
+    n = asked.n or 1
+    silent = {
+        "suffix": (None, ""),
+        "best_of": (None, n),
+        "frequency_penalty": (None, 0),
+        "presence_penalty": (None, 0),
+        "logit_bias": (None, {}),
+    }
+    for field, accepted in silent.items():
+        if getattr(asked, field) not in accepted:
+            message = f"{field} is not supported by this model: leave it out"
+            raise ApiError(400, message, "unsupported_parameter", param=field)
+    if asked.stream_options is not None and not asked.stream:
+        message = "stream_options says how to stream: give it only with stream = true"
+        raise ApiError(400, message, "invalid_value", param="stream_options")
+
+
+def _prompts(asked: CompletionRequest, info: ModelInfo) -> list[bytes]:
+    given = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt or ""]
+    if not given:
+        raise ApiError(
+            400, "prompt is an empty list: give a string, or a list of some", "invalid_value", param="prompt"
+        )
+    prompts = [text.encode() for text in given]
+    longest = max(map(len, prompts))
+    if longest > info.context:
+        message = f"the prompt has {longest} bytes, this model reads at most {info.context}: shorten it"
+        raise ApiError(400, message, "context_length_exceeded", param="prompt")
+    return prompts
+
+
+def _choices(asked: CompletionRequest, num_prompts: int, limits: Limits) -> int:
+    n = asked.n or 1
+    if not n * num_prompts <= limits.max_choices:
+        most = limits.max_choices // num_prompts
+        message = f"n = {n} for {num_prompts} prompts is not accepted: give n from 1 to {most}"
+        if most == 0:
+            message = f"{num_prompts} prompts are not accepted in one request: give 1 to {limits.max_choices}"
+        elif num_prompts == 1:
+            message = f"n = {n} is not accepted: give 1 to {most}"
+        raise ApiError(400, message, "invalid_value", param="prompt" if most == 0 else "n")
+    return n
+
+
+def _max_bytes(asked: CompletionRequest, limits: Limits) -> int:
+    least, most = 0 if asked.echo else 1, limits.max_bytes
+    given = min(DEFAULT_BYTES, most) if asked.max_tokens is None else asked.max_tokens
+    if not least <= given <= most:
+        why = "" if asked.echo or given else " (0 only with echo)"
+        message = f"max_tokens = {given} is not accepted: give {least} to {most}{why}"
+        raise ApiError(400, message, "invalid_value", param="max_tokens")
+    return given
+
+
+def modes_of(info: ModelInfo) -> list[ModeName]:
+    """The ways in which this model can write at all."""
+    return [mode for mode in get_args(ModeName) if _possible(Request(prompt=b"a", max_bytes=1, mode=Mode(mode)), info)]
+
+
+def _possible(request: Request, info: ModelInfo) -> bool:
+    try:
+        check(request, info)
+    except ConfigError:
+        return False
+    return True
+
+
+def _stops(asked: CompletionRequest) -> tuple[str, ...]:
+    given = asked.stop if isinstance(asked.stop, list) else [asked.stop] if asked.stop else []
+    return tuple(given)
+
+
+def _mode(asked: CompletionRequest) -> Mode:
+    return Mode(asked.mode or Mode.SPECULATIVE)
+
+
+def _request(asked: CompletionRequest, prompt: bytes, max_bytes: int, seed: int, info: ModelInfo) -> Request | None:
+    if max_bytes == 0:
+        return None
+    try:
+        request = Request(
+            prompt=prompt,
+            max_bytes=max_bytes,
+            mode=_mode(asked),
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            seed=seed,
+            candidates=asked.candidates,
+        )
+        check(request, info)
+    except ConfigError as error:
+        raise ApiError(400, str(error), "invalid_value", param=_culprit(str(error))) from None
+    if asked.logprobs is not None and denoises(request, info):
+        message = "a denoising sweep has no log-probabilities of bytes: leave logprobs out, or choose another mode"
+        raise ApiError(400, message, "unsupported_parameter", param="logprobs")
+    return request
+
+
+def _culprit(sentence: str) -> str | None:
+    """The field that a sentence is about, where it names one."""
+    return next((field for field in ("temperature", "candidates", "mode") if field in sentence), None)

@@ -1,0 +1,120 @@
+"""Merging: the updates of a closed round become the next version of each of its blocks, tensor after tensor. What is
+read stays in its files, and is let go of when it was used: memory does not grow with the number of updates. Where the
+updates themselves are the shortest way to the version, they are merged as workers will follow them. It writes blobs and
+no facts.
+Next: averaging.py and ../wire/relay.py, the mathematics; coordinator.py, which records the versions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from blocktrain.io.files import forget
+from blocktrain.spec import SwarmSpec
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, before
+from blocktrain.swarm.ledger.records import NewVersion, Update
+from blocktrain.swarm.policy.averaging import Deltas, Part, merge, outer_step, shares
+from blocktrain.swarm.policy.rounds import Round
+from blocktrain.wire.codecs.base import CodecSettings
+from blocktrain.wire.messages import Blob
+from blocktrain.wire.recipes import MAX_RELAYED, Recipe, Relayed, follow
+from blocktrain.wire.safetensors import Floats, by_block, encode_chunks
+from blocktrain.wire.updates import EncodedUpdate, encode_difference, max_update_bytes, read_update
+
+Named = tuple[str, Floats]
+
+
+class Merger:
+    def __init__(self, spec: SwarmSpec, blocks: Blocks, blobs: Blobs) -> None:
+        self._spec, self._blocks, self._blobs = spec, blocks, blobs
+
+    def versions(self, round: Round, updates: Sequence[Update]) -> Iterator[NewVersion]:
+        parts = [self._part(update) for update in updates]
+        if recipe := self._recipe(round, updates, parts):
+            yield from self._relayed(round, recipe)
+            return
+        sizes = {name: math.prod(shape) for name, shape in self._blocks.shapes(round.phase).items()}
+        merged = self._lightly(merge(parts, sizes, self._spec), updates)
+        for block, deltas in groupby(merged, key=lambda item: int(item[0].partition(".")[0])):
+            yield self._next(block, round.base[block], deltas)
+
+    def _lightly(self, merged: Iterator[Named], updates: Sequence[Update]) -> Iterator[Named]:
+        """The same; what was read of the bases for one tensor does not stay in memory beside the next."""
+        bases = {key for update in updates for key in update.base.items()}
+        files = [self._blobs.get(self._blocks.version(*key).sha256) for key in bases]
+        for item in merged:
+            yield item
+            for data in files:
+                forget(data)
+
+    def _recipe(self, round: Round, updates: Sequence[Update], parts: Sequence[Part]) -> Recipe | None:
+        """What the versions are made of, where fetching that is less than fetching differences: each of the updates
+        serves all blocks of the phase. Late ones were built on versions that workers may not have any more."""
+        codec, download = self._blocks.codec(round.phase), CodecSettings(self._spec.download)
+        own_shares = shares(parts, self._spec)
+        if own_shares is None or not codec.gains_from_course or download.lossless or len(updates) > MAX_RELAYED:
+            return None
+        if any(update.base != round.base for update in updates):
+            return None
+        if sum(update.num_bytes for update in updates) >= max_update_bytes(download, self._blocks.shapes(round.phase)):
+            return None
+        relayed = [
+            Relayed(payload=Blob(sha256=update.id, num_bytes=update.num_bytes), share=share)
+            for update, share in zip(updates, own_shares, strict=True)
+        ]
+        return Recipe(blocks=tuple(round.base), updates=tuple(relayed))
+
+    def _relayed(self, round: Round, recipe: Recipe) -> Iterator[NewVersion]:
+        opened = [(self._read(each.payload.sha256, round.phase)[0], each.share) for each in recipe.updates]
+        difference = self._blobs.put(recipe.encode())
+        for block, version in round.base.items():
+            base, by_course = {block: version}, any(update.from_course for update, _ in opened)
+            earlier = self._blocks.named(before(base) if by_course else {})
+            after = by_block(follow(self._blocks.named(base), opened, earlier))[block]
+            sha256 = self._blobs.put(encode_chunks(after))
+            yield NewVersion(block=block, version=version + 1, sha256=sha256, difference_sha256=difference)
+
+    def _next(self, block: int, version: int, deltas: Iterable[tuple[str, Floats]]) -> NewVersion:
+        """The outer step of one block, tensor by tensor, and its bytes."""
+        current = self._blocks.version(block, version)
+        base = self._blocks.tensors(current.sha256)
+        momentum = self._blocks.tensors(current.momentum_sha256) if current.momentum_sha256 else {}
+        after: Tensors = {}
+        for full_name, delta in deltas:
+            name = full_name.partition(".")[2]
+            after[name], moved = outer_step(base[name], delta, momentum.get(name), self._spec)
+            if moved is not None:
+                momentum[name] = moved
+        difference = None
+        if self._spec.download != "fp32":
+            data, after = encode_difference(base, after, CodecSettings(self._spec.download))
+            difference = self._blobs.put(data)
+        return NewVersion(
+            block=block,
+            version=version + 1,
+            sha256=self._blobs.put(encode_chunks(after)),
+            momentum_sha256=self._blobs.put(encode_chunks(momentum)) if momentum else None,
+            difference_sha256=difference,
+        )
+
+    def _part(self, update: Update) -> Part:
+        def opened() -> Deltas:
+            encoded, data = self._read(update.id, update.phase)
+            base, earlier = self._blocks.around(encoded, update.base)
+
+            def alone(piece: Floats) -> Floats:
+                forget(data)  # of many updates, one piece of one is in memory
+                return piece
+
+            return lambda name: map(alone, encoded.pieces(name, base.get(name), earlier.get(name)))
+
+        return Part(opened, update.weight, update.norm)
+
+    def _read(self, sha256: str, phase: int) -> tuple[EncodedUpdate, memoryview]:
+        """The update, checked, and the bytes that it is read from."""
+        data = self._blobs.get(sha256)
+        update = read_update(data, self._blocks.shapes(phase), expected=self._blocks.codec(phase))
+        forget(data)
+        return update, data

@@ -1,0 +1,170 @@
+"""What the ledger asks the database inside a transaction, in SQL that SQLite and PostgreSQL both know; rows become
+records here. Next: ledger.py, whose methods are the transactions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import BindParameter, Connection, and_, bindparam, func, insert, or_, select, true
+
+from blocktrain.swarm.ledger import tables as t
+from blocktrain.swarm.ledger.records import Evaluation, EvaluationLease, PhaseRecord, RoundRecord, Run, Update, Version
+from blocktrain.swarm.policy.rounds import LateUpdate, Lease, Round
+
+# Statements that every request needs are built once: building one costs as much as running it.
+PHASES = select(t.phases).order_by(t.phases.c.phase)
+_LAST = (
+    select(t.versions.c.block, func.max(t.versions.c.version).label("version")).group_by(t.versions.c.block).subquery()
+)
+NEWEST_VERSIONS = (
+    select(t.versions)
+    .join(_LAST, and_(_LAST.c.block == t.versions.c.block, _LAST.c.version == t.versions.c.version))
+    .order_by(t.versions.c.block)
+)
+
+WAITING = and_(t.updates.c.merged_round.is_(None), t.updates.c.refused.is_(None))
+
+OPEN = t.rounds.c.closed_s.is_(None)
+IS_OPEN = and_(t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.number == bindparam("of_number"), OPEN)
+STANDING = (
+    select(t.run.c.paused, t.phases.c.phase.label("of_phase"), t.phases.c.step, t.phases.c.finished, t.rounds)
+    .select_from(t.run)
+    .outerjoin(t.phases, true())
+    .outerjoin(t.rounds, and_(t.rounds.c.phase == t.phases.c.phase, OPEN))
+    .order_by(t.phases.c.phase)
+)
+
+EVALUATIONS = (
+    select(
+        *(column for column in t.evaluations.c if column.name != "number"),
+        t.evaluation_leases.c.worker,
+        t.evaluation_leases.c.versions,
+    )
+    .join(t.evaluation_leases, t.evaluation_leases.c.number == t.evaluations.c.lease)
+    .order_by(t.evaluations.c.number.desc())
+)
+_IS_REPORTED = select(t.evaluations.c.number).where(t.evaluations.c.lease == t.evaluation_leases.c.number).exists()
+_NEWEST_LEASE = (
+    select(t.evaluation_leases, _IS_REPORTED.label("reported")).order_by(t.evaluation_leases.c.number.desc()).limit(1)
+)
+_EVALUATION_LEASE = _NEWEST_LEASE.where(t.evaluation_leases.c.number == bindparam("of_number"))
+_UPDATE = select(t.updates).where(t.updates.c.id == bindparam("of_id"))
+_LOCKED_PHASE = select(t.phases).where(t.phases.c.phase == bindparam("of_phase")).with_for_update()
+
+_ACCEPTED = and_(t.updates.c.lease == t.leases.c.id, t.updates.c.refused.is_(None))
+_NUMBERS: BindParameter[int] = bindparam("numbers", expanding=True)
+_LEASES_WITH_UPDATES = (
+    select(*t.leases.c, t.updates.c.received_s, t.updates.c.merged_round, t.updates.c.steps.label("steps_done"))
+    .outerjoin(t.updates, _ACCEPTED)
+    .where(t.leases.c.phase == bindparam("of_phase"), t.leases.c.round.in_(_NUMBERS), t.leases.c.state != "released")
+    .order_by(t.leases.c.granted_s, t.leases.c.id)
+)
+_UPDATES_TAKEN_IN = (
+    select(t.leases.c.worker, t.leases.c.round, t.leases.c.shard, t.updates.c.merged_round)
+    .join(t.updates, _ACCEPTED)
+    .where(t.updates.c.phase == bindparam("of_phase"))
+    .where(or_(t.updates.c.merged_round.is_(None), t.updates.c.merged_round.in_(_NUMBERS)))
+    .order_by(t.updates.c.number)
+)
+
+
+def run_of(connection: Connection) -> Run | None:
+    columns = [column for column in t.run.c if column.name != "id"]
+    row = connection.execute(select(*columns)).one_or_none()
+    return Run(**row._asdict()) if row else None
+
+
+def update_of(connection: Connection, id: str) -> Update | None:
+    row = connection.execute(_UPDATE, {"of_id": id}).one_or_none()
+    return Update(**row._asdict()) if row else None
+
+
+def newest_versions(connection: Connection) -> dict[int, Version]:
+    rows = connection.execute(NEWEST_VERSIONS)
+    return {row.block: Version(**row._asdict()) for row in rows}
+
+
+def phases_of(connection: Connection) -> tuple[PhaseRecord, ...]:
+    rows = connection.execute(PHASES)
+    return tuple(PhaseRecord(**row._asdict()) for row in rows)
+
+
+def newest_evaluation(connection: Connection) -> Evaluation | None:
+    row = connection.execute(EVALUATIONS.limit(1)).one_or_none()
+    return evaluation_of(row) if row else None
+
+
+def evaluation_of(row: Any) -> Evaluation:
+    fields = row._asdict()
+    combine = {path: tuple(weights) for path, weights in fields.pop("combine").items()}
+    return Evaluation(combine=combine, **fields)
+
+
+def evaluation_lease_of(connection: Connection, id: int | None = None) -> EvaluationLease | None:
+    query = _NEWEST_LEASE if id is None else _EVALUATION_LEASE.params(of_number=id)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        return None
+    fields = row._asdict()
+    return EvaluationLease(id=fields.pop("number"), **fields)
+
+
+def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
+    """Nobody else ends the phase or adds to it until this transaction is over. SQLite has one writer anyway."""
+    row = connection.execute(_LOCKED_PHASE, {"of_phase": phase}).one_or_none()
+    return PhaseRecord(**row._asdict()) if row else None
+
+
+def insert_event(connection: Connection, kind: str, text: str, now_s: float, data: Any = None) -> int:
+    """Its number."""
+    row = {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
+    key = connection.execute(insert(t.events), row).inserted_primary_key
+    assert key is not None
+    return int(key.number)
+
+
+def insert_round(connection: Connection, round: Round, mark: str) -> None:
+    columns = ("phase", "number", "step_start", "steps", "opened_s", "limit_s", "deadline_s")
+    row = {name: getattr(round, name) for name in columns}
+    row |= {"base": dict(round.base), "extensions": 0, "reason": "open", "mark": mark}
+    connection.execute(insert(t.rounds), row)
+
+
+def rounds_of(connection: Connection, rows: Sequence[Any]) -> tuple[RoundRecord, ...]:
+    """Rounds of one phase as rounds.py knows them. An update belongs to the round that merged it; one that waits
+    belongs to the open round."""
+    if not rows:
+        return ()
+    phase, numbers = rows[0].phase, [row.number for row in rows]
+    open_number = next((row.number for row in rows if row.closed_s is None), None)
+    leases: dict[int, list[Lease]] = defaultdict(list)
+    asked = {"of_phase": phase, "numbers": numbers}
+    for x in connection.execute(_LEASES_WITH_UPDATES, asked):
+        reported = x.received_s is not None and (open_number if x.merged_round is None else x.merged_round) == x.round
+        facts = (x.shard, x.worker, x.steps, x.granted_s, x.due_s, x.deadline_s)
+        report = (x.received_s, min(x.steps_done, x.steps)) if reported else (None, 0)
+        leases[x.round].append(Lease(*facts, *report))
+    late: dict[int, list[LateUpdate]] = defaultdict(list)
+    for update in connection.execute(_UPDATES_TAKEN_IN, asked):
+        taken_in = open_number if update.merged_round is None else update.merged_round
+        if taken_in is not None and update.round < taken_in:
+            late[taken_in].append(LateUpdate(update.worker, update.round, update.shard))
+    return tuple(_record(row, leases[row.number], late[row.number]) for row in rows)
+
+
+def _record(row: Any, leases: Sequence[Lease], late: Sequence[LateUpdate]) -> RoundRecord:
+    round = Round(
+        phase=row.phase,
+        number=row.number,
+        base=row.base,
+        step_start=row.step_start,
+        steps=row.steps,
+        opened_s=row.opened_s,
+        limit_s=row.limit_s,
+        deadline_s=row.deadline_s,
+        leases=tuple(leases),
+        late=tuple(late),
+    )
+    return RoundRecord(round, row.extensions, row.closed_s, row.reason)

@@ -1,0 +1,202 @@
+"""The facts of a run, as the ledger takes and gives them: frozen, and free of the database. Rounds and their leases are
+those of rounds.py. Next: ledger.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from blocktrain.swarm.policy.rounds import Round
+
+Role = Literal["admin", "worker", "viewer"]
+LeaseState = Literal["open", "reported", "expired", "released"]
+ROLES: tuple[Role, ...] = ("admin", "worker", "viewer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    spec: str  # TOML or JSON, as the run was started
+    spec_sha256: str
+    corpus_sha256: str
+    corpus: Mapping[str, str] = field(default_factory=dict)  # split: blob
+    protocol: int
+    paused: bool = False
+    created_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    name: str
+    role: Role
+    created_s: float
+    revoked_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    id: str  # Ed25519 public key, hexadecimal
+    name: str
+    device: str
+    memory_bytes: int
+    steps_per_s: float
+    first_seen_s: float
+    last_seen_s: float
+    updates: int = 0  # accepted
+    tokens: int = 0
+    update_bytes: int = 0  # of the accepted payloads
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewVersion:
+    block: int
+    version: int
+    sha256: str
+    momentum_sha256: str | None = None  # of the outer optimiser
+    difference_sha256: str | None = None  # from the version before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version(NewVersion):
+    """`phase`, `round` and `parent` are None for a genesis, version 0."""
+
+    phase: int | None
+    round: int | None
+    parent: int | None
+    created_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRecord:
+    phase: int
+    step: int  # position in its learning-rate schedule
+    finished: bool
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    round: Round
+    extensions: int
+    closed_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What work there is: whether any is given, the phases so far, and the open round of each that has one."""
+
+    paused: bool
+    phases: tuple[PhaseRecord, ...]
+    rounds: Mapping[int, Round]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRecord:
+    id: str
+    phase: int
+    round: int
+    shard: int
+    worker: str
+    step_start: int
+    steps: int
+    granted_s: float
+    due_s: float
+    deadline_s: float
+    state: LeaseState
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewUpdate:
+    id: str  # sha256 of the payload
+    lease: str
+    worker: str  # its public key
+    phase: int
+    base: Mapping[int, int]  # block: version
+    tokens: int
+    steps: int
+    codec: str
+    num_bytes: int
+    norm: float
+    lag: int  # versions it was built behind
+    weight: float
+    loss: float
+    received_s: float
+    refused: str | None = None  # why; a refused update is never merged
+    signature: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update(NewUpdate):
+    number: int  # in the order of their coming
+    merged_phase: int | None
+    merged_round: int | None
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One line of who contributed what."""
+
+    update: Update
+    worker_name: str
+    round: int  # that it was leased in
+    shard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundLoss:
+    phase: int
+    round: int
+    step: int
+    at_s: float
+    loss: float
+    updates: int
+    tokens: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationLease:
+    id: int
+    worker: str
+    versions: Mapping[int, int]  # block: version
+    granted_s: float
+    deadline_s: float
+    reported: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    lease: int
+    worker: str
+    versions: Mapping[int, int]
+    split: str
+    scores: Any
+    combine: Mapping[str, tuple[float, ...]]  # weights of a composition, fitted to exactly these versions
+    at_s: float
+
+
+@dataclass(frozen=True)
+class ModelVersions:
+    """The newest version of every block, how far the phases were then, and the newest evaluation, which may be of
+    older versions: what was fitted to those is not handed out with these."""
+
+    blocks: Mapping[int, Version]
+    phases: tuple[PhaseRecord, ...]
+    evaluation: Evaluation | None
+
+    @property
+    def versions(self) -> dict[int, int]:
+        return {block: version.version for block, version in self.blocks.items()}
+
+    @property
+    def combine(self) -> Mapping[str, tuple[float, ...]]:
+        newest = self.evaluation
+        return newest.combine if newest and dict(newest.versions) == self.versions else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    number: int
+    at_s: float
+    kind: str
+    text: str
+    data: Any

@@ -1,0 +1,145 @@
+"""Whose run it is: the run itself, the tokens that open it, the workers that came. A part of ledger.py."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import asdict
+from typing import cast
+
+from sqlalchemy import and_, bindparam, func, insert, select, update
+
+from blocktrain.errors import ConfigError, LedgerConflict
+from blocktrain.swarm.aliases import alias_of
+from blocktrain.swarm.ledger import tables as t
+from blocktrain.swarm.ledger.base import Book, changed, if_absent
+from blocktrain.swarm.ledger.queries import insert_event, run_of
+from blocktrain.swarm.ledger.records import ROLES, Role, Run, Token, Worker
+
+ROLES_BY_HASH = select(t.tokens.c.role, t.tokens.c.sha256).where(t.tokens.c.revoked_s.is_(None))
+SEE_AGAIN = update(t.workers).where(t.workers.c.id == bindparam("of_id"), t.workers.c.nonce < bindparam("of_nonce"))
+
+
+class PeopleBook(Book):
+    """The run, tokens and workers."""
+
+    # The run
+
+    @if_absent
+    def create_run(self, new: Run) -> Run:
+        """The run of this ledger: this one, or the one that is there when it has the same spec and corpus."""
+        with self._writing() as connection:
+            there = run_of(connection)
+            if there is None:
+                connection.execute(insert(t.run).values(id=1, **asdict(new)))
+                return new
+        for what, old, wanted in (
+            ("a run with another spec", there.spec_sha256, new.spec_sha256),
+            ("a run on another corpus", there.corpus_sha256, new.corpus_sha256),
+            ("a run of another protocol version", there.protocol, new.protocol),
+        ):
+            if old != wanted:
+                raise ConfigError(
+                    f"the ledger at {self.database.where} holds {what} ({old}, not {wanted}): "
+                    f"continue that run as it was started, or give this one another ledger"
+                )
+        return there
+
+    def run(self) -> Run | None:
+        with self._reading() as connection:
+            return run_of(connection)
+
+    def set_paused(self, paused: bool, now_s: float) -> bool:
+        """False when it was so already."""
+        change = update(t.run).where(t.run.c.paused != paused).values(paused=paused)
+        with self._writing() as connection:
+            if changed(connection.execute(change)) == 0:
+                return False
+            kind = "paused" if paused else "resumed"
+            insert_event(connection, kind, "by an admin", now_s)
+            return True
+
+    # Tokens
+
+    def add_token(self, name: str, role: Role, token: str, now_s: float) -> None:
+        """Keeps the token's hash, never the token."""
+        if role not in ROLES:
+            raise ConfigError(f'there is no role "{role}": choose one of {", ".join(ROLES)}')
+        try:
+            with self._writing() as connection:
+                values = {"name": name, "role": role, "sha256": _hash(token), "created_s": now_s}
+                connection.execute(insert(t.tokens).values(**values))
+        except LedgerConflict:
+            raise ConfigError(
+                f'there is a token "{name}" already: choose another name, or revoke that one first'
+            ) from None
+
+    def tokens(self) -> tuple[Token, ...]:
+        """Revoked ones too, in the order they were added."""
+        columns = (t.tokens.c.name, t.tokens.c.role, t.tokens.c.created_s, t.tokens.c.revoked_s)
+        with self._reading() as connection:
+            rows = connection.execute(select(*columns).order_by(t.tokens.c.number))
+            return tuple(Token(**row._asdict()) for row in rows)
+
+    def revoke_token(self, name: str, now_s: float) -> bool:
+        """Whether there was such a token to revoke."""
+        matches = and_(t.tokens.c.name == name, t.tokens.c.revoked_s.is_(None))
+        with self._writing() as connection:
+            return changed(connection.execute(update(t.tokens).where(matches).values(revoked_s=now_s))) > 0
+
+    def role_of(self, token: str) -> Role | None:
+        """Looks at every token, in the same time whichever it is."""
+        with self._reading() as connection:
+            rows = connection.execute(ROLES_BY_HASH).all()
+        given, role = _hash(token), None
+        for row in rows:
+            if hmac.compare_digest(row.sha256, given):
+                role = row.role
+        return cast("Role | None", role)
+
+    # Workers
+
+    @if_absent
+    def see_worker(
+        self, id: str, name: str, device: str, memory_bytes: int, steps_per_s: float, now_s: float, nonce: int
+    ) -> bool:
+        """What a worker says of itself now; False, and nothing is changed, unless its nonce is larger than ever."""
+        said = {"name": name, "device": device, "memory_bytes": memory_bytes, "steps_per_s": steps_per_s}
+        seen = {**said, "nonce": nonce, "last_seen_s": now_s}
+        with self._writing() as connection:
+            if changed(connection.execute(SEE_AGAIN, {"of_id": id, "of_nonce": nonce, **seen})):
+                return True
+            if connection.execute(select(t.workers.c.id).where(t.workers.c.id == id)).one_or_none():
+                return False
+            connection.execute(insert(t.workers).values(id=id, first_seen_s=now_s, **seen))
+            insert_event(connection, "joined", f"{alias_of(id)}, {device}", now_s, {"worker": id})
+            return True
+
+    def workers(self) -> tuple[Worker, ...]:
+        """With what they contributed; the first to come first."""
+        accepted = t.updates.c.refused.is_(None)
+        contributed = (
+            select(
+                t.updates.c.worker,
+                func.count().label("updates"),
+                func.sum(t.updates.c.tokens).label("tokens"),
+                func.sum(t.updates.c.num_bytes).label("update_bytes"),
+            )
+            .where(accepted)
+            .group_by(t.updates.c.worker)
+            .subquery()
+        )
+        query = select(
+            *(column for column in t.workers.c if column.name != "nonce"),
+            func.coalesce(contributed.c.updates, 0).label("updates"),
+            func.coalesce(contributed.c.tokens, 0).label("tokens"),
+            func.coalesce(contributed.c.update_bytes, 0).label("update_bytes"),
+        ).outerjoin(contributed, contributed.c.worker == t.workers.c.id)
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(t.workers.c.first_seen_s, t.workers.c.id))
+            whole = ("tokens", "update_bytes")  # PostgreSQL sums to decimals
+            return tuple(Worker(**{**row._asdict(), **{x: int(getattr(row, x)) for x in whole}}) for row in rows)
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

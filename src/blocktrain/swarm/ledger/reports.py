@@ -1,0 +1,91 @@
+"""What is told of a run: evaluations and events. A part of ledger.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import bindparam, insert, select
+from sqlalchemy import delete as delete_rows
+
+from blocktrain.swarm.ledger import tables as t
+from blocktrain.swarm.ledger.base import PAGE, Book, changed, if_absent
+from blocktrain.swarm.ledger.queries import EVALUATIONS, evaluation_lease_of, evaluation_of, insert_event
+from blocktrain.swarm.ledger.records import Evaluation, EvaluationLease, Event
+
+KEPT_EVENTS, PRUNE_EVERY = 10_000, 500
+LAST_NUMBER = 2**63 - 1
+EVENTS = (
+    select(t.events)
+    .where(t.events.c.number > bindparam("after"), t.events.c.number < bindparam("before"))
+    .order_by(t.events.c.number.desc())
+    .limit(bindparam("at_most"))
+)
+
+
+class ReportsBook(Book):
+    """Evaluations and events."""
+
+    # Evaluations
+
+    def grant_evaluation(
+        self, worker: str, versions: Mapping[int, int], now_s: float, deadline_s: float
+    ) -> EvaluationLease:
+        values = {"worker": worker, "versions": dict(versions), "granted_s": now_s, "deadline_s": deadline_s}
+        with self._writing() as connection:
+            key = connection.execute(insert(t.evaluation_leases).values(**values)).inserted_primary_key
+            assert key is not None
+        return EvaluationLease(
+            id=key.number, worker=worker, versions=versions, granted_s=now_s, deadline_s=deadline_s, reported=False
+        )
+
+    def evaluation_lease(self, id: int | None = None) -> EvaluationLease | None:
+        """That one, or the newest."""
+        with self._reading() as connection:
+            return evaluation_lease_of(connection, id)
+
+    @if_absent
+    def record_evaluation(
+        self, lease: int, split: str, scores: Any, combine: Mapping[str, Sequence[float]], now_s: float
+    ) -> bool:
+        """False when the lease has reported this split before."""
+        weights = {path: list(values) for path, values in combine.items()}
+        there = select(t.evaluations.c.number).where(t.evaluations.c.lease == lease, t.evaluations.c.split == split)
+        with self._writing() as connection:
+            if connection.execute(there).one_or_none():
+                return False
+            row = {"lease": lease, "split": split, "scores": scores, "combine": weights, "at_s": now_s}
+            connection.execute(insert(t.evaluations).values(**row))
+            insert_event(connection, "evaluated", f"the {split} split, lease {lease}", now_s, {"lease": lease})
+            return True
+
+    def evaluations(self, limit: int = PAGE) -> tuple[Evaluation, ...]:
+        """The newest, the oldest of them first."""
+        with self._reading() as connection:
+            rows = connection.execute(EVALUATIONS.limit(limit)).all()
+            return tuple(evaluation_of(row) for row in reversed(rows))
+
+    # Events
+
+    def add_event(self, kind: str, text: str, now_s: float, data: Any = None) -> None:
+        """Of refusals there is no end: now and then the oldest go."""
+        with self._writing() as connection:
+            newest = insert_event(connection, kind, text, now_s, data)
+            if newest % PRUNE_EVERY == 0:
+                connection.execute(delete_rows(t.events).where(t.events.c.number <= newest - KEPT_EVENTS))
+
+    def events(self, after: int = 0, before: int | None = None, limit: int = PAGE) -> tuple[Event, ...]:
+        """The newest between these numbers, the oldest of them first: `before` pages back, `after` gives the news."""
+        page = {"after": after, "before": LAST_NUMBER if before is None else before, "at_most": limit}
+        with self._reading() as connection:
+            rows = connection.execute(EVENTS, page).all()
+            return tuple(Event(**row._asdict()) for row in reversed(rows))
+
+    def prune_events(self, keep: int = KEPT_EVENTS) -> int:
+        """Forgets all but the newest; gives how many went."""
+        number = t.events.c.number
+        with self._writing() as connection:
+            oldest_gone = connection.execute(select(number).order_by(number.desc()).offset(keep).limit(1)).scalar()
+            if oldest_gone is None:
+                return 0
+            return changed(connection.execute(delete_rows(t.events).where(number <= oldest_gone)))

@@ -1,0 +1,347 @@
+"""How far the training is: versions, phases, rounds and leases, and the merge that moves them all at once. A part of
+ledger.py."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
+
+from blocktrain.errors import LedgerConflict
+from blocktrain.swarm.aliases import alias_of
+from blocktrain.swarm.ledger import tables as t
+from blocktrain.swarm.ledger.base import PAGE, Book, changed, if_absent
+from blocktrain.swarm.ledger.queries import (
+    IS_OPEN,
+    STANDING,
+    WAITING,
+    evaluation_lease_of,
+    insert_event,
+    insert_round,
+    lock_phase,
+    newest_evaluation,
+    newest_versions,
+    phases_of,
+    rounds_of,
+    run_of,
+)
+from blocktrain.swarm.ledger.records import (
+    LeaseRecord,
+    ModelVersions,
+    NewVersion,
+    PhaseRecord,
+    RoundRecord,
+    Standing,
+    Version,
+)
+from blocktrain.swarm.ledger.round_cache import new_mark
+from blocktrain.swarm.policy.rounds import MIN_SAMPLES, WINDOW, Grant, Round
+
+MAX_LATE_EVENTS = 20  # of one round
+PARAMETERS = 10_000  # that one statement may have on every database
+
+LEASE = select(t.leases).where(t.leases.c.id == bindparam("of_id"))
+RENEW = update(t.leases).where(t.leases.c.id == bindparam("of_id"))
+GRANTABLE = (  # locked; with whether there is such a lease already, be it one that was given back
+    select(t.rounds, t.leases.c.id.label("lease"))
+    .outerjoin(t.leases, t.leases.c.id == bindparam("of_lease"))
+    .where(IS_OPEN)
+    .with_for_update(of=t.rounds)
+)
+VERSION = select(t.versions).where(
+    t.versions.c.block == bindparam("of_block"), t.versions.c.version == bindparam("of_version")
+)
+BASES = (
+    select(t.rounds.c.number, t.rounds.c.base, t.phases.c.finished)
+    .join(t.phases, t.phases.c.phase == t.rounds.c.phase)
+    .where(t.rounds.c.phase == bindparam("of_phase"))
+    .order_by(t.rounds.c.number.desc())
+    .limit(bindparam("at_most"))
+)
+_NEWEST_ROUND = select(func.max(t.rounds.c.number)).where(t.rounds.c.phase == bindparam("of_phase")).scalar_subquery()
+TIMES = (  # a round's as `Round.took_s` has it: of the leases that reported in it
+    select(func.max(t.updates.c.received_s) - func.min(t.leases.c.granted_s))
+    .join(t.leases, t.leases.c.id == t.updates.c.lease)
+    .where(t.updates.c.phase == bindparam("of_phase"), t.updates.c.merged_round >= _NEWEST_ROUND - WINDOW)
+    .where(t.updates.c.merged_round == t.leases.c.round)
+    .group_by(t.leases.c.round)
+    .order_by(t.leases.c.round.desc())
+    .limit(WINDOW)
+)
+CHANGE_OPEN = update(t.rounds).where(IS_OPEN)
+MOVE = update(t.phases).where(t.phases.c.phase == bindparam("of_phase"))
+MERGED = update(t.updates).where(
+    WAITING, t.updates.c.phase == bindparam("of_phase"), t.updates.c.id.in_(bindparam("ids", expanding=True))
+)
+MISSED = and_(
+    t.leases.c.phase == bindparam("of_phase"), t.leases.c.round == bindparam("of_round"), t.leases.c.state == "open"
+)
+LATE = select(t.leases.c.worker).where(MISSED).order_by(t.leases.c.id)
+EXPIRE = update(t.leases).where(MISSED)
+
+
+class RoundsBook(Book):
+    """Versions, phases, rounds and leases."""
+
+    # Versions
+
+    @if_absent
+    def add_genesis(self, blobs: Mapping[int, str], now_s: float) -> None:
+        """Version 0 of the blocks. Again changes nothing; with other bytes it is a contradiction."""
+        with self._writing() as connection:
+            there = {x.block: x.sha256 for x in connection.execute(select(t.versions).where(t.versions.c.version == 0))}
+            for block, sha256 in blobs.items():
+                if block not in there:
+                    row = {"block": block, "version": 0, "sha256": sha256, "created_s": now_s}
+                    connection.execute(insert(t.versions).values(**row))
+                elif there[block] != sha256:
+                    raise LedgerConflict(
+                        f"block {block} began as {there[block][:12]}… in this ledger and {sha256[:12]}… was given: "
+                        f"use the ledger's, or another ledger"
+                    )
+
+    def version(self, block: int, version: int) -> Version | None:
+        with self._reading() as connection:
+            row = connection.execute(VERSION, {"of_block": block, "of_version": version}).one_or_none()
+            return Version(**row._asdict()) if row else None
+
+    def versions(self, block: int, limit: int = PAGE) -> tuple[Version, ...]:
+        """The newest ones, the oldest of them first."""
+        query = select(t.versions).where(t.versions.c.block == block).order_by(t.versions.c.version.desc())
+        with self._reading() as connection:
+            return tuple(Version(**row._asdict()) for row in reversed(connection.execute(query.limit(limit)).all()))
+
+    def newest(self) -> dict[int, Version]:
+        """Block: its newest version."""
+        with self._reading() as connection:
+            return newest_versions(connection)
+
+    def consistent_manifest(self) -> ModelVersions:
+        with self._reading() as connection:
+            return ModelVersions(newest_versions(connection), phases_of(connection), newest_evaluation(connection))
+
+    def live_blobs(self, keep_versions: int) -> set[str]:
+        """What may not be pruned: the newest versions of every block and the momentum of the last, the versions being
+        evaluated, updates that wait to be merged, the versions they were built on and those before, the corpus."""
+        with self._reading() as connection:
+            newest, run = newest_versions(connection), run_of(connection)
+            kept = {(block, x.version - back) for block, x in newest.items() for back in range(keep_versions)}
+            lease = evaluation_lease_of(connection)
+            evaluation = newest_evaluation(connection)
+            for held in (lease, evaluation):
+                kept |= set(held.versions.items()) if held else set()
+            columns = (t.versions.c.block, t.versions.c.version, t.versions.c.sha256, t.versions.c.difference_sha256)
+            rows = connection.execute(select(*columns)).all()
+            waiting = connection.execute(select(t.updates.c.id, t.updates.c.base).where(WAITING)).all()
+            kept |= {(block, version - n) for row in waiting for block, version in row.base.items() for n in (0, 1)}
+        blobs = {blob for *key, tensors, difference in rows if tuple(key) in kept for blob in (tensors, difference)}
+        blobs |= (
+            {x.momentum_sha256 for x in newest.values()}
+            | {row.id for row in waiting}
+            | set(run.corpus.values() if run else ())
+        )
+        return blobs - {None}
+
+    # Phases and rounds
+
+    @if_absent
+    def open_phase(self, first: Round) -> bool:
+        """The phase and its first round; False when it is open, or was, already."""
+        with self._writing() as connection:
+            if connection.execute(select(t.phases).where(t.phases.c.phase == first.phase)).one_or_none():
+                return False
+            row = {"phase": first.phase, "step": first.step_start, "finished": False}
+            connection.execute(insert(t.phases).values(**row))
+            insert_round(connection, first, new_mark())
+            return True
+
+    def phases(self) -> tuple[PhaseRecord, ...]:
+        with self._reading() as connection:
+            return phases_of(connection)
+
+    def open_rounds(self) -> dict[int, Round]:
+        """Phase: its open round, with its leases and the late updates that wait for it."""
+        with self._reading() as connection:
+            return self._open.all(connection)
+
+    def standing(self) -> Standing:
+        """What work there is, all of one moment."""
+        with self._reading() as connection:
+            rows = connection.execute(STANDING).all()
+            phases = (
+                PhaseRecord(phase=row.of_phase, step=row.step, finished=row.finished)
+                for row in rows
+                if row.of_phase is not None
+            )
+            rounds = {row.phase: self._open.of(connection, row) for row in rows if row.phase is not None}
+            return Standing(any(row.paused for row in rows), tuple(phases), rounds)
+
+    def bases(self, phase: int, limit: int = PAGE) -> tuple[dict[int, dict[int, int]], bool]:
+        """The newest rounds of the phase, what each was based on; and whether the phase is finished."""
+        with self._reading() as connection:
+            rows = connection.execute(BASES, {"of_phase": phase, "at_most": limit}).all()
+            return {row.number: row.base for row in rows}, any(row.finished for row in rows)
+
+    def rounds(self, phase: int, limit: int = PAGE) -> tuple[RoundRecord, ...]:
+        """The newest of the phase, the open one last. A closed round has the updates that were merged in it."""
+        query = select(t.rounds).where(t.rounds.c.phase == phase).order_by(t.rounds.c.number.desc()).limit(limit)
+        with self._reading() as connection:
+            return rounds_of(connection, list(reversed(connection.execute(query).all())))
+
+    def past_round_times_s(self, phase: int) -> list[float]:
+        """What the next deadline of a phase is learned from. While it has too few rounds of its own, those of the phase
+        before stand in: a run would else wait for its absent as long as it may whenever a phase begins."""
+        with self._reading() as connection:
+            own = _round_times_s(connection, phase)
+            if len(own) >= MIN_SAMPLES or phase == 0:
+                return own
+            return [*_round_times_s(connection, phase - 1), *own]
+
+    def extend_round(self, round: Round, deadline_s: float, reason: str) -> bool:
+        """False when another coordinator has extended or closed it since."""
+        of_round = {"of_phase": round.phase, "of_number": round.number}
+        values = {
+            "deadline_s": deadline_s,
+            "extensions": t.rounds.c.extensions + 1,
+            "reason": reason,
+            "mark": new_mark(),
+        }
+        with self._writing() as connection:
+            extend = CHANGE_OPEN.where(t.rounds.c.deadline_s == round.deadline_s).values(**values)
+            if changed(connection.execute(extend, of_round)) == 0:
+                return False
+            text, data = f"phase {round.phase}, round {round.number}: {reason}", _names(round.phase, round.number)
+            insert_event(connection, "extended", text, round.deadline_s, data)
+            return True
+
+    def merge(
+        self,
+        closed: Round,
+        new_versions: Sequence[NewVersion],
+        update_ids: Collection[str],
+        next_round: Round | None,
+        now_s: float,
+        reason: str,
+    ) -> bool:
+        """All of a merge or nothing: the round closes, the versions appear, the updates are marked, the next round
+        opens or, without one, the phase is finished. False when another coordinator has closed the round already, or
+        when the phase would end without an update that has come meanwhile: read what waits and decide again."""
+        phase, number = closed.phase, closed.number
+        with self._writing() as connection:
+            lock_phase(connection, phase)
+            if next_round is None and not _covers_all_waiting(connection, phase, set(update_ids)):
+                return False
+            of_round = {"of_phase": phase, "of_number": number}
+            if changed(connection.execute(CHANGE_OPEN, {**of_round, "closed_s": now_s, "reason": reason})) == 0:
+                return False
+            _insert_versions(connection, closed, new_versions, now_s)
+            _mark_merged(connection, closed, set(update_ids))
+            _expire_leases(connection, phase, number, now_s)
+            step = next_round.step_start if next_round else closed.step_start + closed.advance
+            position = {"step": step, "finished": next_round is None}
+            connection.execute(MOVE, {"of_phase": phase, **position})
+            if next_round:
+                insert_round(connection, next_round, new_mark())
+            data = {**_names(phase, number), "updates": len(update_ids)}
+            insert_event(connection, "merged", f"phase {phase}, round {number}: {reason}", now_s, data)
+            return True
+
+    # Leases
+
+    def grant(self, grant: Grant, decided_on: Round, now_s: float) -> LeaseRecord | None:
+        """The lease, new or renewed. None when the round is no longer as it was decided on, so that two coordinators
+        never give one shard twice: read it and decide again."""
+        id = f"{grant.phase}-{grant.number}-{grant.worker}"
+        wanted = {"of_phase": grant.phase, "of_number": grant.number, "of_lease": id}
+        with self._writing() as connection:
+            row = connection.execute(GRANTABLE, wanted).one_or_none()
+            if row is None or self._open.of(connection, row) != decided_on:
+                return None
+            lease = LeaseRecord(
+                id=id,
+                phase=grant.phase,
+                round=grant.number,
+                shard=grant.shard,
+                worker=grant.worker,
+                step_start=grant.step_start,
+                steps=grant.steps,
+                granted_s=now_s,
+                due_s=grant.due_s,
+                deadline_s=grant.deadline_s,
+                state="open",
+            )
+            if row.lease is None:
+                connection.execute(insert(t.leases), vars(lease))
+            else:
+                connection.execute(RENEW, {"of_id": id, **vars(lease)})
+            self._open.change(
+                connection, grant.phase, lambda round: round.with_grant(grant, now_s), deadline_s=grant.deadline_s
+            )
+            return lease
+
+    def lease(self, id: str) -> LeaseRecord | None:
+        with self._reading() as connection:
+            row = connection.execute(LEASE, {"of_id": id}).one_or_none()
+            return LeaseRecord(**row._asdict()) if row else None
+
+    def release_lease(self, id: str) -> bool:
+        """The worker gives it back, and counts no longer; False when it was not open."""
+        matches_id = t.leases.c.id == id
+        matches = and_(matches_id, t.leases.c.state == "open")
+        with self._writing() as connection:
+            if changed(connection.execute(update(t.leases).where(matches).values(state="released"))) == 0:
+                return False
+            self._open.change(connection, connection.execute(select(t.leases.c.phase).where(matches_id)).scalar_one())
+            return True
+
+
+def _round_times_s(connection: Connection, phase: int) -> list[float]:
+    newest_first = connection.execute(TIMES, {"of_phase": phase}).scalars().all()
+    return [took_s for took_s in reversed(newest_first) if took_s > 0]
+
+
+def _insert_versions(connection: Connection, closed: Round, new_versions: Sequence[NewVersion], now_s: float) -> None:
+    for new in new_versions:
+        parent = closed.base.get(new.block)
+        if new.version - 1 != parent:
+            raise LedgerConflict(
+                f"version {new.version} of block {new.block} was made in round {closed.number} of phase "
+                f"{closed.phase}, which is based on {dict(closed.base)}: versions follow each other, decide again"
+            )
+        where_from = {"phase": closed.phase, "round": closed.number, "parent": parent, "created_s": now_s}
+        connection.execute(insert(t.versions), {**vars(new), **where_from})
+
+
+def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
+    marked = 0
+    for start in range(0, len(ids), PARAMETERS):
+        which = {"of_phase": closed.phase, "ids": sorted(ids)[start : start + PARAMETERS]}
+        merged_in = {"merged_phase": closed.phase, "merged_round": closed.number}
+        marked += changed(connection.execute(MERGED, {**which, **merged_in}))
+    if marked != len(ids):
+        raise LedgerConflict(
+            f"{len(ids) - marked} of {len(ids)} updates do not wait to be merged in phase {closed.phase}: "
+            f"read those that do and decide again"
+        )
+
+
+def _names(phase: int, round: int) -> dict[str, int]:
+    return {"phase": phase, "round": round}
+
+
+def _expire_leases(connection: Connection, phase: int, round: int, now_s: float) -> None:
+    """Those that a closing round did without; each is an event."""
+    of_round = {"of_phase": phase, "of_round": round}
+    missed = connection.execute(LATE, of_round).scalars().all()
+    for worker in missed[:MAX_LATE_EVENTS]:
+        data = {**_names(phase, round), "worker": worker}
+        text = f"{alias_of(worker)} in phase {phase}, round {round}: it closed without"
+        insert_event(connection, "late", text, now_s, data)
+    if missed:
+        connection.execute(EXPIRE, {**of_round, "state": "expired"})
+
+
+def _covers_all_waiting(connection: Connection, phase: int, ids: set[str]) -> bool:
+    """Whether no acknowledged update of the phase would be left behind."""
+    waiting = connection.execute(select(t.updates.c.id).where(WAITING, t.updates.c.phase == phase)).scalars()
+    return ids.issuperset(waiting)

@@ -1,0 +1,132 @@
+"""What workers contributed: updates, from their coming to their merge. A part of ledger.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Double, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import cast as cast_to
+
+from blocktrain.errors import LedgerConflict
+from blocktrain.swarm.ledger import tables as t
+from blocktrain.swarm.ledger.base import PAGE, Book, if_absent
+from blocktrain.swarm.ledger.queries import WAITING, update_of
+from blocktrain.swarm.ledger.records import Contribution, NewUpdate, RoundLoss, Update
+from blocktrain.swarm.policy.rounds import LateUpdate, Round
+
+LEASED = (  # the lease, and its phase, which nobody ends or adds to until the transaction is over
+    select(t.leases.c.round, t.leases.c.shard, t.phases.c.finished)
+    .join(t.phases, t.phases.c.phase == t.leases.c.phase)
+    .where(t.leases.c.id == bindparam("of_lease"))
+    .with_for_update(of=t.phases)
+)
+SAME = select(t.updates).where(
+    or_(
+        t.updates.c.id == bindparam("of_id"),
+        and_(t.updates.c.lease == bindparam("of_lease"), t.updates.c.refused.is_(None)),
+    )
+)
+REPORT = update(t.leases).where(t.leases.c.id == bindparam("of_lease"))
+WAITING_OF = select(t.updates).where(WAITING, t.updates.c.phase == bindparam("of_phase")).order_by(t.updates.c.number)
+NORMS = (
+    select(t.updates.c.norm)
+    .where(t.updates.c.merged_phase == bindparam("of_phase"))
+    .order_by(t.updates.c.number.desc())
+    .limit(bindparam("at_most"))
+)
+
+
+class UpdatesBook(Book):
+    """Updates; nothing is ever taken out."""
+
+    @if_absent
+    def record_update(self, new: NewUpdate) -> tuple[Update, bool] | None:
+        """The update as it is kept, and whether it was there already. An accepted one reports its lease. None when the
+        phase has been finished: nothing would merge it any more."""
+        with self._writing() as connection:
+            lease = connection.execute(LEASED, {"of_lease": new.lease}).one_or_none()
+            same = connection.execute(SAME, {"of_id": new.id, "of_lease": new.lease}).all()
+            if there := next((row for row in same if row.id == new.id), None):
+                return Update(**there._asdict()), True
+            if new.refused is None and lease is not None and lease.finished:
+                return None
+            if new.refused is None and same:
+                raise _reported_before(new, same[0].id)
+            key = connection.execute(insert(t.updates), vars(new)).inserted_primary_key
+            if new.refused is None:
+                connection.execute(REPORT, {"of_lease": new.lease, "state": "reported"})
+                self._open.change(connection, new.phase, _reported(lease, new))
+            assert key is not None
+            return Update(**vars(new), number=key.number, merged_phase=None, merged_round=None), False
+
+    def update(self, id: str) -> Update | None:
+        with self._reading() as connection:
+            return update_of(connection, id)
+
+    def waiting_updates(self, phase: int) -> tuple[Update, ...]:
+        """Accepted and not yet merged, in the order of their coming."""
+        with self._reading() as connection:
+            return tuple(Update(**row._asdict()) for row in connection.execute(WAITING_OF, {"of_phase": phase}))
+
+    def recent_norms(self, phase: int, limit: int = PAGE) -> tuple[float, ...]:
+        """Of the updates merged last: what a wild one is measured by."""
+        with self._reading() as connection:
+            return tuple(connection.execute(NORMS, {"of_phase": phase, "at_most": limit}).scalars())
+
+    def contributions(self, after: int = 0, limit: int = PAGE) -> tuple[Contribution, ...]:
+        """Who contributed what, in order; `after` is the number of the last update of the page before."""
+        more = (t.workers.c.name.label("worker_name"), t.leases.c.round.label("leased_round"), t.leases.c.shard)
+        query = (
+            select(t.updates, *more)
+            .join(t.workers, t.workers.c.id == t.updates.c.worker)
+            .join(t.leases, t.leases.c.id == t.updates.c.lease)
+            .where(t.updates.c.number > after)
+            .order_by(t.updates.c.number)
+            .limit(limit)
+        )
+        with self._reading() as connection:
+            return tuple(
+                Contribution(Update(**fields), worker_name, round, shard)
+                for *values, worker_name, round, shard in connection.execute(query)
+                for fields in [dict(zip(t.updates.c.keys(), values, strict=True))]
+            )
+
+    def round_losses(self) -> tuple[RoundLoss, ...]:
+        """Of every closed round, the loss that its updates reported, weighed by their tokens."""
+        tokens, rounds = cast_to(t.updates.c.tokens, Double), t.rounds.c
+        of_round = and_(rounds.phase == t.updates.c.merged_phase, rounds.number == t.updates.c.merged_round)
+        query = (
+            select(
+                rounds.phase,
+                rounds.number.label("round"),
+                rounds.step_start.label("step"),
+                rounds.closed_s.label("at_s"),
+                (func.sum(t.updates.c.loss * tokens) / func.sum(tokens)).label("loss"),
+                func.count().label("updates"),
+                func.sum(tokens).label("tokens"),
+            )
+            .join(t.updates, of_round)
+            .group_by(rounds.phase, rounds.number, rounds.step_start, rounds.closed_s)
+            .order_by(rounds.phase, rounds.number)
+        )
+        with self._reading() as connection:
+            return tuple(RoundLoss(**row._asdict()) for row in connection.execute(query))
+
+
+def _reported(lease: Any, new: NewUpdate) -> Callable[[Round], Round]:
+    """What the update makes of the open round: its own round's report, or one more that is late."""
+    late = LateUpdate(new.worker, lease.round, lease.shard)
+
+    def change(round: Round) -> Round:
+        own = lease.round == round.number
+        return round.with_report(new.worker, new.steps, new.received_s) if own else round.with_late(late)
+
+    return change
+
+
+def _reported_before(new: NewUpdate, other: str) -> LedgerConflict:
+    return LedgerConflict(
+        f"lease {new.lease} has reported update {other[:12]}… and update {new.id[:12]}… came for it too: "
+        f"an update needs a lease of its own, ask for a new one"
+    )

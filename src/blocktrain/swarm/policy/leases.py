@@ -1,0 +1,170 @@
+"""Leases: who gets which work. Pure: no socket, disk or clock; the time is an argument, and every answer says why.
+Next: rounds.py, what leases belong to; granting.py, which gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import count
+from math import inf
+
+from blocktrain.spec import Phase, SwarmSpec
+from blocktrain.swarm.policy.rounds import Grant, Lease, Round, decide
+
+FILL_SHARE = 0.8  # of the time to the deadline that a lease may plan to use
+JOIN_SHARE = 0.5  # of a whole lease's time that a worker must find in a running round to join it
+RETRY_SHARE = 0.02  # of the time that a round has taken, until a waiting worker asks again: no more of it is lost
+SHORTEST_WAIT_S = 0.1
+FEW_WAIT_S = 0.01  # for each worker of the round, where that is shorter: a few may ask often
+WAITED_FOR_STEPS = 0.5  # of who joins: else all but the first to ask would lose a whole step for a moment
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    name: str
+    memory_bytes: int
+    steps_per_s: float | None = None  # measured; None before its first lease
+    blocks: frozenset[int] = frozenset()  # trained last: their optimiser state is warm
+
+
+@dataclass(frozen=True)
+class OpenPhase:
+    phase: Phase
+    memory_bytes: int  # that training it takes
+    nominal_steps_per_s: float | None = None  # of its fastest worker, as observed
+
+
+@dataclass(frozen=True)
+class NoWork:
+    reason: str
+    retry_s: float  # when asking again may help, at the latest
+
+
+def choose_work(
+    worker: WorkerFacts, phases: Sequence[OpenPhase], rounds: Mapping[int, Round], now_s: float, spec: SwarmSpec
+) -> Grant | NoWork:
+    """The best lease for this worker. It stays with the blocks it has, even if it must wait for their next round,
+    unless others work on them too and another phase has been left by all. `rounds` holds the open round of each phase,
+    as `decide` left it."""
+    if not phases:
+        return NoWork("every phase is finished", spec.deadline_floor_s)
+    fitting = [x for x in phases if x.memory_bytes <= worker.memory_bytes]
+    if not fitting:
+        least = min(phases, key=lambda x: x.memory_bytes)
+        return NoWork(
+            f"block {least.phase.block} needs {least.memory_bytes / 1e9:.3g} GB and this worker has "
+            f"{worker.memory_bytes / 1e9:.3g} GB: run the worker where there is more, or train smaller blocks",
+            spec.deadline_floor_s,
+        )
+    ranked = sorted(_candidates(worker, fitting, rounds, now_s), key=lambda x: x.order)
+    offers = [_offer(worker, x, now_s, spec) for x in ranked]
+    if ranked[0].order[0] < Wish.BEHIND:
+        return offers[0]
+    return next((offer for offer in offers if isinstance(offer, Grant)), offers[0])
+
+
+class Wish(IntEnum):
+    """Why a worker would be given a phase; the smaller, the better."""
+
+    RENEWED = 0
+    DESERTED = 1
+    WARM = 2
+    BEHIND = 3
+
+
+WISHES = {
+    Wish.RENEWED: "the lease that the worker already has",
+    Wish.DESERTED: "nobody works on it, and the worker's own blocks have others",
+    Wish.WARM: "the worker has its blocks",
+    Wish.BEHIND: "furthest behind of what fits the worker",
+}
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    open: OpenPhase
+    round: Round
+    order: tuple[Wish, float, int, int]
+
+
+def _candidates(
+    worker: WorkerFacts, phases: Sequence[OpenPhase], rounds: Mapping[int, Round], now_s: float
+) -> Iterator[_Candidate]:
+    at_work = {x.phase.index: rounds[x.phase.index].at_work(now_s) for x in phases}
+    warm = {x.phase.index for x in phases if worker.blocks.issuperset(x.phase.blocks)}
+    spare = any(lease.worker != worker.name for index in warm for lease in at_work[index])
+    for x in phases:
+        index, round = x.phase.index, rounds[x.phase.index]
+        wish = Wish.WARM if index in warm else Wish.BEHIND
+        if spare and not at_work[index] and now_s > round.opened_s + round.limit_s:
+            wish = Wish.DESERTED
+        if any(lease.worker == worker.name for lease in at_work[index]):
+            wish = Wish.RENEWED
+        yield _Candidate(x, round, (wish, round.step_start / x.phase.steps, len(at_work[index]), index))
+
+
+def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: SwarmSpec) -> Grant | NoWork:
+    """A lease in the phase's open round, sized to end with the others' leases; or the reason to wait for the next."""
+    round, wish = candidate.round, candidate.order[0]
+    at_work = round.at_work(now_s)
+    own = next((x for x in at_work if x.worker == worker.name), None)
+    others = [x for x in (*at_work, *round.reported) if x.worker != worker.name]
+    speed, nominal = _speeds(worker, candidate.open, round)
+    time_s = _time_left_s(round, others, now_s, spec)
+    retry_s = _retry_s(round, at_work, now_s)
+    if decide(round, now_s, spec).action == "close":
+        return NoWork(f"round {round.number} is being merged", retry_s)
+    if any(x.worker == worker.name for x in round.reported):
+        return NoWork(f"its update of round {round.number} is in, {len(at_work)} still at work", retry_s)
+    useful_s = JOIN_SHARE * min(round.steps / nominal, round.limit_s)
+    if others and not own and time_s < useful_s:
+        left = f"round {round.number} has {max(0.0, time_s):.1f} s left, joining is worth it from {useful_s:.1f} s on"
+        return NoWork(f"{left}: waiting for the next", retry_s)
+    in_time = speed * time_s + (WAITED_FOR_STEPS if others else 0.0)
+    steps = max(1, int(min(round.steps * speed / nominal, in_time) + ROUNDING))
+    return Grant(
+        worker=worker.name,
+        phase=round.phase,
+        number=round.number,
+        base=round.base,
+        shard=own.shard if own else _lowest_free({x.shard for x in others}),
+        step_start=round.step_start,
+        steps=steps,
+        due_s=now_s + steps / speed,
+        deadline_s=round.deadline_s if others else now_s + round.limit_s,
+        reason=f"block {candidate.open.phase.block}: {WISHES[wish]}",
+    )
+
+
+def _speeds(worker: WorkerFacts, open: OpenPhase, round: Round) -> tuple[float, float]:
+    """Steps a second of this worker and of the fastest. Unknown, a worker is taken to be as fast as the fastest, and
+    the fastest to just make it."""
+    own = worker.steps_per_s if worker.steps_per_s and 0 < worker.steps_per_s < inf else None
+    just_in_time = round.steps / (FILL_SHARE * round.limit_s)
+    nominal = max((x for x in (own, open.nominal_steps_per_s) if x), default=just_in_time)
+    return own or nominal, nominal
+
+
+def _time_left_s(round: Round, others: Sequence[Lease], now_s: float, spec: SwarmSpec) -> float:
+    """Until the others' leases should be in: a worker who joins them does not keep them waiting, unless the round is
+    short of updates, or was extended for want of them."""
+    if not others:
+        return FILL_SHARE * round.limit_s
+    to_deadline_s = FILL_SHARE * (round.deadline_s - now_s)
+    wanted = len(others) < spec.min_updates or round.deadline_s > max(x.deadline_s for x in others)
+    return to_deadline_s if wanted else min(to_deadline_s, max(x.due_s for x in others) - now_s)
+
+
+def _retry_s(round: Round, at_work: Sequence[Lease], now_s: float) -> float:
+    """When the others should be in; never much later than they are, however wrong that is."""
+    since_s = min((x.granted_s for x in round.leases), default=round.opened_s)
+    left_s = max((min(x.due_s, round.deadline_s) for x in at_work), default=now_s) - now_s
+    share_s = RETRY_SHARE * (now_s - since_s)
+    shortest_s = min(SHORTEST_WAIT_S, FEW_WAIT_S * max(1, len(round.leases)))
+    return max(shortest_s, min(share_s, left_s) if left_s > 0 else share_s)
+
+
+def _lowest_free(taken: Collection[int]) -> int:
+    return next(shard for shard in count() if shard not in taken)

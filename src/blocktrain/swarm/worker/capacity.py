@@ -1,0 +1,126 @@
+"""Capacity: what a machine could do for a run: which phases fit its memory, how many steps it would do in a deadline,
+what that would cost in traffic. Measures a few steps of a real block, the rest is arithmetic. Next:
+cli/commands/swarm/doctor.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from blocktrain.data.corpus import Bytes
+from blocktrain.model.block import block_shapes, newborn_of
+from blocktrain.spec import Phase, RunSpec
+from blocktrain.swarm.policy.leases import FILL_SHARE
+from blocktrain.train.flops import phase_flops
+from blocktrain.train.memory_estimate import training_memory_bytes
+from blocktrain.train.trainer import BlockTrainer
+from blocktrain.wire.codecs.base import CodecSettings, update_settings
+from blocktrain.wire.updates import max_update_bytes
+
+DAY_S = 86_400.0
+MEASURED_STEPS = 3  # after one that warms up
+PROBE_FLOPS = 2e10  # a step: about a second of one core, also where the run's own steps take minutes
+
+
+@dataclass(frozen=True)
+class Line:
+    """How fast bytes come and go; None where it was not measured, which counts as no time at all."""
+
+    down_bytes_per_s: float | None = None
+    up_bytes_per_s: float | None = None
+
+    def seconds(self, down_bytes: float, up_bytes: float) -> float:
+        legs = ((down_bytes, self.down_bytes_per_s), (up_bytes, self.up_bytes_per_s))
+        return sum(num_bytes / rate for num_bytes, rate in legs if rate)
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """What a machine would do in one phase of a run. Bytes are the most that the run's codecs take."""
+
+    phase: int
+    blocks: tuple[int, ...]
+    memory_bytes: int
+    fits: bool
+    steps_per_s: float
+    deadline_s: float
+    steps_a_deadline: int  # as a coordinator would lease them
+    rounds_a_day: float
+    down_bytes_a_day: float
+    up_bytes_a_day: float
+
+
+def plan(
+    spec: RunSpec, memory_bytes: int, speeds: Mapping[int, float], line: Line, deadline_s: Mapping[int, float]
+) -> list[PhasePlan]:
+    """One entry a phase. `speeds` holds the steps a second of each phase, `deadline_s` how long its rounds may take
+    (the ceiling where it is not known). It counts a machine that works all day, alone on the phase."""
+    return [
+        _planned(spec, phase, memory_bytes, speeds.get(phase.index, 0.0), line, deadline_s.get(phase.index))
+        for phase in spec.phases
+    ]
+
+
+def _planned(
+    spec: RunSpec, phase: Phase, memory_bytes: int, speed: float, line: Line, deadline_s: float | None
+) -> PhasePlan:
+    limit_s = deadline_s or spec.swarm.deadline_ceiling_s
+    down, up = round_bytes(spec, phase)
+    steps = min(spec.swarm.round_steps, phase.steps, int(FILL_SHARE * limit_s * speed)) if speed else 0
+    round_s = max(steps / speed + line.seconds(down, up), 1e-9) if steps else 0.0
+    rounds = DAY_S / round_s if steps else 0.0
+    need = training_memory_bytes(spec, phase)
+    return PhasePlan(
+        phase=phase.index,
+        blocks=phase.blocks,
+        memory_bytes=need,
+        fits=need <= memory_bytes,
+        steps_per_s=speed,
+        deadline_s=limit_s,
+        steps_a_deadline=steps,
+        rounds_a_day=rounds,
+        down_bytes_a_day=rounds * down,
+        up_bytes_a_day=rounds * up,
+    )
+
+
+def round_bytes(spec: RunSpec, phase: Phase) -> tuple[int, int]:
+    """(down, up) of one round of a phase, at most: the next version of its blocks, and the update to this one."""
+    shapes = {f"{k}.{name}": shape for k in phase.blocks for name, shape in block_shapes(spec, k).items()}
+    up = update_settings(spec.swarm, phase.steps, phase.steps)
+    return max_update_bytes(CodecSettings(spec.swarm.download), shapes), max_update_bytes(up, shapes)
+
+
+def measure_speeds(spec: RunSpec, memory_bytes: int, text: bytes, device: torch.device) -> dict[int, float]:
+    """Steps a second of every phase that fits. One is measured, the first; the others do so much more work a step."""
+    fitting = [phase for phase in spec.phases if training_memory_bytes(spec, phase) <= memory_bytes]
+    if not fitting:
+        return {}
+    flops_per_s = measure_flops_per_s(spec, fitting[0], _enough(text, spec), device)
+    return {phase.index: flops_per_s / phase_flops(spec, phase) for phase in fitting}
+
+
+def measure_flops_per_s(spec: RunSpec, phase: Phase, text: Bytes, device: torch.device) -> float:
+    """From steps of a new block, with fewer windows where a whole step would take long; not compiled, so a worker whose
+    run is large enough to be compiled will be faster."""
+    windows = max(1, min(spec.train.windows, int(spec.train.windows * PROBE_FLOPS / phase_flops(spec, phase))))
+    spec = spec.with_(**{"train.windows": windows})
+    newborn = newborn_of(spec)
+    published = {block: newborn(block) for block in (*phase.below, *phase.blocks, *phase.ahead)}
+    trainer = BlockTrainer(spec, phase, text, published, device=device, compile=False)
+    trainer.step()
+    started_s = time.perf_counter()
+    for _ in range(MEASURED_STEPS):
+        trainer.step()
+    return MEASURED_STEPS * phase_flops(spec, phase) / max(time.perf_counter() - started_s, 1e-9)
+
+
+def _enough(text: bytes, spec: RunSpec) -> Bytes:
+    """Repeated, where it is too short for a window: the speed does not depend on what is written."""
+    least = spec.model.context + 1
+    text = text or b"\n"
+    return np.frombuffer(text * -(-least // len(text)), dtype=np.uint8)

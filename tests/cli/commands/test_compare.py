@@ -1,0 +1,55 @@
+"""compare: both runs, and the report of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from blocktrain.cli.shared.story import history, means
+from blocktrain.spec import RunSpec
+
+
+def test_both_sides_are_trained_measured_and_reported(run, tiny, tmp_path):
+    result = run("compare", *tiny, "--max-windows", 4)
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["parameters", "blocks", "reference", "gap"]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    blocks, reference = report["blocks"], report["reference"]
+    assert RunSpec.model_validate(blocks["settings"]).digest() == blocks["spec_digest"]
+    assert reference["training_bytes"] < blocks["training_bytes"]
+    assert reference["training_flops"] == pytest.approx(blocks["training_flops"], rel=0.15)  # in whole steps
+    assert report["machine"]["torch"]
+    gap = blocks["answer"]["test"]["nats_per_byte"] - reference["answer"]["test"]["nats_per_byte"]
+    assert report["gap_nats_per_byte"]["test"] == pytest.approx(gap)
+
+
+def test_without_a_browser_the_picture_is_skipped_and_the_page_written(run, tiny, tmp_path):
+    result = run("compare", *tiny, "--max-windows", 4)
+    assert "curves.png was skipped, no Chrome or Chromium was found" in result.stderr
+    page = (tmp_path / "run" / "curves.html").read_text()
+    assert not (tmp_path / "run" / "curves.png").exists()
+    assert "phase 2 of 3, blocks 1+2" in page
+    assert 'src="http' not in page
+
+
+def test_a_comparison_continues_with_what_is_there_and_equal_steps_are_another_one(run, tiny):
+    assert run("compare", *tiny, "--max-windows", 1).exit_code == 0
+    again, other = run("compare", *tiny, "--max-windows", 1), run("compare", *tiny, "--work", "steps")
+    assert again.stderr.count("is finished: nothing is left to train") == 2
+    assert (again.exit_code, other.exit_code) == (0, 2)
+    assert "train.steps" in other.stderr
+
+
+def test_after_a_resumption_the_last_record_of_a_step_counts():
+    steps = [(0, 1, 5.0), (0, 2, 4.0), (0, 2, 3.0), (1, 1, 2.0)]
+    records = [{"phase": p, "step": s, "loss": loss, "seconds": 0.5} for p, s, loss in steps]
+    assert history(records) == ({0: [5.0, 3.0], 1: [2.0]}, 1.5)
+
+
+@pytest.mark.parametrize(
+    "losses, middles, means_of",
+    [([], [], []), ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0]), ([1.0, 3.0, 5.0], [1.5, 3.0], [2.0, 5.0])],
+)
+def test_a_long_curve_is_thinned_to_means(losses, middles, means_of):
+    assert means(losses, most=2) == (middles, means_of)

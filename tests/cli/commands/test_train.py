@@ -1,0 +1,101 @@
+"""train and reference, in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blocktrain.cli.shared import training
+from blocktrain.cli.shared.interrupt import StopOnInterrupt
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.spec import Denoise
+
+
+def test_training_says_what_it_will_do_and_what_it_did(run, tiny, tmp_path):
+    result = run("train", *tiny)
+    assert result.exit_code == 0
+    assert "parameters  114,816 (block 0: 28,704, " in result.stderr
+    assert "blocks 0+1 for 3 steps; blocks 1+2 for " in result.stderr
+    assert "phase 3 of 3, blocks 2+3: step 1/" in result.stderr
+    assert result.stdout.startswith(f"{tmp_path / 'run'} holds trained blocks 0, 1, 2, 3 of 4;")
+
+
+def test_a_finished_run_says_so_and_changes_nothing(run, trained):
+    blocks, _ = trained
+    before = (blocks / "manifest.json").read_bytes()
+    result = run(
+        "train", "--preset", "tiny", "--corpus", blocks.parent / "text.txt", "--set", "train.steps=3", "--out", blocks
+    )
+    assert (result.exit_code, (blocks / "manifest.json").read_bytes()) == (0, before)
+    assert f"{blocks} is finished: nothing is left to train" in result.stderr
+
+
+def test_nothing_but_plain_text_goes_into_a_pipe(run, tiny):
+    result = run("train", *tiny)
+    assert not {"\x1b", "\r"} & set(result.stdout + result.stderr)
+
+
+def test_a_toml_file_and_options_describe_the_run_together(run, text, tmp_path):
+    file, out = tmp_path / "run.toml", tmp_path / "run"
+    file.write_text('preset = "tiny"\n[objective]\nkind = "denoise"\nsigma_max = 5.0\n[train]\nsteps = 2\n')
+    changes = ["--set", "objective.sigma_min=2", "--set", "name=mine", "--seed", 7, "--corpus", text]
+    assert run("train", file, "--block", 2, *changes, "--out", out).exit_code == 0
+    spec = RunDirectory.open(out).spec
+    assert (spec.name, spec.seed, spec.objective) == ("mine", 7, Denoise(sigma_min=2.0, sigma_max=5.0))
+    assert list(RunDirectory.open(out).manifest().blocks) == [2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["objective.kind=denoise", "objective.span_share=0.5"], ["objective.span_share=0.5", "objective.kind=denoise"]],
+)
+def test_another_objective_can_be_chosen_in_any_order_of_its_settings(run, tiny, tmp_path, settings):
+    changes = [part for setting in settings for part in ("--set", setting)]
+    assert run("train", *tiny, *changes, "--block", 0).exit_code == 0
+    assert RunDirectory.open(tmp_path / "run").spec.objective == Denoise(span_share=0.5)
+
+
+def test_an_adaptive_partition_is_measured_once(run, tiny, tmp_path):
+    adaptive = [*tiny, "--set", "objective.kind=denoise", "--set", "objective.partition=adaptive"]
+    first, second = (run("train", *adaptive, "--block", block) for block in (0, 1))
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert "measuring how hard" in first.stderr
+    assert "measuring how hard" not in second.stderr
+    assert len(RunDirectory.open(tmp_path / "run").spec.objective.edges) == 5
+
+
+def test_the_reference_stands_beside_the_blocks_it_is_for(run, tiny, tmp_path):
+    result = run("reference", *tiny, "--set", "objective.kind=denoise")
+    assert result.exit_code == 0
+    assert "total         120,836     114,816" in result.stderr
+    assert RunDirectory.open(tmp_path / "run").spec.train.steps > 3
+
+
+def test_steps_of_the_reference_may_be_given(run, tiny, tmp_path):
+    assert run("reference", *tiny, "--steps", 1).exit_code == 0
+    assert RunDirectory.open(tmp_path / "run").spec.train.steps == 1
+
+
+class StopAtOnce(StopOnInterrupt):
+    def __call__(self) -> bool:
+        return True
+
+
+def test_a_stopped_run_exits_with_130_and_says_how_to_continue(run, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "StopOnInterrupt", StopAtOnce)
+    result = run("train", *tiny)
+    assert result.exit_code == 130
+    assert f"stopped: everything is saved in {tmp_path / 'run'}, run the same command again" in result.stderr
+
+
+def test_jobs_that_cannot_help_are_not_started(run, tiny):
+    result = run("train", *tiny, "--jobs", 4)
+    assert result.exit_code == 0
+    assert "--jobs 4 has no effect" in result.stderr
+
+
+def test_every_step_is_on_record(trained: tuple[Path, Path]):
+    run = RunDirectory.open(trained[0])
+    steps = [(phase.index, step + 1) for phase in run.spec.phases for step in range(phase.steps)]
+    assert [(record["phase"], record["step"]) for record in run.metrics()] == steps

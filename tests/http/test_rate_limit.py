@@ -1,0 +1,76 @@
+"""Rates: a burst goes through, then as many a second as were allowed, each on its own, on a clock that tests move."""
+
+from __future__ import annotations
+
+import pytest
+
+from blocktrain.errors import ConfigError
+from blocktrain.http.rate_limit import Limiter, Rate
+from blocktrain.wire.messages import Problem
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_burst_goes_through_and_then_the_rate():
+    clock = Clock()
+    limiter = Limiter(Rate(per_s=2, burst_s=5), clock)
+    assert [limiter.wait_s("ada") for _ in range(11)] == [0] * 10 + [0.5]
+    clock.now_s += 1.0
+    assert [limiter.wait_s("ada") for _ in range(3)] == [0, 0, 0.5]
+
+
+def test_one_who_asks_too_often_keeps_nobody_else_waiting():
+    limiter = Limiter(Rate(per_s=1, burst_s=1), Clock())
+    assert [limiter.wait_s(key) for key in ("ada", "ada", "bob")] == [0, 1.0, 0]
+
+
+def test_a_clock_that_goes_back_gives_and_takes_nothing():
+    clock = Clock()
+    limiter = Limiter(Rate(per_s=1, burst_s=2), clock)
+    limiter.wait_s("ada")
+    clock.now_s -= 100
+    assert [limiter.wait_s("ada"), limiter.wait_s("ada")] == [0, 1.0]
+
+
+def test_no_number_of_strangers_takes_more_memory_than_was_set_aside():
+    limiter = Limiter(Rate(per_s=1, burst_s=1), Clock(), max_keys=10)
+    for stranger in range(1000):
+        limiter.wait_s(stranger)
+    assert len(limiter) == 10
+    assert limiter.wait_s(999) == 1.0  # of those who asked last, nothing is forgotten
+
+
+@pytest.mark.parametrize("per_s, burst_s", [(0, 10), (-1, 10), (float("nan"), 1), (1, 0.5)])
+def test_a_rate_that_lets_nobody_in_is_refused(per_s, burst_s):
+    with pytest.raises(ConfigError, match="give more"):
+        Rate(per_s, burst_s)
+
+
+def test_hundreds_of_workers_behind_one_address_may_all_ask_with_one_token():
+    clock = Clock()
+    limiter = Limiter(Rate(), clock)
+    for _ in range(30):
+        assert not any(limiter.wait_s(("one address", "one token")) for _ in range(500))
+        clock.now_s += 5.0  # as long as a worker waits at most
+
+
+def test_too_many_requests_get_429_and_the_seconds_to_wait(new_house):
+    house = new_house(rate=Rate(per_s=0.5, burst_s=4))
+    answers = [house.ask("GET", "/v1/run") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    problem = Problem.model_validate_json(answers[-1].content)
+    assert (problem.code, problem.retry, answers[-1].headers["retry-after"]) == ("rate", True, "2")
+    assert house.ask("GET", "/v1/run", "viewer").status_code == 200  # another token, from the same address
+    house.now_s += 2
+    assert house.ask("GET", "/v1/run").status_code == 200
+
+
+def test_tokens_made_up_one_after_the_other_do_not_help(new_house):
+    house = new_house(rate=Rate(per_s=0.5, burst_s=4))
+    answers = [house.ask("GET", "/v1/run", role=f"made-up-{n}") for n in range(10)]
+    assert [answer.status_code for answer in answers] == [401] * 8 + [429] * 2

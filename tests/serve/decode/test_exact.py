@@ -1,0 +1,254 @@
+"""The exact decoders: autoregressive writes what BlockModel writes; speculative is greedily equal to it and in
+distribution equal to the model."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import aclosing
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blocktrain.errors import ConfigError
+from blocktrain.serve.decode import exact as decoders
+from blocktrain.serve.decode.exact import (
+    Mode,
+    Request,
+    WrittenByte,
+    best_draft_bytes,
+    check,
+    decode,
+    decoder,
+    speculate,
+)
+from blocktrain.serve.segment.sampling import pick, probabilities, uniforms
+from blocktrain.serve.segment.segment import LocalForward
+
+PROMPT = b"The president of "
+LONG_PROMPT = PROMPT * 3 + b"and so on"
+OUTPUTS, NUM_BYTES, TEMPERATURE = 500, 2, 0.8
+
+
+def run(forward, request):
+    """The bytes, and the last step's counts."""
+
+    async def collect():
+        return [step async for step in decode(forward, request)]
+
+    steps = asyncio.run(collect())
+    return bytes(byte.value for step in steps for byte in step.written), steps[-1].stats
+
+
+def of_model(model, max_bytes, prompt=PROMPT, seed=0, **settings):
+    return bytes(model.generate(prompt, max_bytes, torch.Generator().manual_seed(seed), **settings))
+
+
+def test_autoregressive_bytes_are_those_of_the_model_beyond_its_context(model, local, kind):
+    """The context is 64: the window moves twice."""
+    written, stats = run(local, Request(LONG_PROMPT, 40, temperature=0.7, top_p=0.9, seed=3))
+    assert written == of_model(model(kind), 40, LONG_PROMPT, seed=3, temperature=0.7, top_p=0.9)
+    assert (stats.traversals, stats.written) == (40, 40)
+
+
+@pytest.mark.parametrize("cut", [[[0, 1, 2, 3]], [[0], [1, 2, 3]]], ids=str)
+@pytest.mark.parametrize("draft_bytes", [None, 3])
+def test_greedy_speculation_writes_the_model_s_bytes(model, segments, kind, cut, draft_bytes):
+    forward = LocalForward(*segments(model(kind), cut))
+    request = Request(PROMPT, 20, Mode.SPECULATIVE, temperature=0, draft_bytes=draft_bytes)
+    assert run(forward, request)[0] == of_model(model(kind), 20, temperature=0)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 2, 4, 5, 6, 40])
+def test_speculation_ends_where_it_is_told_and_moves_the_window_where_it_must(model, stacked, max_bytes):
+    written, stats = run(stacked, Request(LONG_PROMPT, max_bytes, Mode.SPECULATIVE, temperature=0, draft_bytes=7))
+    assert written == of_model(model("stacked"), max_bytes, LONG_PROMPT, temperature=0)
+    assert stats.written == max_bytes
+
+
+def test_how_far_is_drafted_changes_the_traversals_and_not_the_bytes(agreeing):
+    texts, traversals = set(), []
+    for draft_bytes in (1, 4, None):
+        text, stats = run(agreeing, Request(b"ab", 40, Mode.SPECULATIVE, seed=2, draft_bytes=draft_bytes))
+        texts.add(text)
+        traversals.append(stats.traversals)
+    assert len(texts) == 1
+    assert traversals[0] > traversals[1]
+
+
+@pytest.mark.parametrize("draft_bytes", [1, 3, None])
+def test_greedy_speculation_equals_the_model_where_drafts_are_often_accepted(letters, agreeing, draft_bytes):
+    """40 bytes with a context of 16: the window moves four times."""
+    written, stats = run(agreeing, Request(PROMPT, 40, Mode.SPECULATIVE, temperature=0, draft_bytes=draft_bytes))
+    assert written == of_model(letters, 40, temperature=0)
+    assert 0 < stats.accepted <= stats.drafted
+    assert stats.traversals < 35
+
+
+def exact(model, prompt):
+    """The probability of each continuation by letters, and of all others together."""
+    chances = {}
+    for letters in product(b"abc", repeat=NUM_BYTES):
+        shares = probabilities(model.logits(torch.tensor([[*prompt, *letters]]))[0], TEMPERATURE)
+        places = range(len(prompt) - 1, len(prompt) + NUM_BYTES - 1)
+        chances[bytes(letters)] = math.prod(
+            float(shares[at, letter]) for at, letter in zip(places, letters, strict=True)
+        )
+    return chances | {b"others": 1 - sum(chances.values())}
+
+
+def chi_squared(outputs, chances):
+    """(statistic, its 99.9 % point by Wilson and Hilferty)."""
+    counts = {key: sum(output == key for output in outputs) for key in chances}
+    counts[b"others"] = len(outputs) - sum(counts.values())
+    cells = [(counts[key], len(outputs) * chance) for key, chance in chances.items() if len(outputs) * chance >= 1]
+    freedom = len(cells) - 1
+    spread = 2 / (9 * freedom)
+    limit = freedom * (1 - spread + 3.09 * spread**0.5) ** 3
+    return sum((count - expected) ** 2 / expected for count, expected in cells), limit
+
+
+@pytest.fixture(scope="session")
+def speculated(letters, segments, write):
+    """Many outputs of the mode, each with its own seed, all in common batches."""
+
+    def outputs(mode=Mode.SPECULATIVE, count=OUTPUTS, **settings):
+        parts = segments(letters, [[0], [1]])
+        asking = [
+            decoder(Request(b"ab", NUM_BYTES, mode, TEMPERATURE, seed=seed, **settings), parts[0].info, str(seed))
+            for seed in range(count)
+        ]
+        return write(parts, asking)
+
+    return outputs
+
+
+@pytest.mark.parametrize("draft_bytes", [1, None])
+def test_speculation_is_distributed_as_the_model(letters, speculated, draft_bytes):
+    statistic, limit = chi_squared(speculated(draft_bytes=draft_bytes), exact(letters, b"ab"))
+    assert statistic < limit
+
+
+def test_a_wrong_rule_would_be_caught(letters, speculated, monkeypatch):
+    """Accepting every drafted byte is distributed as the drafter, which the test above would not let pass."""
+    monkeypatch.setattr(decoders, "speculate", lambda model, drafter, drafted, *_: (drafted.tolist(), len(drafted)))
+    statistic, limit = chi_squared(speculated(), exact(letters, b"ab"))
+    assert statistic > 2 * limit
+
+
+def test_the_rejection_rule_gives_the_model_s_distribution_for_any_drafter():
+    generator = torch.Generator().manual_seed(0)
+    model, drafter = (torch.rand(1, 5, generator=generator, dtype=torch.double) ** 3 for _ in range(2))
+    model, drafter = model / model.sum(), drafter / drafter.sum()
+    drawn, accept, replace = (uniforms(1, stream, 1, 0, 4000)[0] for stream in range(3))
+    counts = torch.zeros(5, dtype=torch.double)
+    for at in range(4000):
+        here = slice(at, at + 1)
+        written, _ = speculate(model, drafter, pick(drafter, drawn[here]), accept[here], replace[here])
+        counts[written[0]] += 1
+    assert ((counts - 4000 * model[0]) ** 2 / (4000 * model[0])).sum() < 18.5  # 99.9 % of 4 degrees of freedom
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(0, 3), min_size=6, max_size=6))
+def test_greedy_speculation_accepts_the_longest_common_beginning(drafted, wanted):
+    model, drafter = (torch.eye(4, dtype=torch.double)[each] for each in (wanted[: len(drafted)], drafted))
+    zeros = torch.zeros(len(drafted), dtype=torch.double)
+    written, kept = speculate(model, drafter, torch.tensor(drafted), zeros, zeros)
+    assert written == wanted[: min(kept + 1, len(drafted))]
+
+
+@pytest.mark.parametrize(
+    "acceptance, byte_s, traversal_s, best",
+    [(0.5, 1.0, 1e-9, 1), (0.9, 0.001, 0.4, 36), (0.9, 0.01, 0.4, 18), (0.5, 0.001, 0.4, 7), (1.0, 0.001, 0.4, 64)],
+)
+def test_drafts_are_longer_where_traversals_are_dear_and_drafts_are_good(acceptance, byte_s, traversal_s, best):
+    assert best_draft_bytes(acceptance, byte_s, traversal_s) == best
+
+
+def test_the_best_draft_is_the_best_of_all():
+    def pace(k):
+        return sum(0.8**i for i in range(k + 1)) / (0.1 + k * 0.004)
+
+    assert best_draft_bytes(0.8, 0.004, 0.1) == max(range(1, 65), key=pace)
+
+
+def test_a_decoder_learns_how_far_to_draft(stacked):
+    """A round trip of two seconds: drafts grow until the acceptance rate forbids it."""
+    asking, lengths = decoder(Request(PROMPT, 40, Mode.SPECULATIVE, temperature=0), stacked.info, "s"), []
+    while (asked := asking.ask()) is not None:
+        lengths.append(asked.draft.length)
+        asking.tell(stacked.run(asked), seconds=2.0)
+    assert lengths[0] == decoders.FIRST_DRAFT_BYTES
+    assert len(set(lengths)) > 1
+
+
+def test_log_probabilities_are_the_model_s(model, local, kind):
+    for mode in (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE):
+        asking = decoder(Request(PROMPT, 6, mode, temperature=0.5, seed=1), local.info, mode)
+        written = []
+        while (asked := asking.ask()) is not None:
+            written += asking.tell(local.run(asked), 0.1)
+        text = PROMPT + bytes(byte.value for byte in written)
+        logs = model(kind).logits(torch.tensor([list(text)]))[0].double().log_softmax(-1)
+        for at, byte in enumerate(written, len(PROMPT)):
+            assert byte.log_probability == pytest.approx(float(logs[at - 1, text[at]]), abs=1e-4)
+            assert byte.likeliest(1)[0][0] == int(logs[at - 1].argmax())
+
+
+def test_a_byte_without_logits_has_no_probability():
+    assert (WrittenByte(65).log_probability, WrittenByte(65).likeliest(3)) == (None, [])
+
+
+@pytest.mark.parametrize("mode", [Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SWEEP])
+def test_an_empty_prompt_starts_a_new_line(stacked, mode):
+    assert run(stacked, Request(b"", 5, mode, seed=1))[0] == run(stacked, Request(b"\n", 5, mode, seed=1))[0]
+
+
+def test_a_session_is_forgotten_at_the_end_and_when_nobody_listens_any_more(stacked):
+    async def listen(steps_wanted):
+        async with aclosing(decode(stacked, Request(PROMPT, 5))) as steps:
+            async for number, _ in _numbered(steps):
+                assert stacked.segments[0].cached_bytes
+                if number == steps_wanted:
+                    break
+
+    for steps_wanted in (2, 100):
+        asyncio.run(listen(steps_wanted))
+        assert [segment.cached_bytes for segment in stacked.segments] == [0, 0]
+
+
+async def _numbered(steps):
+    number = 0
+    async for step in steps:
+        number += 1
+        yield number, step
+
+
+@pytest.mark.parametrize(
+    "settings, complaint",
+    [
+        ({"mode": "backwards"}, 'there is no mode "backwards": choose one of autoregressive, speculative, sweep'),
+        ({"max_bytes": 0}, "max_bytes = 0 is too small"),
+        ({"temperature": -0.1}, "temperature = -0.1 is out of range"),
+        ({"temperature": math.nan}, "temperature = nan is out of range"),
+        ({"top_p": 0}, "top_p = 0 is out of range"),
+        ({"seed": -1}, "seed = -1 is out of range"),
+        ({"candidates": 0, "mode": "sweep"}, "candidates = 0 is out of range"),
+        ({"candidates": 257, "mode": "sweep"}, "give 1 to 256"),
+        ({"candidates": 2}, "mode autoregressive has no candidates"),
+        ({"draft_bytes": 0, "mode": "sweep"}, "draft_bytes = 0 is too small"),
+        ({"draft_bytes": 2}, "mode autoregressive drafts nothing"),
+    ],
+)
+def test_a_request_is_checked_at_birth(settings, complaint):
+    with pytest.raises(ConfigError) as refused:
+        Request(PROMPT, **settings)
+    assert complaint in str(refused.value)
+
+
+def test_a_draft_longer_than_the_context_is_refused(stacked):
+    with pytest.raises(ConfigError, match="draft_bytes = 64 does not fit behind a prompt in the model's context of 64"):
+        check(Request(PROMPT, mode=Mode.SPECULATIVE, draft_bytes=64), stacked.info)

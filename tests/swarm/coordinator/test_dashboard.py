@@ -1,0 +1,307 @@
+"""The dashboard in real headless Chromium, against a real coordinator behind a real server."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from blocktrain.swarm.aliases import alias_of
+from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.status_stream import Server
+from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.swarm.worker.worker import Worker
+from blocktrain.wire.invite import Invite
+
+TOKENS = {role: f"the-token-of-the-{role}" for role in ("admin", "worker", "viewer")}
+HOSTILE = "<img src=x onerror=alert(1)>"
+PATIENCE_MS = 20_000
+
+
+@contextmanager
+def served(house) -> Iterator[str]:
+    """The house's service on a free port; what its members ask goes through it too."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    invite = Invite("127.0.0.1", listener.getsockname()[1], TOKENS["worker"])
+    service = build_service(house.coordinator, house.ledger, invite=invite)
+    server = Server(uvicorn.Config(service, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    house.ask = partial(ask, invite.url)
+    try:
+        yield invite.url
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def ask(url: str, method: str, path: str, role: str = "worker", **options: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {TOKENS.get(role, role)}", **options.pop("headers", {})}
+    return httpx.request(method, url + path, headers=headers, **options)
+
+
+def work(url: str, home: Path, name: str) -> None:
+    invite = Invite("127.0.0.1", int(url.rpartition(":")[2]), TOKENS["worker"])
+    with CoordinatorClient(invite) as client:
+        key, nap = Ed25519PrivateKey.generate(), lambda seconds: time.sleep(min(seconds, 0.05))
+        Worker(client, home, key=key, name=name, memory_bytes=2**33, sleep=nap).run()
+
+
+@pytest.fixture(scope="module")
+def trained(new_house: Callable, tmp_path_factory) -> Iterator[str]:
+    """A run that two real workers have trained to its end, and one with a hostile name has joined."""
+    house = new_house(**{"train.steps": 4, "swarm.evaluate_every": 1})
+    with served(house) as url:
+        threads = [
+            threading.Thread(target=work, args=(url, tmp_path_factory.mktemp("home"), name)) for name in ("ada", "alan")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        guest = house.member()
+        house.ask("POST", "/v1/leases", json=guest.request(name=HOSTILE, device=HOSTILE))
+        yield url
+
+
+@pytest.fixture
+def running(new_house: Callable) -> Iterator[tuple[Any, str]]:
+    """A run whose clock stands until a test moves it."""
+    house = new_house()
+    with served(house) as url:
+        yield house, url
+
+
+@dataclass
+class Visits:
+    """Opens pages, and hears what they complain of; a refusal that a test expects is no complaint."""
+
+    browser: Browser
+    contexts: list[BrowserContext] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, url: str, token: str = "", expected: str = "none", **settings: Any) -> Page:
+        self.contexts.append(self.browser.new_context(**settings))
+        page = self.contexts[-1].new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda said: self._hear(said.type, said.text, expected))
+        page.goto(url + (f"/#{token}" if token else "/"))
+        return page
+
+    def _hear(self, kind: str, text: str, expected: str) -> None:
+        if kind == "error" and expected not in text:
+            self.complaints.append(text)
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visits]:
+    visits = Visits(browser)
+    yield visits
+    for context in visits.contexts:
+        context.close()
+    assert visits.complaints == []
+
+
+def status_of(url: str) -> dict[str, Any]:
+    return ask(url, "GET", "/v1/status", "viewer").json()
+
+
+def amount(number: float) -> str:
+    """As the page writes bytes."""
+    units = iter(("B", "kB", "MB", "GB"))
+    unit = next(units)
+    while number >= 1000:
+        number, unit = number / 1000, next(units)
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:#.3g} {unit}"
+
+
+# A run's numbers
+
+
+def test_the_numbers_are_those_of_the_api(visit, trained):
+    page = visit(trained, TOKENS["viewer"])
+    expect(page.locator("#state")).to_have_text("finished", timeout=PATIENCE_MS)
+    facts, curves = status_of(trained), ask(trained, "GET", "/v1/curves", "viewer").json()
+    expect(page.locator("#loss")).to_have_text(f"{curves['held_out'][-1]['nats_per_byte']:.3f}")
+    expect(page.locator("#progress")).to_have_text("100 %")
+    expect(page.locator("#up")).to_have_text(amount(facts["traffic"]["up_bytes"]))
+    expect(page.locator("#down")).to_have_text(amount(facts["traffic"]["down_bytes"]))
+    expect(page.locator("#blocks .version")).to_have_text([f"version {x['version']}" for x in facts["blocks"]])
+    rows = page.locator("#workers tbody tr")
+    expect(rows).to_have_count(3)
+    for row, worker in enumerate(facts["workers"]):
+        expect(rows.nth(row).locator("th")).to_have_text(worker["alias"])
+        expect(rows.nth(row)).to_contain_text(f"{amount(worker['update_bytes'])} / {amount(worker['down_bytes'])}")
+        assert worker["update_bytes"] or worker["device"] == HOSTILE
+    expect(page.locator("#events li")).to_have_count(len(facts["events"]))
+
+
+def test_charts_are_drawn_and_said_in_words_and_tables(visit, trained):
+    page = visit(trained, TOKENS["viewer"])
+    curves = ask(trained, "GET", "/v1/curves", "viewer").json()
+    for chart, lines in (("held-out", 5), ("training", 3)):  # composed and four blocks; three phases
+        expect(page.locator(f"#{chart} .scatterlayer .trace")).to_have_count(lines, timeout=PATIENCE_MS)
+    loss = f"{curves['held_out'][-1]['nats_per_byte']:.3f}"
+    expect(page.get_by_role("img", name=f"The composed model scores {loss} nats/byte")).to_be_visible()
+    rounds = sum(len(curve["points"]) for curve in curves["training"])
+    assert page.locator("#training-table tbody tr").count() == rounds
+
+
+def test_names_that_workers_give_themselves_are_text_and_for_admins_alone(visit, trained):
+    page = visit(trained, TOKENS["admin"])
+    expect(page.locator("#workers")).to_contain_text(HOSTILE)
+    expect(page.locator("#workers")).to_contain_text("ada")
+    assert page.locator("main img").count() == 0
+    page = visit(trained, TOKENS["viewer"])
+    expect(page.locator("#workers tbody tr")).to_have_count(3)
+    assert "ada" not in page.locator("#workers th").all_inner_texts()
+    assert "ada," not in page.locator("#events").inner_text()
+
+
+# A run while it goes on
+
+
+def test_a_worker_that_dies_is_shown_as_late_and_why(visit, running):
+    house, url = running
+    dead, alive = house.member(), house.member()
+    dead.lease()
+    lease = alive.lease()
+    page = visit(url, TOKENS["viewer"])
+    expect(page.locator("#blocks .block").first).to_contain_text("2 at work")
+    house.now_s += 1
+    alive.send(lease, alive.payload(lease))
+    expect(page.locator("#blocks .block").first).to_contain_text("1 at work, 1 in")
+    house.now_s += house.spec.swarm.deadline_ceiling_s + 1
+    expect(page.locator("#blocks .block").first).to_contain_text("1 in, 1 late")
+    expect(page.locator("#blocks .why").first).to_contain_text("missed its deadline")
+    row = page.locator("#workers tbody tr", has_text=alias_of(dead.id))
+    expect(row).to_contain_text("late")
+    house.coordinator.tick()
+    expect(row).to_contain_text("phase 0, round 0: it closed without")
+    expect(page.locator("#blocks .version").first).to_have_text("version 1")
+    expect(page.locator("#news")).to_contain_text("late")
+    expect(page.locator("#rounds")).to_contain_text("the ceiling: 1 rounds timed, 3 needed to learn from")
+
+
+def test_an_admin_pauses_resumes_and_copies_the_invite(visit, running):
+    _, url = running
+    page = visit(url, TOKENS["admin"], permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#state")).to_have_text("paused")
+    assert status_of(url)["paused"] is True
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#state")).to_have_text("training")
+    assert status_of(url)["paused"] is False
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("() => navigator.clipboard.readText()")
+    assert copied == f"blocktrain worker 'bt://{url.removeprefix('http://')}/#{TOKENS['worker']}'"
+
+
+@pytest.mark.parametrize("role", ["viewer", "worker"])
+def test_others_have_no_such_buttons(visit, trained, role):
+    page = visit(trained, TOKENS[role])
+    expect(page.locator("#role")).to_have_text(f"You look with the token of a {role}.")
+    for name in ("Pause", "Resume", "Copy"):
+        expect(page.get_by_role("button", name=name)).to_have_count(0)
+    assert page.locator("#invite").input_value() == ""
+
+
+def test_a_coordinator_that_goes_away_and_comes_back_is_told_apart(visit, new_house):
+    house = new_house()
+    with served(house) as url:
+        page = visit(url, TOKENS["viewer"], expected="ERR_")
+        expect(page.locator("#connection-text")).to_have_text("Live")
+    expect(page.locator("#connection-text")).to_contain_text("Stale: this is")
+    expect(page.locator("#news")).to_contain_text("does not answer")
+    expect(page.locator("#blocks .block")).to_have_count(4)
+
+
+# The token
+
+
+def test_without_a_token_one_is_asked_for_and_an_invite_will_do(visit, trained):
+    page = visit(trained, expected="401")
+    expect(page.get_by_label("Invite or token")).to_be_focused()
+    expect(page.locator("main")).to_be_hidden()
+    page.get_by_label("Invite or token").fill("not-a-token-of-this-run")
+    page.get_by_role("button", name="Look").click()
+    expect(page.get_by_role("alert")).to_contain_text("The token is unknown or revoked")
+    page.get_by_label("Invite or token").fill(f"bt://127.0.0.1:1/#{TOKENS['viewer']}")
+    page.keyboard.press("Enter")
+    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_the_token_leaves_the_address_and_stays_in_the_tab(visit, trained):
+    page = visit(trained, TOKENS["viewer"])
+    expect(page.locator("#state")).to_have_text("finished")
+    assert page.url == f"{trained}/"
+    assert page.evaluate("() => [localStorage.length, document.cookie]") == [0, ""]
+    page.reload()
+    expect(page.locator("#state")).to_have_text("finished")
+    assert not any(TOKENS["viewer"] in url.partition("#")[0] for url in visit.asked)
+    page.get_by_role("button", name="Forget the token").click()
+    expect(page.get_by_label("Invite or token")).to_be_visible()
+    assert page.evaluate("() => sessionStorage.length") == 0
+
+
+# Everybody, everywhere
+
+
+@pytest.mark.parametrize("scheme, ground", [("light", "rgb(246, 245, 241)"), ("dark", "rgb(21, 24, 27)")])
+def test_it_fits_a_phone_and_a_desk_by_day_and_night(visit, trained, scheme, ground):
+    page = visit(trained, TOKENS["admin"], color_scheme=scheme)
+    expect(page.locator("#held-out .main-svg").first).to_be_visible(timeout=PATIENCE_MS)
+    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == ground
+    for width in (320, 390, 768, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_it_is_readable_without_eyes_and_usable_without_a_mouse(visit, trained):
+    page = visit(trained, TOKENS["admin"])
+    expect(page.locator("#state")).to_have_text("finished")
+    headings = ["The model", "Held-out loss", "Training loss", "Rounds and their deadlines", "Workers", "What happened"]
+    for heading in headings:
+        expect(page.get_by_role("heading", name=heading, exact=True)).to_be_visible()
+        expect(page.get_by_role("region", name=heading, exact=True)).to_be_visible()
+    expect(page.get_by_role("table", name="The open round of each phase")).to_be_visible()
+    expect(page.get_by_role("table", name="3 workers, named after their keys")).to_be_visible()
+    expect(page.locator("#news")).to_have_attribute("aria-live", "polite")
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => getComputedStyle(document.activeElement).outlineWidth") == "3px"
+
+
+def test_nothing_is_asked_of_another_host_and_the_page_may_load_nothing_else(visit, trained):
+    page = visit(trained, TOKENS["admin"])
+    expect(page.locator("#training .main-svg").first).to_be_visible(timeout=PATIENCE_MS)
+    assert {url[: len(trained)] for url in visit.asked} == {trained}
+    policy = httpx.get(trained).headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';" in policy
+
+
+def test_plotly_comes_packed_and_is_kept(trained):
+    answer = httpx.get(f"{trained}/page/plotly.min.js", headers={"Accept-Encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    assert "max-age=86400" in answer.headers["cache-control"]
+    again = httpx.get(f"{trained}/page/plotly.min.js", headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
+    assert httpx.get(trained, headers={"Accept-Encoding": "identity"}).text.startswith("<!doctype html>")

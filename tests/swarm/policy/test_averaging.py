@@ -1,0 +1,304 @@
+"""Averaging: exact where it can be, indifferent to order and to a wild minority, small in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blocktrain.spec import SwarmSpec
+from blocktrain.swarm.policy import averaging
+from blocktrain.swarm.policy.averaging import (
+    MAX_WEIGHT,
+    Part,
+    check_against_weights,
+    check_norm,
+    median,
+    merge,
+    norm_of,
+    outer_step,
+    trimmed_mean,
+)
+from blocktrain.wire.safetensors import Floats
+
+KINDS = ("mean", "trimmed", "median", "clipped")
+SIZE = 5
+values = st.floats(-1e3, 1e3, width=32)
+vectors = st.lists(values, min_size=SIZE, max_size=SIZE).map(lambda xs: np.array(xs, np.float64))
+weights = st.integers(1, 1000).map(float)
+updates = st.lists(st.tuples(vectors, weights), min_size=1, max_size=7)
+
+
+def parts(table: list[tuple[Floats, float]]) -> list[Part]:
+    """Each handed out in pieces of two values."""
+    return [
+        Part(lambda x=delta: lambda name: np.split(x.reshape(-1), range(2, x.size, 2)), weight, norm_of([delta]))
+        for delta, weight in table
+    ]
+
+
+def merged(kind: str, table: list[tuple[Floats, float]], **settings: float) -> Floats:
+    ((_, result),) = merge(parts(table), {"tensor": table[0][0].size}, SwarmSpec(averaging=kind, **settings))
+    return result
+
+
+def mean(table: list[tuple[Floats, float]]) -> Floats:
+    return merged("mean", table)
+
+
+def close(a: Floats, b: Floats) -> bool:
+    return a.dtype == b.dtype and np.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+AWKWARD = [
+    (0.0, 1e-45),  # from nothing to the smallest denormal
+    (1e-45, -1e-45),
+    (-1e-40, 1e-38),
+    (1.0, -1.0),
+    (1.0, 1.0000001),
+    (-0.1, 0.1),
+    (MAX_WEIGHT, -MAX_WEIGHT),
+    (0.3, 0.0),
+    (1.0, 1e-8),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weight", [1.0, 1 / 3, 1e-300, 7e18])
+def test_one_update_of_any_weight_gives_its_weights_back_exactly(kind, weight):
+    before, after = np.array(AWKWARD, np.float32).T
+    delta = merged(kind, [(before.astype(np.float64) - after.astype(np.float64), weight)])
+    moved, momentum = outer_step(before, delta, None, SwarmSpec())
+    assert moved.dtype == np.float32
+    assert np.array_equal(moved, after)
+    assert momentum is None
+
+
+@given(st.lists(st.tuples(st.floats(2**-10, 1, width=32), st.floats(-1, 1, width=32)), min_size=1), weights)
+def test_weights_of_any_likely_size_come_back_exactly(pairs, weight):
+    before, after = np.array(pairs, np.float32).T
+    after = np.where(np.abs(after) < 2**-29 * np.abs(before), 0.0, after)  # below that, float64 has no exact difference
+    delta = mean([(before.astype(np.float64) - after.astype(np.float64), weight)])
+    moved = averaging.plain(before, delta)
+    assert moved.dtype == after.dtype
+    assert np.array_equal(moved, after)
+
+
+def test_a_tensor_keeps_its_shape_and_the_update_stays_as_it_was():
+    theta, delta = np.ones((2, 3), np.float32), np.full((2, 3), 0.25)
+    assert averaging.plain(theta, mean([(delta, 1.0), (delta * 3, 1.0)])).tolist() == [[0.5] * 3] * 2
+    assert averaging.plain(theta, merged("median", [(delta, 1.0)])).shape == (2, 3)
+    assert (delta == 0.25).all()
+
+
+@given(updates)
+def test_the_mean_is_the_weighted_mean(table):
+    total = sum(weight for _, weight in table)
+    assert close(mean(table), sum(delta * (weight / total) for delta, weight in table))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(table=updates, order=st.randoms(use_true_random=False))
+def test_the_order_of_updates_does_not_matter(kind, table, order):
+    shuffled = list(table)
+    order.shuffle(shuffled)
+    assert close(merged(kind, table), merged(kind, shuffled))
+
+
+@pytest.mark.parametrize("kind", ["mean", "trimmed", "median"])
+@given(table=updates, share=st.integers(1, 9))
+def test_an_update_split_in_two_weighs_the_same(kind, table, share):
+    delta, weight = table[0]
+    split = [(delta, weight * share), (delta, weight * (10 - share)), *((d, w * 10) for d, w in table[1:])]
+    assert close(merged(kind, table), merged(kind, split))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(delta=vectors, copies=st.lists(weights, min_size=1, max_size=5))
+def test_replicas_that_agree_are_believed(kind, delta, copies):
+    assert close(merged(kind, [(delta, weight) for weight in copies]), delta)
+
+
+@pytest.mark.parametrize("kind, wild", [("trimmed", 2), ("median", 4)])
+@given(
+    table=st.lists(vectors, min_size=5, max_size=5), monsters=st.lists(st.floats(-1e38, 1e38), min_size=4, max_size=4)
+)
+def test_a_wild_minority_is_ignored(kind, wild, table, monsters):
+    sane = [(delta, 100.0) for delta in table]
+    mad = [(np.full(SIZE, monster), 100.0) for monster in monsters[:wild]]
+    result, all_sane = merged(kind, sane + mad, trim_share=0.3), np.stack(table)
+    assert (result >= all_sane.min(0) - 1e-9).all()
+    assert (result <= all_sane.max(0) + 1e-9).all()
+
+
+def test_trimming_exactly_the_wild_ones_leaves_nothing_of_them():
+    table = [(np.array([x], np.float32), 0.1) for x in (1e38, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1e38)]
+    assert merged("trimmed", table, trim_share=0.1).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "numbers, half",
+    [
+        ([(1, 1), (2, 1), (9, 1)], 2),
+        ([(1, 1), (2, 1)], 1.5),
+        ([(1, 1), (2, 1), (9, 3)], 9),
+        ([(1, 2), (2, 1), (9, 1)], 1.5),
+        ([(5, 0.3)], 5),
+    ],
+)
+def test_the_median_has_half_of_the_weight_on_either_side(numbers, half):
+    assert merged("median", [(np.array([x], np.float32), w) for x, w in numbers]).item() == half
+
+
+def test_the_trimmed_mean_cuts_weight_off_both_ends():
+    table = [(np.array([x], np.float32), 1.0) for x in (0, 10, 20, 1000)]
+    assert merged("trimmed", table, trim_share=0.25).item() == 15
+    assert merged("trimmed", table, trim_share=0.125).item() == pytest.approx((0 * 0.5 + 10 + 20 + 1000 * 0.5) / 3)
+    assert merged("trimmed", table, trim_share=0.0).item() == 257.5
+
+
+def test_clipping_bounds_the_pull_of_a_wild_update():
+    sane, wild = np.array([1.0, 0.0], np.float32), np.array([0.0, 1e30], np.float32)
+    for table in ([sane, wild], [sane, sane, wild]):
+        result = merged("clipped", [(delta, 1.0) for delta in table], clip_factor=2.0)
+        assert result.tolist() == pytest.approx([(len(table) - 1) / len(table), 2 / len(table)])
+
+
+def test_updates_that_moved_nothing_can_be_merged():
+    still = [(np.zeros(3, np.float32), 1.0)] * 3
+    assert all(merged(kind, still).tolist() == [0, 0, 0] for kind in KINDS)
+
+
+@pytest.mark.parametrize("robust", [median, lambda reads, numel: trimmed_mean(reads, numel, 0.2)])
+def test_robust_means_hold_a_bounded_number_of_elements(robust, monkeypatch):
+    monkeypatch.setattr(averaging, "SLICE_ELEMENTS", 64)
+    asked = []
+
+    def read(start: int, stop: int) -> Floats:
+        asked.append((start, stop))
+        return np.arange(start, stop)
+
+    assert close(robust([(read, 1.0)] * 20, 100), np.arange(100, dtype=np.float64))
+    assert max(stop - start for start, stop in asked) == 64 // 20
+    assert sorted(asked)[::20] == [(start, min(start + 3, 100)) for start in range(0, 100, 3)]
+
+
+@pytest.mark.parametrize("kind", ["mean", "clipped"])
+def test_means_open_each_update_once_and_take_pieces_of_all_side_by_side(kind):
+    asked: list[tuple[int, str]] = []
+
+    def part(number: int) -> Part:
+        def pieces(name: str) -> Iterator[Floats]:
+            for piece in range(2):
+                asked.append((number, f"{name}{piece}"))
+                yield np.full(1, float(piece))
+
+        return Part(lambda: pieces, 1.0, 1.0)
+
+    merged = dict(merge([part(0), part(1)], {"a": 2, "b": 2}, SwarmSpec(averaging=kind)))
+    assert merged["b"].tolist() == [0, 1]
+    assert asked == [(number, f"{name}{piece}") for name in "ab" for piece in range(2) for number in range(2)]
+
+
+@pytest.mark.parametrize("kind, limit, opened", [("median", 40, 2), ("trimmed", 12, 8), ("median", 1000, 2)])
+def test_robust_means_of_small_tensors_open_an_update_once_for_all_that_fit(kind, limit, opened, monkeypatch):
+    monkeypatch.setattr(averaging, "SLICE_ELEMENTS", limit)
+    times: list[int] = []
+
+    def open_one():
+        times.append(1)
+        return lambda name: [np.full(sizes[name], sizes[name], np.float32)]
+
+    sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
+    merged_by_name = dict(merge([Part(open_one, 1.0, 1.0)] * 2, sizes, SwarmSpec(averaging=kind)))
+    assert all(close(merged_by_name[name], np.full(n, float(n))) for name, n in sizes.items())
+    assert len(times) == opened
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("outer", ["plain", "nesterov"])
+def test_no_merge_of_wild_updates_gives_a_number_that_is_none(kind, outer):
+    spec, momentum = SwarmSpec(averaging=kind, outer=outer), None
+    theta = np.array([0.0, 1.0, -MAX_WEIGHT, MAX_WEIGHT], np.float32)
+    for sign in (1, 1, -1):
+        wild = np.full(4, sign * 1e38)
+        theta, momentum = outer_step(theta, merged(kind, [(wild, 1.0), (wild, 1e18)]), momentum, spec)
+        assert np.isfinite(theta).all()
+        assert np.abs(theta).max() <= MAX_WEIGHT
+        assert momentum is None or np.isfinite(momentum).all()
+
+
+def test_nesterov_is_the_outer_optimiser_of_torch():
+    spec = SwarmSpec(outer="nesterov")
+    theta, momentum = np.random.default_rng(0).standard_normal((4, 3), np.float32), None
+    ours, reference = theta.copy(), torch.nn.Parameter(torch.from_numpy(theta).double())
+    optimizer = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
+    for step in range(5):
+        delta = np.random.default_rng(step).standard_normal(12)
+        ours, momentum = outer_step(ours, delta, momentum, spec)
+        reference.grad = torch.from_numpy(delta).view_as(reference).clone()
+        optimizer.step()
+    assert ours.dtype == momentum.dtype == np.float32
+    assert np.allclose(ours.astype(np.float64), reference.detach().numpy(), atol=1e-5)
+
+
+def test_the_outer_learning_rate_scales_the_step():
+    moved, _ = outer_step(np.ones(2, np.float32), np.ones(2, np.float32), None, SwarmSpec(outer_lr=0.25))
+    assert moved.tolist() == [0.75, 0.75]
+
+
+@given(st.lists(vectors, max_size=4))
+def test_the_norm_of_an_update_is_that_of_all_its_tensors(tensors):
+    assert norm_of(tensors) == pytest.approx(math.sqrt(sum(float(np.square(x).sum()) for x in tensors)))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [[[math.nan], [1.0]], [[1.0], [math.inf]], [[math.inf], [math.nan]], [[math.nan], [math.inf], [0.0]]],
+)
+def test_an_update_that_is_not_finite_is_refused(tensors):
+    verdict = check_norm(norm_of(np.array(x, np.float32) for x in tensors), [1.0] * 5, SwarmSpec())
+    assert not verdict.accepted
+    assert "lower the learning rate, or look for a broken device" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "norm, recent, accepted, reason",
+    [
+        (1e9, [], True, "norm 1e+09; 0 earlier ones known, 3 needed to compare"),
+        (1e9, [0.0] * 9, True, "norm 1e+09; 0 earlier ones known, 3 needed to compare"),
+        (20.0, [1.0, 1.0, 900.0], True, "norm 20, recent median 1"),
+        (0.0, [1.0] * 3, True, "norm 0, recent median 1"),
+        (
+            21.0,
+            [1.0, 1.0, 900.0],
+            False,
+            "the update's norm is 21, at most 20 times the recent median 1 is accepted: "
+            "fetch the block again, or raise swarm.max_norm_factor",
+        ),
+    ],
+)
+def test_an_absurd_norm_is_refused_once_enough_are_known(norm, recent, accepted, reason):
+    verdict = check_norm(norm, recent, SwarmSpec())
+    assert (verdict.accepted, verdict.reason) == (accepted, reason)
+
+
+@pytest.mark.parametrize(
+    "norm, weights_norm, accepted, reason",
+    [
+        (20.0, 1.0, True, "norm 20 of weights of norm 1"),
+        (1.0, 0.0, True, "norm 1 of weights of norm 0"),
+        (1e38, 0.0, False, "at most 20 times the norm 0 of the weights"),
+        (201.0, 10.0, False, "lower the learning rate, or raise swarm.max_norm_factor"),
+        (math.nan, 10.0, False, "the update's norm is nan"),
+    ],
+)
+def test_the_first_updates_are_measured_by_the_weights_they_were_built_on(norm, weights_norm, accepted, reason):
+    verdict = check_against_weights(norm, weights_norm, SwarmSpec())
+    assert verdict.accepted == accepted
+    assert reason in verdict.reason

@@ -1,0 +1,488 @@
+"""Rounds: what closes them, what work is given, and that no order, loss or lateness of reports breaks them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Phase, RunSpec, Stacked, SwarmSpec, TrainSpec
+from blocktrain.swarm.policy.leases import (
+    FEW_WAIT_S,
+    RETRY_SHARE,
+    SHORTEST_WAIT_S,
+    NoWork,
+    OpenPhase,
+    WorkerFacts,
+    choose_work,
+)
+from blocktrain.swarm.policy.rounds import (
+    Grant,
+    LateUpdate,
+    Lease,
+    Refusal,
+    Round,
+    decide,
+    learned_deadline_s,
+    next_round,
+    open_phases,
+    open_round,
+    staleness_weight,
+)
+
+SPEC = SwarmSpec(round_steps=10, min_updates=2, deadline_floor_s=1.0, deadline_ceiling_s=60.0)
+PHASE = Phase(0, blocks=(0, 1), below=(), ahead=(), steps=95)
+OTHER = Phase(1, blocks=(2,), below=(), ahead=(), steps=95)
+BIG = 1 << 30
+
+
+def a_round(reported: int = 0, silent: int = 0, late: int = 0, phase: Phase = PHASE) -> Round:
+    """Opened at 0 with a limit of 60 s; the leases were granted at once."""
+    leases = [
+        Lease(k, f"w{k}", 10, 0.0, 40.0, 60.0, 30.0 if k < reported else None, 10) for k in range(reported + silent)
+    ]
+    opened = open_round(phase, 5, dict.fromkeys(phase.blocks, 5), 20, 60.0, 0.0, SPEC)
+    return replace(opened, leases=tuple(leases), late=tuple(LateUpdate("late", 4, k) for k in range(late)))
+
+
+def worker(name: str = "new", speed: float | None = 0.25, blocks: tuple[int, ...] = ()) -> WorkerFacts:
+    return WorkerFacts(name, BIG, speed, frozenset(blocks))
+
+
+def ask(facts: WorkerFacts, *rounds: Round, now_s: float = 0.0, nominal: float | None = 0.25) -> Grant | NoWork:
+    phases = {0: PHASE, 1: OTHER}
+    opened = [OpenPhase(phases[r.phase], 1000, nominal) for r in rounds]
+    return choose_work(facts, opened, {r.phase: r for r in rounds}, now_s, SPEC)
+
+
+@pytest.mark.parametrize(
+    "reported, silent, late, now_s, action, reason",
+    [
+        (0, 0, 0, 1e6, "wait", "nobody has a lease: waiting for a worker"),
+        (0, 0, 3, 1e6, "wait", "nobody has a lease: waiting for a worker"),
+        (4, 0, 0, 30, "close", "all leases are in: 4 updates in"),
+        (1, 0, 0, 30, "wait", "1 update in, min_updates = 2 needed, 30 s left to join"),
+        (1, 0, 0, 60, "close", "all leases are in: 1 update in"),
+        (3, 1, 0, 59, "wait", "3 updates in, 1 at work, 1 s left"),
+        (3, 1, 0, 60, "close", "deadline passed with 3 updates in, 1 missing"),
+        (1, 3, 0, 61, "extend", "deadline passed with 1 update in, min_updates = 2 needed"),
+        (1, 3, 1, 61, "close", "deadline passed with 2 updates in (1 late), 3 missing"),
+        (0, 2, 2, 61, "extend", "deadline passed with 2 updates in (2 late), one of this round needed"),
+        (1, 3, 0, 120, "close", "all leases are in: 1 update in, 3 given up"),
+        (0, 3, 0, 120, "wait", "none of the 3 leases was heard of again: waiting for a worker"),
+    ],
+)
+def test_a_round_closes_when_full_or_late_and_never_waits_for_the_dead(reported, silent, late, now_s, action, reason):
+    decision = decide(a_round(reported, silent, late), now_s, SPEC)
+    assert (decision.action, decision.reason) == (action, reason)
+    assert decision.deadline_s == (now_s + 60 if action == "extend" else 60)
+
+
+def test_a_worker_given_up_may_still_report():
+    silent = a_round(silent=1)
+    assert decide(silent, 500, SPEC).action == "wait"
+    assert decide(silent.with_report("w0", 10, 500), 500, SPEC).action == "close"
+
+
+@pytest.mark.parametrize(
+    "name, steps_done",
+    [("w0", 10), ("nobody", 10), ("w1", 0), ("w1", -3)],
+    ids=["twice", "without a lease", "without a step", "with fewer"],
+)
+def test_a_report_changes_nothing_when_sent(name, steps_done):
+    before = a_round(reported=1, silent=1)
+    assert before.with_report(name, steps_done, 40) == before
+
+
+def test_a_report_counts_no_more_steps_than_were_leased():
+    assert a_round(silent=1).with_report("w0", 10**9, 40).advance == 10
+
+
+def test_asking_again_never_takes_a_report_back():
+    before = a_round(reported=1, silent=1)
+    grant = ask(worker("w1"), before, now_s=31)
+    assert isinstance(grant, Grant)
+    assert before.with_grant(replace(grant, worker="w0"), 31) == before
+
+
+def test_a_round_is_timed_to_its_last_report_not_to_its_close():
+    assert a_round(reported=2, silent=1).took_s == 30
+    assert a_round(silent=1).took_s is None
+
+
+@given(st.lists(st.floats(0, 1e4), max_size=40))
+def test_a_deadline_lies_between_floor_and_ceiling_and_says_why(times_s):
+    seconds, reason = learned_deadline_s(times_s, SPEC)
+    assert SPEC.deadline_floor_s <= seconds <= SPEC.deadline_ceiling_s
+    assert reason
+
+
+@given(st.floats(0.1, 50), st.lists(st.floats(0, 1), min_size=3, max_size=20), st.floats(1, 3))
+def test_a_deadline_grows_with_the_spread(middle_s, offsets, wider):
+    def deadline_s(scale):
+        return learned_deadline_s([middle_s + sign * scale * x for x in offsets for sign in (-0.1, 0.1)], SPEC)[0]
+
+    assert deadline_s(wider) >= deadline_s(1) - 1e-9
+
+
+@pytest.mark.parametrize(
+    "times_s, seconds, reason",
+    [
+        ([], 60, "the ceiling: 0 rounds timed, 3 needed to learn from"),
+        ([8, 8], 60, "the ceiling: 2 rounds timed, 3 needed to learn from"),
+        ([8, 8, 8], 12, "median 8.0 s, spread 0.0 s of 3 rounds"),
+        ([8, 9, 10, 11, 500], 16, "median 10.0 s, spread 1.0 s of 5 rounds"),
+        ([0.1, 0.1, 0.1], 1, "the floor: median 0.1 s, spread 0.0 s of 3 rounds"),
+        ([50, 50, 50], 60, "the ceiling: median 50.0 s, spread 0.0 s of 3 rounds"),
+        ([500] * 99 + [8] * 32, 12, "median 8.0 s, spread 0.0 s of 32 rounds"),
+    ],
+)
+def test_a_deadline_is_learned_from_the_last_rounds(times_s, seconds, reason):
+    assert learned_deadline_s(times_s, SPEC) == (seconds, reason)
+
+
+def test_staleness_weighs_less_and_less_and_then_nothing():
+    weights = [staleness_weight(9 - lag, 9, SPEC) for lag in range(5)]
+    assert weights[0] == 1.0
+    assert weights == sorted(weights, reverse=True)
+    assert len(set(weights)) == 5
+
+
+@pytest.mark.parametrize(
+    "built_on, current, reason",
+    [
+        (3, 9, "update built on version 3, block is at 9, at most 4 behind is accepted: fetch the block again"),
+        (9, 3, "update built on version 9, block is only at 3: fetch the block again"),
+    ],
+)
+def test_an_update_too_stale_or_from_elsewhere_is_refused_with_the_remedy(built_on, current, reason):
+    assert staleness_weight(built_on, current, SPEC) == Refusal(reason)
+
+
+@pytest.mark.parametrize(
+    "objective, finished, steps_done, opened",
+    [
+        (Stacked(), set(), {}, [0]),
+        (Stacked(), {0}, {}, [1]),
+        (Stacked(), set(), {0: 8, 1: 1}, [1]),
+        (Stacked(), {0, 1, 2}, {}, []),
+        (Denoise(), set(), {}, [0, 1, 2, 3]),
+        (Denoise(), {1}, {2: 8, 3: 7}, [0, 3]),
+        (Stacked(schedule="simultaneous", scaffold=0), {3}, {}, [0, 1, 2]),
+        (EndToEnd(), set(), {}, [0]),
+    ],
+)
+def test_phases_open_one_by_one_or_all_at_once(objective, finished, steps_done, opened):
+    spec = RunSpec(model=ModelSpec(blocks=4, layers=4), objective=objective, train=TrainSpec(steps=8))
+    assert [phase.index for phase in open_phases(spec, finished, steps_done)] == opened
+
+
+@pytest.mark.parametrize("speed, steps", [(0.25, 10), (0.5, 10), (0.125, 5), (0.06, 2), (0.001, 1), (None, 10)])
+def test_slow_machines_get_fewer_steps_not_later_deadlines(speed, steps):
+    grant = ask(worker(speed=speed), a_round())
+    assert isinstance(grant, Grant)
+    assert (grant.steps, grant.deadline_s) == (steps, 60)
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf"), 1e300, 1e-300])
+def test_a_speed_that_cannot_be_still_gets_a_sound_lease(speed):
+    grant = ask(worker(speed=speed), a_round())
+    assert isinstance(grant, Grant)
+    assert 1 <= grant.steps <= 10
+
+
+def test_a_lease_is_planned_to_end_before_even_a_short_deadline():
+    grant = ask(worker(speed=0.1), a_round(), nominal=None)
+    assert isinstance(grant, Grant)
+    assert grant.steps == 4  # 48 of 60 s
+
+
+def test_what_does_not_fit_the_memory_is_never_leased():
+    small = WorkerFacts("small", 999)
+    refused = ask(small, a_round())
+    assert isinstance(refused, NoWork)
+    assert refused.reason.startswith("block 0 needs 1e-06 GB and this worker has 9.99e-07 GB: run the worker where")
+
+
+@pytest.mark.parametrize(
+    "facts, first, second, phase, why",
+    [
+        (worker(blocks=(2,)), 20, 50, 1, "block 2: the worker has its blocks"),
+        (worker(blocks=(0, 1)), 50, 20, 0, "block 0: the worker has its blocks"),
+        (worker(blocks=(1,)), 50, 20, 1, "block 2: furthest behind of what fits the worker"),
+        (worker(), 20, 50, 0, "block 0: furthest behind of what fits the worker"),
+        (worker(), 20, 20, 0, "block 0: furthest behind of what fits the worker"),
+    ],
+)
+def test_a_worker_keeps_its_blocks_or_helps_the_furthest_behind(facts, first, second, phase, why):
+    grant = ask(facts, replace(a_round(), step_start=first), replace(a_round(phase=OTHER), step_start=second))
+    assert isinstance(grant, Grant)
+    assert (grant.phase, grant.reason) == (phase, why)
+
+
+def test_newcomers_spread_over_phases_that_are_equally_far():
+    grant = ask(worker(), a_round(silent=1), a_round(phase=OTHER))
+    assert isinstance(grant, Grant)
+    assert grant.phase == 1
+
+
+@pytest.mark.parametrize("colleagues, now_s, phase", [(1, 61, 1), (1, 59, 0), (0, 61, 0)])
+def test_one_of_several_workers_moves_to_blocks_that_all_have_left(colleagues, now_s, phase):
+    mine = replace(a_round(silent=colleagues), deadline_s=120.0)  # extended, so that it may be joined
+    grant = ask(worker(blocks=(0, 1)), mine, a_round(phase=OTHER), now_s=now_s)
+    assert isinstance(grant, Grant)
+    assert grant.phase == phase
+
+
+@pytest.mark.parametrize(
+    "now_s, steps",
+    [(0, 10), (1, 10), (4, 9), (5, 9), (7, 8), (20, 5), (21, None), (39, None), (59, None)],
+)
+def test_a_running_round_is_joined_only_while_that_is_useful_and_keeps_nobody_waiting_a_step(now_s, steps):
+    answer = ask(worker(), a_round(silent=2), now_s=now_s)
+    if steps is None:
+        assert isinstance(answer, NoWork)
+        assert "waiting for the next" in answer.reason
+        assert answer.retry_s > 0
+    else:
+        assert isinstance(answer, Grant)
+        assert (answer.shard, answer.steps, answer.deadline_s) == (2, steps, 60)
+
+
+@pytest.mark.parametrize("reported, silent", [(0, 1), (1, 0)])
+def test_a_round_short_of_updates_is_joined_even_when_its_leases_should_be_in(reported, silent):
+    answer = ask(worker(), a_round(reported, silent), now_s=35)
+    assert isinstance(answer, Grant)
+    assert (answer.shard, answer.steps, answer.deadline_s) == (1, 5, 60)
+
+
+def test_a_round_extended_for_want_of_updates_is_joined_to_its_new_deadline():
+    extended = replace(a_round(silent=1), deadline_s=121.0)
+    answer = ask(worker(), extended, now_s=61)
+    assert isinstance(answer, Grant)
+    assert answer.steps == 10
+
+
+def test_a_worker_whose_update_is_in_waits_for_the_round():
+    answer = ask(worker("w0"), a_round(reported=1, silent=2), now_s=35)
+    assert isinstance(answer, NoWork)
+    assert answer.reason == "its update of round 5 is in, 2 still at work"
+
+
+@pytest.mark.parametrize(
+    "now_s, retry_s",
+    [
+        (1, 3 * FEW_WAIT_S),  # three have leases
+        (
+            30,
+            RETRY_SHARE * 30,
+        ),  # they are due at 40: no more than a share of the round is lost if they are early
+        (39.8, 0.2),  # when they are due
+        (50, RETRY_SHARE * 50),  # they are late
+    ],
+)
+def test_who_waits_for_others_asks_again_when_they_should_be_in(now_s, retry_s):
+    answer = ask(worker("w0"), a_round(reported=1, silent=2), now_s=now_s)
+    assert isinstance(answer, NoWork)
+    assert answer.retry_s == pytest.approx(retry_s)
+
+
+@pytest.mark.parametrize("silent, retry_s", [(1, 2 * FEW_WAIT_S), (8, 9 * FEW_WAIT_S), (50, SHORTEST_WAIT_S)])
+def test_many_who_wait_ask_less_often_than_a_few(silent, retry_s):
+    answer = ask(worker("w0"), a_round(reported=1, silent=silent), now_s=0.1)
+    assert isinstance(answer, NoWork)
+    assert answer.retry_s == pytest.approx(retry_s)
+
+
+def test_a_round_that_is_being_merged_is_joined_by_nobody():
+    answer = ask(worker(), a_round(reported=2), now_s=20)
+    assert answer == NoWork("round 5 is being merged", RETRY_SHARE * 20)
+
+
+def test_asking_again_renews_the_same_lease():
+    before = a_round(silent=3)
+    grant = ask(worker("w1"), before, now_s=30)
+    assert isinstance(grant, Grant)
+    assert (grant.shard, grant.reason) == (1, "block 0: the lease that the worker already has")
+    assert sorted(x.shard for x in before.with_grant(grant, 30).leases) == [0, 1, 2]
+
+
+def test_the_shard_of_a_worker_given_up_is_free_again_and_the_clock_starts_anew():
+    grant = ask(worker(), a_round(silent=1), now_s=500)
+    assert isinstance(grant, Grant)
+    assert (grant.shard, grant.deadline_s) == (0, 560)
+
+
+def test_the_next_round_is_one_version_on_and_starts_where_the_furthest_replica_stopped():
+    closed = a_round(silent=2).with_report("w0", 3, 40).with_report("w1", 7, 50)
+    opened = next_round(closed, PHASE, 60, 60, SPEC)
+    assert opened is not None
+    assert (opened.number, opened.base, opened.step_start, opened.steps) == (6, {0: 6, 1: 6}, 27, 10)
+    assert next_round(replace(closed, step_start=88), PHASE, 60, 60, SPEC) is None
+
+
+@pytest.mark.parametrize(
+    "wrong, complaint",
+    [
+        ({"deadline_floor_s": 99, "deadline_ceiling_s": 9}, "swarm.deadline_floor_s = 99 must not exceed"),
+        ({"keep_versions": 5, "max_lag": 4}, "keep at least 6, two more than swarm.max_lag"),
+        ({"trim_share": 0.5}, "less than or equal to 0.45"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(wrong, complaint):
+    with pytest.raises(ValidationError, match=complaint):
+        SwarmSpec(**wrong)
+
+
+@dataclass
+class Swarm:
+    """A coordinator in memory. An update is known by (phase, round, worker); acknowledged ones must be merged once."""
+
+    run: RunSpec
+    spec: SwarmSpec
+    now_s: float = 0.0
+    versions: dict[int, int] = field(default_factory=dict)
+    rounds: dict[int, Round] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    times_s: list[float] = field(default_factory=list)
+    acknowledged: set[tuple[int, int, str]] = field(default_factory=set)
+    merged: list[tuple[int, int, str]] = field(default_factory=list)
+    grants: list[Grant] = field(default_factory=list)
+
+    def phases(self) -> list[Phase]:
+        return list(open_phases(self.run, self.finished))
+
+    def settle(self) -> None:
+        """What the coordinator does on every event: open, decide, merge."""
+        for phase in self.phases():
+            if phase.index not in self.rounds:
+                base = {block: self.versions.get(block, 0) for block in phase.blocks}
+                self.rounds[phase.index] = open_round(phase, 0, base, 0, 60.0, self.now_s, self.spec)
+            decision = decide(self.rounds[phase.index], self.now_s, self.spec)
+            assert decision.reason
+            if decision.action == "close":
+                self.merge(phase)
+            elif decision.action == "extend":
+                assert decision.deadline_s > self.now_s
+                self.rounds[phase.index] = replace(self.rounds[phase.index], deadline_s=decision.deadline_s)
+
+    def merge(self, phase: Phase) -> None:
+        closed = self.rounds.pop(phase.index)
+        self.merged += pending(closed)
+        assert 1 <= closed.advance <= closed.steps
+        for block, version in closed.base.items():
+            assert version == self.versions.get(block, 0)
+            self.versions[block] = version + 1
+        self.times_s.append(closed.took_s or 0.0)
+        following = next_round(closed, phase, learned_deadline_s(self.times_s, self.spec)[0], self.now_s, self.spec)
+        if following is None:
+            self.finished.add(phase.index)
+        else:
+            self.rounds[phase.index] = following
+
+    def lease(self, facts: WorkerFacts) -> Grant | NoWork:
+        self.settle()
+        needs = [
+            OpenPhase(phase, 1000 * (1 + phase.index), 2.0) for phase in self.phases() if phase.index in self.rounds
+        ]
+        answer = choose_work(facts, needs, self.rounds, self.now_s, self.spec)
+        if isinstance(answer, Grant):
+            self.check(answer, facts)
+            self.rounds[answer.phase] = self.rounds[answer.phase].with_grant(answer, self.now_s)
+            self.grants.append(answer)
+        return answer
+
+    def check(self, grant: Grant, facts: WorkerFacts) -> None:
+        round, phase = self.rounds[grant.phase], self.run.phases[grant.phase]
+        assert facts.memory_bytes >= 1000 * (1 + grant.phase)
+        assert 1 <= grant.steps <= round.steps
+        assert grant.step_start + grant.steps <= phase.steps
+        assert self.now_s <= grant.deadline_s <= self.now_s + 2 * self.spec.deadline_ceiling_s
+        assert grant.shard not in {x.shard for x in round.at_work(self.now_s) if x.worker != grant.worker}
+        assert grant.base == {block: self.versions.get(block, 0) for block in phase.blocks}
+
+    def report(self, grant: Grant, steps_done: int) -> None:
+        self.settle()
+        key = (grant.phase, grant.number, grant.worker)
+        round = self.rounds.get(grant.phase)
+        block = self.run.phases[grant.phase].block
+        if round is None or isinstance(staleness_weight(grant.base[block], round.base[block], self.spec), Refusal):
+            return
+        if grant.number == round.number:
+            self.rounds[grant.phase] = round.with_report(grant.worker, steps_done, self.now_s)
+        elif key not in self.acknowledged:
+            self.rounds[grant.phase] = round.with_late(LateUpdate(grant.worker, grant.number, grant.shard))
+        self.acknowledged.add(key)
+        self.settle()
+
+    def kept(self) -> list[tuple[int, int, str]]:
+        return self.merged + [key for round in self.rounds.values() for key in pending(round)]
+
+
+def pending(round: Round) -> list[tuple[int, int, str]]:
+    fresh = [(round.phase, round.number, x.worker) for x in round.reported]
+    return fresh + [(round.phase, x.number, x.worker) for x in round.late]
+
+
+def a_swarm(objective: Stacked | Denoise, **changes: float) -> Swarm:
+    run = RunSpec(model=ModelSpec(blocks=3, layers=3), objective=objective, train=TrainSpec(steps=100))
+    spec = SwarmSpec(**{"round_steps": 4, "deadline_floor_s": 1.0, "deadline_ceiling_s": 60.0, **changes})
+    return Swarm(run, spec)
+
+
+OBJECTIVES = [Stacked(), Stacked(scaffold=0), Denoise()]
+
+
+@settings(max_examples=20)  # of hundreds of events each
+@given(st.integers(0, 10**9), st.sampled_from(OBJECTIVES), st.integers(1, 3), st.integers(0, 2))
+def test_any_order_loss_duplication_and_lateness_of_reports_leaves_a_sound_swarm(seed, objective, min_updates, max_lag):
+    swarm, dice = a_swarm(objective, min_updates=min_updates, max_lag=max_lag), random.Random(seed)
+    crew = [
+        WorkerFacts(
+            f"w{k}", dice.choice([999, 1000, 5000, 5000]), dice.choice([None, 0.2, 1.0, 2.0]), frozenset({k % 3})
+        )
+        for k in range(6)
+    ]
+    for _ in range(400):
+        before = dict(swarm.versions)
+        event = dice.random()
+        if event < 0.4:
+            swarm.lease(dice.choice(crew))
+        elif event < 0.7 and swarm.grants:
+            grant = dice.choice(swarm.grants[-9:])  # a grant never reported is lost, one reported twice a duplicate
+            swarm.report(grant, dice.randint(1, grant.steps))
+        else:
+            swarm.now_s += dice.choice([0.0, 0.1, 0.1, 0.3, 1.0, 5.0] + [200.0] * (event > 0.97))
+            swarm.settle()
+        assert all(swarm.versions[block] >= version for block, version in before.items())
+        assert sorted(swarm.kept()) == sorted(swarm.acknowledged)
+    finish(swarm, WorkerFacts("last", 5000, 1.0))
+    assert sorted(swarm.merged) == sorted(swarm.acknowledged)
+
+
+def finish(swarm: Swarm, alone: WorkerFacts) -> None:
+    """However the others left it, one sound worker brings the run to its end."""
+    for _ in range(500):
+        answer = swarm.lease(alone)
+        if isinstance(answer, Grant):
+            swarm.now_s += answer.steps / (alone.steps_per_s or 1.0)
+            swarm.report(answer, answer.steps)
+            alone = replace(alone, blocks=frozenset(answer.base))
+        elif len(swarm.finished) == len(swarm.run.phases):
+            return
+        else:
+            swarm.now_s += max(answer.retry_s, 5.0)  # to the deadline of a round that is short of updates
+    pytest.fail(f"not finished after 500 leases: {swarm.rounds}")
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("speed", [None, 0.01, 3.0])
+def test_a_worker_alone_trains_shard_0_step_by_step_like_local_training(objective, speed):
+    swarm = a_swarm(objective)
+    finish(swarm, WorkerFacts("alone", 5000, speed))
+    trained = [(x.phase, x.shard, step) for x in swarm.grants for step in range(x.step_start, x.step_start + x.steps)]
+    assert trained == [(phase.index, 0, step) for phase in swarm.run.phases for step in range(phase.steps)]

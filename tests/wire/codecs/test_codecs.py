@@ -1,0 +1,166 @@
+"""How many bytes a round's update takes, and the bytes themselves as docs/protocol.md describes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+
+from blocktrain.model.block import block_shapes
+from blocktrain.spec import preset
+from blocktrain.wire.codecs.base import CodecSettings, update_settings
+from blocktrain.wire.updates import encode_update, max_update_bytes, read_update
+
+WIKITEXT = preset("wikitext")
+SHAPES = {"up": (40, 30), "gain": (7,)}
+
+
+def settings_of_all_rounds(spec, phase):
+    swarm = spec.swarm
+    return [
+        update_settings(swarm, phase.steps, s + swarm.round_steps) for s in range(0, phase.steps, swarm.round_steps)
+    ]
+
+
+@pytest.mark.parametrize("codec", ["sparse", "vector"])
+@pytest.mark.parametrize("round_steps", [5, 10, 50])
+@pytest.mark.parametrize("ratio", [50.0, 100.0, 200.0])
+def test_the_updates_of_a_whole_run_are_that_much_smaller_than_fp32(ratio, round_steps, codec):
+    changes = {"swarm.update": codec, "swarm.update_ratio": ratio, "swarm.round_steps": round_steps}
+    spec, plain, sent = WIKITEXT.with_(**changes), 0, 0
+    for phase in spec.phases:
+        shapes = {f"{b}.{name}": shape for b in phase.blocks for name, shape in block_shapes(spec, b).items()}
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        sizes = {x: len(encode_update(zeros, zeros, x)) for x in set(settings_of_all_rounds(spec, phase))}
+        rounds = settings_of_all_rounds(spec, phase)
+        plain += len(rounds) * 4 * sum(map(math.prod, shapes.values()))
+        sent += sum(sizes[x] for x in rounds)
+    header = 0.02 if (codec, ratio) == ("vector", 200.0) else 0.0  # it counts in the smallest
+    assert (1 - header) * ratio <= plain / sent < 1.12 * ratio
+
+
+@pytest.mark.parametrize("codec, setting", [("sparse", "kept"), ("vector", "spent")])
+def test_the_last_rounds_keep_more_and_no_round_more_than_the_run_takes(codec, setting):
+    spec = WIKITEXT.with_(**{"swarm.update": codec, "swarm.round_steps": 20})
+    phase = spec.phases[0]
+    kept = [getattr(settings, setting) for settings in settings_of_all_rounds(spec, phase)]
+    usual, more = set(kept[:-3]), set(kept[-3:])
+    assert len(kept) == 24
+    assert len(usual) == len(more) == 1
+    assert more.pop() > 4 * usual.pop()
+    widest = update_settings(spec.swarm, phase.steps, phase.steps)
+    assert all(widest.covers(settings) for settings in settings_of_all_rounds(spec, phase))
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_other_codecs_are_the_same_in_every_round(codec):
+    spec = WIKITEXT.with_(**{"swarm.update": codec})
+    assert set(settings_of_all_rounds(spec, spec.phases[0])) == {CodecSettings(codec)}
+
+
+def test_more_values_never_take_fewer_bytes():
+    sizes = [max_update_bytes(CodecSettings("sparse", kept=kept), SHAPES) for kept in range(8, 2049, 8)]
+    assert sizes == sorted(sizes)
+
+
+# A reader of its own, from docs/protocol.md alone
+
+
+def file_of(data):
+    (length,) = struct.unpack("<Q", data[:8])
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    metadata = header.pop("__metadata__")
+    return metadata, {name: body[slice(*entry["data_offsets"])] for name, entry in header.items()}
+
+
+def bfloat16s(data):
+    return [struct.unpack("<f", b"\0\0" + data[i : i + 2])[0] for i in range(0, len(data), 2)]
+
+
+def numbers(row, bits, count):
+    groups = [int.from_bytes(row[i : i + bits], "little") for i in range(0, len(row), bits)]
+    return [groups[i // 8] >> (i % 8 * bits) & (2**bits - 1) for i in range(count)] if bits else [0] * count
+
+
+def rows(part, count):
+    length = len(part) // count
+    return [part[i * length : (i + 1) * length] for i in range(count)]
+
+
+def sparse_by_the_page(data, n):
+    metadata, parts = file_of(data)
+    chunk, kept, bits = (int(metadata[key]) for key in ("chunk", "kept", "value_bits"))
+    count, L = -(-n // chunk), 2 ** (bits - 1)
+    l = min(8, int(math.log2(chunk // kept)))  # noqa: E741
+    values = [0.0] * (count * chunk)
+    tables = zip(*(rows(parts[name], count) for name in ("low", "high", "codes", "levels")), strict=True)
+    for r, (low, high, codes, levels) in enumerate(tables):
+        ones = [j for j in range(8 * len(high)) if high[j // 8] >> (j % 8) & 1]
+        places = [(j - i) * 2**l + x for i, (j, x) in enumerate(zip(ones, numbers(low, l, kept), strict=True))]
+        for place, c in zip(places, numbers(codes, bits, kept), strict=True):
+            values[r * chunk + place] = bfloat16s(levels)[c % L] * (-1 if c >= L else 1)
+    return values[:n]
+
+
+def turned_by_the_page(row):
+    for h in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        low = np.array([i for i in range(1024) if not i & h])
+        sums, differences = row[low] + row[low + h], row[low] - row[low + h]
+        row = row.copy()
+        row[low], row[low + h] = sums, differences
+    return row / np.float32(32)
+
+
+def vector_by_the_page(data, n):
+    _, parts = file_of(data)
+    gains, values, s = bfloat16s(parts["gains"]), [], 0
+    bits = b"".join(hashlib.sha256(parts["book"] + f"flip {part}".encode()).digest() for part in range(4))
+    flips = np.array([1 - 2 * (bits[i // 8] >> (i % 8) & 1) for i in range(1024)], np.float32)
+    for count in parts["counts"]:
+        row = np.zeros(1024, np.float32)
+        for stage in range(count):
+            low = parts["low"][32 * s : 32 * s + 32]
+            codes = [a + 256 * b for a, b in zip(low, numbers(parts["high"][8 * s : 8 * s + 8], 2, 32), strict=True)]
+            words = [hashlib.sha256(parts["book"] + f"{stage} {code % 512}".encode()).digest() for code in codes]
+            signs = [
+                (-1) ** ((word[j // 8] >> (j % 8) & 1) + (code >= 512))
+                for word, code in zip(words, codes, strict=True)
+                for j in range(32)
+            ]
+            row += turned_by_the_page(np.array(signs, np.float32)) * flips * np.float32(gains[s])
+            s += 1
+        values += row.tolist()
+    return values[:n]
+
+
+def steps_by_the_page(data, n):
+    metadata, parts = file_of(data)
+    bits, count = int(metadata["codec"].removeprefix("int")), -(-n // 256)
+    return [
+        (code - (2 ** (bits - 1) - 1)) * scale
+        for row, scale in zip(rows(parts["codes"], count), bfloat16s(parts["scale"]), strict=True)
+        for code in numbers(row, bits, 256)
+    ][:n]
+
+
+@pytest.mark.parametrize(
+    "settings, reader",
+    [
+        (CodecSettings("sparse", 256, 24), sparse_by_the_page),
+        (CodecSettings("sparse", 500, 33, 3), sparse_by_the_page),
+        (CodecSettings("vector", spent=3500), vector_by_the_page),
+        (CodecSettings("int8"), steps_by_the_page),
+        (CodecSettings("int6"), steps_by_the_page),
+    ],
+    ids=lambda value: getattr(value, "codec", ""),
+)
+def test_the_page_on_the_protocol_says_enough_to_read_an_update(settings, reader):
+    before = {name: np.random.default_rng(1).standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
+    data = encode_update(before, {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}, settings)
+    update = read_update(data, SHAPES)
+    ours = np.concatenate([update.delta(name).reshape(-1) for name in ("up", "gain")]).astype(np.float32)
+    assert np.array_equal(np.array(reader(data, 1207), np.float32), ours)

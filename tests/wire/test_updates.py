@@ -1,0 +1,562 @@
+"""Updates made small: what is lost is bounded, small and kept for later; what others send is checked."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blocktrain.errors import ConfigError, TensorError
+from blocktrain.model.block import block_shapes
+from blocktrain.spec import preset
+from blocktrain.wire.codecs.base import BLOCK, CODECS, PIECE, CodecSettings
+from blocktrain.wire.error_feedback import ErrorFeedback
+from blocktrain.wire.safetensors import decode, encode
+from blocktrain.wire.updates import (
+    apply_update,
+    encode_difference,
+    encode_update,
+    max_update_bytes,
+    read_update,
+)
+
+SHAPES = {"embedding": (16, 20), "gain": (7,), "layers.0.up": (24, 16), "temperature": (), "unused": (0, 4)}
+SMALL = CodecSettings("sparse", chunk=64, kept=5, value_bits=2)
+ALL = [*(CodecSettings(codec) for codec in CODECS), SMALL]
+LOSSY = [settings for settings in ALL if not settings.lossless]
+WIKITEXT = block_shapes(preset("wikitext"), 1)
+
+all_codecs = pytest.mark.parametrize("settings", ALL, ids=lambda s: f"{s.codec}-{s.chunk}")
+lossy_codecs = pytest.mark.parametrize("settings", LOSSY, ids=lambda s: f"{s.codec}-{s.chunk}")
+seeds = st.integers(0, 2**32)
+scales = st.integers(-60, 60).map(lambda exponent: 2.0**exponent)
+sparse_settings = st.integers(1, 300).flatmap(
+    lambda chunk: st.builds(CodecSettings, st.just("sparse"), st.just(chunk), st.integers(1, chunk), st.integers(1, 4))
+)
+
+
+def normal(shapes, seed, scale=1.0):
+    generator = np.random.default_rng(seed)
+    return {
+        name: np.asarray(scale * generator.standard_normal(shape, np.float32), np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def trained(before, seed, scale=0.01):
+    """Each tensor moved by its own size of step, as optimisers do."""
+    moves = normal({name: tensor.shape for name, tensor in before.items()}, seed, scale)
+    return {name: np.asarray(before[name] - moves[name] * 4.0**i) for i, name in enumerate(sorted(before))}
+
+
+def deltas(update, base=None):
+    return {name: update.delta(name, None if base is None else base[name]) for name in update.names}
+
+
+def one_vector(values, settings):
+    """The decoded Δ of a block of one tensor."""
+    data = encode_update({"x": values}, {"x": np.zeros_like(values)}, settings)
+    return read_update(data, {"x": tuple(values.shape)}, expected=settings).delta("x").astype(np.float32)
+
+
+def equal(left, right):
+    return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
+
+
+def same(left, right):
+    return left.dtype == right.dtype and np.array_equal(left, right)
+
+
+def close(left, right, **tolerances):
+    return left.dtype == right.dtype and np.allclose(left, right, **tolerances)
+
+
+@given(seeds, scales)
+def test_fp32_gives_the_trained_weights_back_exactly(seed, scale):
+    before = normal(SHAPES, seed, scale)
+    after = trained(before, seed + 1, scale)
+    update = read_update(encode_update(before, after, CodecSettings("fp32")), SHAPES)
+    assert equal(apply_update(before, update), after)
+    for name in SHAPES:
+        assert same((before[name] - update.delta(name, before[name])).astype(np.float32), after[name])
+
+
+@pytest.mark.parametrize("codec, steps", [("int8", 127), ("int6", 31), ("int4", 7)])
+@given(seed=seeds, scale=scales, size=st.integers(1, 3 * BLOCK))
+def test_whole_steps_are_off_by_at_most_half_a_step_of_their_block(codec, steps, seed, scale, size):
+    values = normal({"x": (size,)}, seed, scale)["x"]
+    off = np.abs(one_vector(values, CodecSettings(codec)) - values)
+    for begin in range(0, size, BLOCK):
+        step = np.abs(values[begin : begin + BLOCK]).max() / steps * (1 + 2**-7)  # the scale is rounded up to bfloat16
+        assert off[begin : begin + BLOCK].max() <= step / 2 * (1 + 2**-20)
+
+
+@given(seeds, scales, st.integers(1, 3 * BLOCK))
+def test_fp16_keeps_eleven_digits_at_any_scale(seed, scale, size):
+    values = normal({"x": (size,)}, seed, scale)["x"]
+    off = np.abs(one_vector(values, CodecSettings("fp16")) - values)
+    assert (off <= np.abs(values) * 2**-11 + np.abs(values).max() * 2**-38).all()
+
+
+@given(seeds, sparse_settings, st.integers(1, 9))
+def test_sparse_keeps_the_largest_of_every_chunk(seed, settings, chunks):
+    values = normal({"x": (chunks, settings.chunk)}, seed)["x"]
+    sent = one_vector(values, settings)
+    largest = np.zeros_like(values, bool)
+    np.put_along_axis(largest, np.abs(values).argsort(axis=1)[:, -settings.kept :], True, axis=1)
+    assert same(np.sign(sent), np.sign(values) * largest)
+    smallest = np.where(largest, np.abs(values), np.inf).min(axis=1, keepdims=True)
+    assert (np.abs(sent) <= np.abs(values).max(axis=1, keepdims=True) * (1 + 2**-8)).all()
+    assert (np.abs(sent) >= smallest * (1 - 2**-8) * largest).all()
+
+
+@given(seeds, sparse_settings, st.integers(1, 700), scales)
+def test_sparse_never_leaves_more_than_it_got(seed, settings, size, scale):
+    values = normal({"x": (size,)}, seed, scale)["x"].astype(np.float64)
+    assert np.linalg.norm(values - one_vector(values, settings)) <= np.linalg.norm(values) * (1 + 2**-7)
+
+
+@given(seeds, st.integers(1, 16_000), st.integers(1, 3000), scales)
+def test_vector_never_leaves_more_than_it_got(seed, spent, size, scale):
+    values = normal({"x": (size,)}, seed, scale)["x"].astype(np.float64)
+    rest = values - one_vector(values, CodecSettings("vector", spent=spent))
+    assert np.linalg.norm(rest) <= np.linalg.norm(values) * (1 + 2**-7)
+
+
+@pytest.mark.parametrize("power", [1, 3], ids=["normal", "few large"])
+def test_one_stage_leaves_five_sevenths_of_any_energy_and_the_next_as_much_of_the_rest(power):
+    values = normal({"x": (64, 1024)}, 1)["x"] ** power
+    for spent, left in ((1000, 5 / 7), (2000, (5 / 7) ** 2), (6000, (5 / 7) ** 6)):
+        rest = values - one_vector(values, CodecSettings("vector", spent=spent))
+        assert float(np.square(rest).sum() / np.square(values).sum()) == pytest.approx(left, rel=0.03)
+
+
+def test_stages_go_to_the_rows_that_lack_most():
+    values = normal({"x": (8, 1024)}, 1)["x"] * np.array([[10.0]] * 2 + [[0.1]] * 6, np.float32)
+    sent = one_vector(values, CodecSettings("vector", spent=1000))
+    assert np.abs(sent[:2]).min() > 0
+    assert np.abs(sent[2:]).max() == 0
+
+
+def test_four_values_in_a_chunk_of_two_levels_come_back_whole():
+    values = np.zeros(4096, np.float32)
+    values[[0, 17, 4000, 4095]] = [0.5, -0.5, 3.0, -3.0]
+    assert same(one_vector(values, CodecSettings("sparse", kept=4, value_bits=2)), values)
+
+
+@all_codecs
+def test_an_update_of_nothing_is_nothing(settings):
+    before = normal(SHAPES, 1)
+    update = read_update(encode_update(before, before, settings), SHAPES)
+    assert equal(apply_update(before, update), before)
+    assert update.squared_norm(before) == 0
+
+
+@all_codecs
+@pytest.mark.parametrize("shapes", [{}, {"unused": (0, 4)}, {"temperature": ()}])
+def test_blocks_of_next_to_nothing_come_back(settings, shapes):
+    before = normal(shapes, 1)
+    after = {name: np.asarray(tensor - 1) for name, tensor in before.items()}
+    got = apply_update(before, read_update(encode_update(before, after, settings), shapes, expected=settings))
+    allowed = 1.0 if settings.codec == "vector" else 0.01  # a lone value is little of a row of 1024, and comes in time
+    for name in shapes:
+        assert close(got[name], after[name], rtol=0.0, atol=allowed)
+
+
+@all_codecs
+def test_a_tensor_alone_is_what_it_is_among_the_others(settings):
+    before = normal(SHAPES, 1)
+    update = read_update(encode_update(before, trained(before, 2), settings), SHAPES)
+    together = deltas(update, before)
+    assert update.names == ("layers.0.up", "embedding", "gain", "temperature", "unused")
+    for name in reversed(update.names):
+        alone = update.delta(name, before[name])
+        assert alone.dtype == np.float64
+        assert alone.shape == before[name].shape
+        assert same(alone, together[name])
+    norm = sum(np.square(tensor).sum().item() for tensor in together.values())
+    assert update.squared_norm(before) == pytest.approx(norm)
+
+
+@all_codecs
+def test_equal_tensors_give_equal_bytes_in_any_order_and_layout(settings):
+    before = normal(SHAPES, 1)
+    after = trained(before, 2)
+    turned = {
+        name: np.asfortranarray(after[name], np.float64) if after[name].ndim == 2 else after[name] for name in after
+    }
+    backwards = dict(reversed(turned.items()))
+    assert encode_update(before, after, settings) == encode_update(before, backwards, settings)
+
+
+@pytest.mark.parametrize(
+    "settings, times_smaller",
+    [
+        (CodecSettings("fp32"), 0.99),
+        (CodecSettings("fp16"), 1.98),
+        (CodecSettings("int8"), 3.9),
+        (CodecSettings("int6"), 5.2),
+        (CodecSettings("int4"), 7.8),
+        (CodecSettings("sparse"), 200),
+        (CodecSettings("sparse", kept=184), 92),
+        (CodecSettings("sparse", value_bits=2), 180),
+        (CodecSettings("sparse", value_bits=3), 160),
+        (CodecSettings("sparse", value_bits=4), 140),
+        (CodecSettings("vector"), 90),
+        (CodecSettings("vector", spent=250), 300),
+    ],
+)
+def test_a_block_of_the_wikitext_preset_gets_this_much_smaller(settings, times_smaller):
+    before = normal(WIKITEXT, 1)
+    data = encode_update(before, trained(before, 2), settings)
+    assert 4 * sum(map(math.prod, WIKITEXT.values())) / len(data) >= times_smaller
+    assert len(data) <= max_update_bytes(settings, WIKITEXT)
+
+
+def sent(feedback, published, after, settings, earlier=None):
+    """The update, accepted."""
+    data = feedback.compress(published, after, settings, earlier)
+    feedback.accepted(data, published, after, earlier)
+    return data
+
+
+@lossy_codecs
+@given(seed=seeds)
+def test_one_worker_goes_on_from_its_own_weights_whatever_was_sent_of_them(settings, seed):
+    feedback, published = ErrorFeedback(), normal(SHAPES, seed)
+    assert equal(feedback.start(published), published)
+    for step in range(3):
+        after = trained(feedback.start(published), step)
+        published = apply_update(published, read_update(sent(feedback, published, after, settings), SHAPES))
+        for name, tensor in feedback.start(published).items():
+            assert close(tensor, after[name], atol=1e-4)
+
+
+def test_small_values_are_sent_in_the_end():
+    feedback, settings = ErrorFeedback(), CodecSettings("sparse", chunk=64, kept=1)
+    published, goal = {"x": np.zeros(64, np.float32)}, {"x": np.linspace(0.5, 1.0, 64, dtype=np.float32)}
+    for _ in range(64):
+        published = apply_update(published, read_update(sent(feedback, published, goal, settings), {"x": (64,)}))
+    assert close(published["x"], goal["x"], rtol=2**-8)
+
+
+def off(some, others):
+    return math.hypot(*(np.linalg.norm(some[name] - others[name]) for name in others))
+
+
+def course_of(start, seed, rounds):
+    """Versions of a block that goes straight on."""
+    step = normal(SHAPES, seed, 0.01)
+    return [{name: np.asarray(start[name] - number * step[name]) for name in start} for number in range(rounds)]
+
+
+@lossy_codecs
+def test_an_update_coded_from_the_course_decodes_with_the_two_versions_that_it_was_built_on(settings):
+    earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
+    update = read_update(encode_update(base, after, settings, earlier), SHAPES, expected=settings)
+    assert update.from_course
+    assert update.needs_base
+    plain = apply_update(base, read_update(encode_update(base, after, settings), SHAPES))
+    assert off(apply_update(base, update, earlier), after) <= 0.55 * off(plain, after)
+
+
+@lossy_codecs
+def test_pieces_and_whole_changes_from_the_course_are_the_same(settings):
+    earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
+    update = read_update(encode_update(base, after, settings, earlier), SHAPES)
+    for name in SHAPES:
+        whole = update.change(name, base[name], earlier[name])
+        assert close(update.delta(name, base[name], earlier[name]).astype(np.float32), whole, rtol=1e-6)
+
+
+def test_a_piece_that_was_used_is_not_held_while_the_next_is_waited_for():
+    before, after = normal({"up": (3, PIECE)}, 1), normal({"up": (3, PIECE)}, 2)
+    pieces = read_update(encode_update(before, after, CodecSettings("int8")), {"up": (3, PIECE)}).pieces("up")
+    used = weakref.ref(next(pieces))
+    assert used() is None
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"base": np.zeros((24, 16), np.float32)}, {"earlier": np.zeros((24, 16), np.float32)}]
+)
+def test_an_update_coded_from_the_course_is_not_read_without_both_versions(given):
+    earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
+    update = read_update(encode_update(base, after, SMALL, earlier), SHAPES)
+    with pytest.raises(TensorError, match="where it is coded from the course, the one before"):
+        update.delta("layers.0.up", **given)
+
+
+@pytest.mark.parametrize("codec, value", [("sparse", "0"), ("int8", ""), ("fp32", "1")])
+def test_only_lossy_updates_may_be_coded_from_the_course_and_say_so_in_one_way(codec, value):
+    with pytest.raises(TensorError, match="from_course"):
+        read_update(remade(CodecSettings(codec), {"from_course": value}), SHAPES)
+
+
+@pytest.mark.parametrize("codec, uses_it", [("int8", False), ("sparse", True), ("vector", True)])
+def test_only_codecs_that_send_little_go_by_the_course(codec, uses_it):
+    earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
+    data = ErrorFeedback().compress(base, after, CodecSettings(codec), earlier)
+    assert read_update(data, SHAPES).from_course == uses_it
+
+
+@lossy_codecs
+def test_what_is_left_out_is_the_same_part_of_the_weights_whether_by_the_course_or_not(settings):
+    earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
+    feedback = ErrorFeedback()
+    update = read_update(sent(feedback, base, after, settings, earlier), SHAPES)
+    published = apply_update(base, update, earlier)
+    for name, tensor in feedback.start(published).items():
+        assert close(tensor, after[name], atol=1e-5)
+
+
+def test_another_codec_sends_what_is_left_over():
+    before, feedback = normal(SHAPES, 1), ErrorFeedback()
+    after = trained(before, 2)
+    published = apply_update(before, read_update(sent(feedback, before, after, SMALL), SHAPES))
+    rest = sent(feedback, published, feedback.start(published), CodecSettings("fp16"))
+    published = apply_update(published, read_update(rest, SHAPES))
+    for name in SHAPES:
+        assert close(published[name], after[name], rtol=0.001, atol=1e-4)
+
+
+@lossy_codecs
+def test_an_update_that_was_not_accepted_changes_nothing(settings):
+    before, feedback = normal(SHAPES, 1), ErrorFeedback()
+    sent(feedback, before, trained(before, 2), settings)
+    start = feedback.start(before)
+    feedback.compress(before, trained(start, 3), settings)
+    assert equal(feedback.start(before), start)
+
+
+def test_the_next_phase_takes_over_what_is_unsent_of_the_blocks_it_goes_on_with():
+    before, feedback = normal({"0.up": (8, 8), "1.up": (8, 8)}, 1), ErrorFeedback()
+    sent(feedback, before, trained(before, 2), SMALL)
+    unsent = feedback.unsent["1.up"]
+    following = {"1.up": before["1.up"], "2.up": np.ones((8, 8), np.float32)}
+    assert equal(feedback.start(following), {"1.up": before["1.up"] - unsent, "2.up": np.ones((8, 8), np.float32)})
+    assert feedback.unsent.keys() == {"1.up"}
+
+
+def test_fp32_leaves_nothing_behind():
+    before, feedback, settings = normal(SHAPES, 1), ErrorFeedback(), CodecSettings("fp32")
+    after = trained(before, 2)
+    assert sent(feedback, before, after, settings) == encode_update(before, after, settings)
+    assert feedback.unsent == {}
+
+
+def test_a_residual_of_another_block_is_refused():
+    feedback = ErrorFeedback()
+    feedback.unsent = {"gain": np.ones(3, np.float32)}
+    with pytest.raises(TensorError, match="give two states of the same block"):
+        feedback.start(normal(SHAPES, 1))
+
+
+@all_codecs
+def test_differences_keep_every_worker_in_step_with_the_coordinator(settings):
+    published = normal(SHAPES, 1)
+    workers = [{name: tensor.copy() for name, tensor in published.items()} for _ in range(2)]
+    for version in range(5):
+        merged = trained(published, version)
+        data, published = encode_difference(published, merged, settings)
+        workers = [apply_update(worker, read_update(data, SHAPES)) for worker in workers]
+        assert all(equal(worker, published) for worker in workers)
+        assert not settings.lossless or equal(published, merged)
+
+
+def test_a_download_as_int6_is_four_times_smaller_and_off_by_a_thirtieth_of_the_step():
+    old = normal(WIKITEXT, 1)
+    new = trained(old, 2, scale=1e-6)
+    data, published = encode_difference(old, new, CodecSettings("int6"))
+    assert 4 * len(data) < 4 * sum(map(math.prod, WIKITEXT.values()))
+    for name in WIKITEXT:
+        assert np.linalg.norm(published[name] - new[name]) < np.linalg.norm(new[name] - old[name]) / 30
+
+
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        ({"codec": "zip"}, 'codec = "zip" is unknown: use one of fp32, fp16, int8, int6, int4, sparse, vector'),
+        ({"chunk": 0}, "chunk = 0 must be a whole number from 1 to 65536"),
+        ({"chunk": 2**16 + 1}, "chunk = 65537 must be"),
+        ({"chunk": 64.0}, "chunk = 64.0 must be"),
+        ({"kept": 0}, "kept = 0 must be a whole number from 1 to 4096"),
+        ({"kept": 4097}, "kept = 4097 must be"),
+        ({"value_bits": 5}, "value_bits = 5 must be a whole number from 1 to 4"),
+        ({"spent": 0}, "spent = 0 must be a whole number from 1 to 16000"),
+        ({"spent": 16001}, "spent = 16001 must be"),
+    ],
+)
+def test_settings_are_checked_at_birth(changes, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        CodecSettings(**{"codec": "sparse", **changes})
+
+
+@all_codecs
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e38])
+def test_a_diverged_update_is_not_encoded(settings, value):
+    with pytest.raises(TensorError, match=r'tensor "x" holds NaN, Inf or more than 9e\+37'):
+        encode_update({"x": np.zeros(3, np.float32)}, {"x": np.array([0, value, 0], np.float32)}, settings)
+
+
+@pytest.mark.parametrize(
+    "after", [{}, {"x": np.ones(2, np.float32)}, {"x": np.ones(3, np.float32), "y": np.ones(1, np.float32)}]
+)
+def test_two_states_of_different_blocks_make_no_update(after):
+    with pytest.raises(TensorError, match=r'tensor "[xy]" is not the same in the two'):
+        encode_update({"x": np.ones(3, np.float32)}, after, CodecSettings("int8"))
+
+
+@pytest.mark.parametrize("base", [None, np.ones(3, np.float32)])
+def test_fp32_needs_the_version_that_it_was_built_on(base):
+    before = normal(SHAPES, 1)
+    update = read_update(encode_update(before, before, CodecSettings("fp32")), SHAPES)
+    assert update.needs_base
+    with pytest.raises(TensorError, match=r'a base of shape \(7,\) is needed for tensor "gain" and .* was given'):
+        update.delta("gain", base)
+
+
+# What others may send
+
+
+def parts_of(settings, shapes=SHAPES):
+    before = normal(shapes, 1)
+    return decode(encode_update(before, trained(before, 2), settings))
+
+
+def changed(settings, name, index, value):
+    """An update with one value of one part replaced."""
+    parts, metadata = parts_of(settings)
+    parts[name].reshape(-1)[index] = value
+    return encode(parts, metadata)
+
+
+def remade(settings, new_metadata=(), **new_parts):
+    parts, metadata = parts_of(settings)
+    tables = ({**parts, **new_parts}, {**metadata, **dict(new_metadata)})
+    return encode(*({key: value for key, value in table.items() if value is not None} for table in tables))
+
+
+def u8(*shape):
+    return np.zeros(shape, np.uint8)
+
+
+INT8 = CodecSettings("int8")
+VECTOR = CodecSettings("vector")
+
+
+@pytest.mark.parametrize(
+    "data, complaint",
+    [
+        (b"", "not whole safetensors bytes"),
+        (encode({}), 'got an update of format "None" and "1" is read here'),
+        (remade(SMALL, {"update": "2"}), 'format "2" and "1" is read here: run the version of blocktrain'),
+        (remade(SMALL, {"codec": "pickle"}), 'codec = "pickle" is unknown'),
+        (remade(SMALL, {"codec": None}), "its metadata names no codec"),
+        (remade(SMALL, {"layout": None}), "its metadata names no layout"),
+        (remade(SMALL, {"layout": "f" * 16}), 'made for tensors of layout "ffffffffffffffff" and this block of 5'),
+        (remade(SMALL, {"chunk": "999999999"}), "chunk = 999999999 must be"),
+        (remade(SMALL, {"chunk": "9" * 30}), "chunk = -1 must be"),
+        (remade(SMALL, {"chunk": "9" * 600}), "its metadata holds more than 64 characters under one key"),
+        (remade(SMALL, {"chunk": "-64"}), "chunk = -1 must be"),
+        (remade(SMALL, {"chunk": "٦٤"}), "chunk = -1 must be"),
+        (remade(SMALL, {"chunk": "064"}), "its metadata is not exactly what codec sparse takes"),
+        (remade(SMALL, {"kept": None}), "its metadata is not exactly what codec sparse takes"),
+        (remade(SMALL, {"kept": "6"}), "a chunk holds 5 places and 6 are expected"),
+        (remade(SMALL, {"kept": "9"}), r'part "codes" is uint8 \(12, 2\) and uint8 \(12, 4\) is expected'),
+        (remade(SMALL, {"self": "1"}), "its metadata is not exactly"),
+        (remade(INT8, {"chunk": "64"}), "its metadata is not exactly what codec int8 takes"),
+        (remade(INT8, {"codec": "fp16"}), r'part "codes" is uint8 \(3, 256\) and float16'),
+        (remade(INT8, {"codec": "fp32"}), "it has 2 parts, not exactly values"),
+        (remade(INT8, scale=None), "it has 1 parts, not exactly codes, scale"),
+        (remade(INT8, extra=u8(1)), "it has 3 parts, not exactly codes, scale"),
+        (remade(INT8, codes=u8(2, 256)), r'part "codes" is uint8 \(2, 256\) and uint8 \(3, 256\)'),
+        (remade(INT8, codes=u8(3 * 256)), r'part "codes" is uint8 \(768,\)'),
+        (remade(INT8, codes=u8(3, 256).astype(np.int8)), r'part "codes" is int8'),
+        (changed(INT8, "scale", 1, math.nan), 'part "scale" holds NaN, Inf or more than 7e'),
+        (changed(INT8, "scale", 1, math.inf), 'part "scale" holds NaN, Inf'),
+        (changed(INT8, "scale", 1, -1e37), 'part "scale" holds NaN, Inf'),
+        (changed(CodecSettings("fp16"), "codes", 5, math.nan), 'part "codes" holds NaN, Inf'),
+        (changed(CodecSettings("fp16"), "codes", 5, math.inf), 'part "codes" holds NaN, Inf'),
+        (changed(CodecSettings("fp16"), "scale", 1, math.inf), 'part "scale" holds NaN, Inf'),
+        (changed(CodecSettings("fp32"), "values", 9, math.nan), 'part "values" holds NaN, Inf'),
+        (changed(CodecSettings("fp32"), "values", 9, -math.inf), 'part "values" holds NaN, Inf'),
+        (changed(SMALL, "levels", 3, math.nan), 'part "levels" holds NaN, Inf'),
+        (changed(SMALL, "levels", 3, 1e38), 'part "levels" holds NaN, Inf'),
+        (remade(VECTOR, {"spent": "2000"}), r'part "gains" is bfloat16 \(1, 1\) and bfloat16 \(2, 1\)'),
+        (
+            remade(VECTOR, {"spent": None, "kept": "1"}),
+            "its metadata is not exactly what codec vector takes: codec, spent",
+        ),
+        (changed(VECTOR, "counts", 0, 2), "its rows name 2 stages where 1 are expected, and at most 32 a row"),
+        (changed(CodecSettings("vector", spent=16_000), "counts", 0, 33), "its rows name 33 stages where 16"),
+        (changed(VECTOR, "gains", 0, math.nan), 'part "gains" holds NaN, Inf'),
+        (changed(VECTOR, "gains", 0, 3e36), 'part "gains" holds NaN, Inf'),
+        (changed(SMALL, "high", 2, 0), "a chunk holds .* places and 5 are expected"),
+        (changed(SMALL, "high", 2, 255), "a chunk holds .* places and 5 are expected"),
+        (remade(SMALL, high=np.full((12, 2), 0b00011111, np.uint8)), "a chunk holds 10 places"),
+        (remade(SMALL, high=np.array([[0, 0b11111000]] * 12, np.uint8)), "a place is .* in a chunk of 64"),
+        (
+            remade(SMALL, high=np.array([[0b00011111, 0]] * 12, np.uint8), low=u8(12, 3)),
+            "the places of a chunk repeat or do not rise",
+        ),
+    ],
+)
+def test_an_update_that_lies_is_refused(data, complaint):
+    with pytest.raises(TensorError, match=complaint):
+        read_update(data, SHAPES)
+
+
+@pytest.mark.parametrize(
+    "settings", [CodecSettings("sparse"), CodecSettings("sparse", 64, 6, 2), CodecSettings("fp16")]
+)
+def test_another_coding_than_the_run_takes_is_refused(settings):
+    before = normal(SHAPES, 1)
+    data = encode_update(before, before, settings)
+    with pytest.raises(TensorError, match=r"coded as codec = .* and codec = sparse, chunk = 64, kept = 5, .* expected"):
+        read_update(data, SHAPES, expected=SMALL)
+
+
+@pytest.mark.parametrize(
+    "sent, taken",
+    [(CodecSettings("sparse", 64, 3, 2), SMALL), (CodecSettings("vector", spent=400), CodecSettings("vector"))],
+)
+def test_a_smaller_update_than_the_run_takes_is_accepted(sent, taken):
+    before = normal(SHAPES, 1)
+    data = encode_update(before, trained(before, 2), sent)
+    assert read_update(data, SHAPES, expected=taken).settings == sent
+
+
+@all_codecs
+@pytest.mark.parametrize(
+    "shapes", [{}, SHAPES | {"gain": (7, 1)}, SHAPES | {"more": (0,)}, {**SHAPES, "layers.0.up": (16, 24)}]
+)
+def test_an_update_of_another_block_is_refused(settings, shapes):
+    before = normal(SHAPES, 1)
+    with pytest.raises(TensorError, match=r"made for tensors of layout|at most \d+ are accepted"):
+        read_update(encode_update(before, before, settings), shapes)
+
+
+def test_more_bytes_than_any_update_of_the_block_takes_are_not_looked_at():
+    padding = {"padding": np.zeros(2000, np.float32)}
+    with pytest.raises(TensorError, match=r"got \d+ bytes of tensors and at most \d+ are accepted"):
+        read_update(encode(padding), SHAPES, expected=SMALL)
+    with pytest.raises(TensorError, match="at most 99 are accepted"):
+        read_update(remade(SMALL), SHAPES, max_bytes=99)
+
+
+@all_codecs
+@given(data=st.data())
+def test_changed_bytes_give_finite_deltas_or_our_error_and_nothing_else(settings, data):
+    before = normal(SHAPES, 1)
+    whole = bytearray(encode_update(before, trained(before, 2), settings))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    with suppress(TensorError):
+        update = read_update(bytes(whole), SHAPES)
+        assert all(np.isfinite(tensor).all() for tensor in deltas(update, before).values())
+        assert all(np.isfinite(tensor).all() for tensor in apply_update(before, update).values())
