@@ -353,6 +353,14 @@ def test_a_manifest_reads_back_equal(run):
     assert Manifest.model_validate_json(run.manifest().model_dump_json()) == run.manifest()
 
 
+def test_a_manifest_of_an_older_version_is_read(run):
+    path = run.path / "manifest.json"
+    path.write_text(path.read_text().replace("spec_toml_sha256", "spec_sha256"))
+    assert RunDirectory.open(run.path).manifest() == run.manifest()
+    run.save_block(0, NEW, steps=1)
+    assert "spec_toml_sha256" in path.read_text()
+
+
 def test_metrics_come_back_in_order(run):
     assert run.metrics() == []
     run.log({"step": 1, "loss": 5.5})

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Self, TypeAlias
 import tomli_w
 import torch
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from blocktrain.errors import CheckpointError, ConfigError, StorageError, TensorError
@@ -55,7 +55,9 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    spec_sha256: str  # of spec.toml as it was written, so that settings added later leave old runs readable
+    # Of the file spec.toml as it was written: settings that are added later leave old runs readable. Older versions
+    # called it spec_sha256.
+    spec_toml_sha256: str = Field(validation_alias=AliasChoices("spec_toml_sha256", "spec_sha256"))
     corpus_sha256: str
     blocks: dict[int, BlockEntry] = {}
     finished: tuple[int, ...] = ()  # phases
@@ -83,7 +85,7 @@ class RunDirectory:
             if (path / MANIFEST_FILE).exists():
                 _require_same_corpus(path, run.manifest().corpus_sha256, corpus_sha256)
             else:
-                run._write_manifest(Manifest(spec_sha256=run._spec_sha256(), corpus_sha256=corpus_sha256))
+                run._write_manifest(Manifest(spec_toml_sha256=run._spec_toml_sha256(), corpus_sha256=corpus_sha256))
         return run
 
     @classmethod
@@ -94,7 +96,7 @@ class RunDirectory:
                     f"{path} is not a run directory, it has no {name}: give the --out of blocktrain train"
                 )
         run = cls(path, _read_spec(path))
-        if run.manifest().spec_sha256 != run._spec_sha256():
+        if run.manifest().spec_toml_sha256 != run._spec_toml_sha256():
             raise CheckpointError(
                 f"{path / SPEC_FILE} is not the spec that the blocks beside it were trained with: "
                 f"undo the change to it, or train again into another --out"
@@ -194,7 +196,7 @@ class RunDirectory:
         lines = _read(path).splitlines() if path.exists() else []
         return [record for record in map(_parse_line, lines) if record is not None]
 
-    def _spec_sha256(self) -> str:
+    def _spec_toml_sha256(self) -> str:
         return hashlib.sha256(_read(self.path / SPEC_FILE)).hexdigest()
 
     def _read_block(self, block: int) -> tuple[Path, bytes]:

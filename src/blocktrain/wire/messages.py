@@ -46,7 +46,7 @@ class RunInfo(Message):
 
     protocol: int = PROTOCOL_VERSION
     spec: dict[str, Any]
-    spec_sha256: Sha256
+    spec_digest: Sha256
     corpus_sha256: Sha256
     corpus: dict[str, Blob]  # split -> its bytes
 
@@ -151,7 +151,7 @@ class ModelManifest(Message):
     empty unless it was fitted to exactly these versions."""
 
     spec: dict[str, Any]
-    spec_sha256: Sha256
+    spec_digest: Sha256
     corpus_sha256: Sha256
     blocks: tuple[BlockVersion, ...]
     finished: tuple[int, ...]

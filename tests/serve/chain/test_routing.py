@@ -34,7 +34,7 @@ def model(version: str = "v1", spec: str = "spec", blocks: int = BLOCKS) -> Serv
         context=64,
         longest_sweep=0,
         survives_loss=True,
-        spec_sha256=spec,
+        spec_digest=spec,
     )
 
 

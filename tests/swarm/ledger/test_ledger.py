@@ -34,7 +34,7 @@ ADA, BOB, EVE = (name * 64 for name in "abe")
 SPEC = SwarmSpec(round_steps=10)
 PHASE = Phase(0, blocks=(0, 1), below=(), ahead=(), steps=25)
 FIRST = open_round(PHASE, 0, {0: 0, 1: 0}, step_start=0, limit_s=60.0, now_s=100.0, spec=SPEC)
-RUN = Run(spec="name = 'r'", spec_sha256="5" * 64, corpus_sha256="c" * 64, protocol=1, created_s=1.0)
+RUN = Run(spec="name = 'r'", spec_digest="5" * 64, corpus_sha256="c" * 64, protocol=1, created_s=1.0)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -138,7 +138,7 @@ def test_a_run_is_kept_for_whoever_opens_the_ledger_next(ledger, where):
 
 @pytest.mark.parametrize(
     "other, what",
-    [({"spec_sha256": "6" * 64}, "spec"), ({"corpus_sha256": "d" * 64}, "corpus"), ({"protocol": 2}, "protocol")],
+    [({"spec_digest": "6" * 64}, "spec"), ({"corpus_sha256": "d" * 64}, "corpus"), ({"protocol": 2}, "protocol")],
 )
 def test_a_ledger_of_another_run_is_refused_with_the_remedy(ledger, other, what):
     ledger.create_run(RUN)

@@ -12,7 +12,7 @@ from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.arrays import as_tensors
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes
-from blocktrain.serve.segment.segment import Segment, version_of
+from blocktrain.serve.segment.segment import Segment, model_digest
 from blocktrain.spec import RunSpec
 from blocktrain.wire.safetensors import decode
 
@@ -42,7 +42,7 @@ class DirectorySource:
 
     def newest(self, blocks: Sequence[int] | None, known: str | None = None, **settings: Any) -> Segment | None:
         run = RunDirectory.open(self._path)
-        if known is not None and version_of(run.manifest()) == known:
+        if known is not None and model_digest(run.manifest()) == known:
             return None
         return Segment.open(self._path, blocks, **settings)
 

@@ -76,7 +76,7 @@ def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str |
             blobs = Blobs(blobs_url or folder / BLOBS_FOLDER)
             run = found_run(spec, corpus, ledger, blobs, time.time())
             process.submit(_describe, spec).result()
-            newborn = folder / NEWBORN_FOLDER / run.spec_sha256[:16]
+            newborn = folder / NEWBORN_FOLDER / run.spec_digest[:16]
             memory_bytes = process.submit(raise_blocks, spec, newborn).result()
         del corpus  # it is among the blobs now
         coordinator = Coordinator(

@@ -41,15 +41,15 @@ class Served(Part):
     context: Count
     longest_sweep: Count
     survives_loss: bool
-    spec_sha256: Name
+    spec_digest: Name
 
     @classmethod
-    def of(cls, info: ModelInfo, spec_sha256: str) -> Served:
-        return cls(**vars(info), spec_sha256=spec_sha256)
+    def of(cls, info: ModelInfo, spec_digest: str) -> Served:
+        return cls(**vars(info), spec_digest=spec_digest)
 
     @property
     def info(self) -> ModelInfo:
-        return ModelInfo(**self.model_dump(exclude={"spec_sha256"}))
+        return ModelInfo(**self.model_dump(exclude={"spec_digest"}))
 
 
 class Hello(Message):

@@ -140,7 +140,7 @@ class Pipeline:
         """The stages of our model; one that serves another now is as good as away."""
         views = [view for link in self.links.values() if (view := link.view()) is not None]
         model = self._model
-        return [view for view in views if model is None or view.models[0].spec_sha256 == model.spec_sha256]
+        return [view for view in views if model is None or view.models[0].spec_digest == model.spec_digest]
 
     def stats(self) -> PipelineStats:
         each = [link.stats for link in self.links.values()]

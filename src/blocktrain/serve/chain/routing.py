@@ -128,10 +128,10 @@ def model_problem(views: Sequence[StageView]) -> str | None:
     """Why these stages are not of one model."""
     for view in views:
         ours, theirs = views[0].models[0], view.models[0]
-        if theirs.spec_sha256 != ours.spec_sha256:
+        if theirs.spec_digest != ours.spec_digest:
             return (
-                f"{views[0].address} serves {ours.name} (spec {ours.spec_sha256[:12]}) and {view.address} serves "
-                f"{theirs.name} (spec {theirs.spec_sha256[:12]}): give stages of one model"
+                f"{views[0].address} serves {ours.name} (spec {ours.spec_digest[:12]}) and {view.address} serves "
+                f"{theirs.name} (spec {theirs.spec_digest[:12]}): give stages of one model"
             )
     return None
 

@@ -74,7 +74,7 @@ class Segment:
             get = run.map_block if offload else run.load_block
             tensors = {index: get(index, block_shapes(run.spec, index)) for index in wanted}
             if run.manifest() == manifest:  # else somebody published a block while we read: never mix two versions
-                return cls(run.spec, tensors, manifest.combine, version=version_of(manifest), **settings)
+                return cls(run.spec, tensors, manifest.combine, version=model_digest(manifest), **settings)
 
     @property
     def cached_bytes(self) -> int:
@@ -416,7 +416,7 @@ def model_info(spec: RunSpec, version: str) -> ModelInfo:
     )
 
 
-def version_of(manifest: Manifest) -> str:
+def model_digest(manifest: Manifest) -> str:
     """Names exactly these blocks and weights."""
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()[:16]
 

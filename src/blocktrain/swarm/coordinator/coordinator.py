@@ -69,7 +69,7 @@ class Coordinator:
             corpus = {split: self._blocks.blob(sha256) for split, sha256 in run.corpus.items()}
         return RunInfo(
             spec=self._spec.model_dump(mode="json"),
-            spec_sha256=run.spec_sha256,
+            spec_digest=run.spec_digest,
             corpus_sha256=run.corpus_sha256,
             corpus=corpus,
         )
@@ -101,7 +101,7 @@ class Coordinator:
             blocks = tuple(self._blocks.reference(version) for version in newest.blocks.values())
         return ModelManifest(
             spec=info.spec,
-            spec_sha256=info.spec_sha256,
+            spec_digest=info.spec_digest,
             corpus_sha256=info.corpus_sha256,
             blocks=blocks,
             finished=tuple(phase.phase for phase in newest.phases if phase.finished),

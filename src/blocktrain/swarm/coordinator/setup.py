@@ -3,8 +3,6 @@ put where every coordinator of the run finds them. Next: coordinator.py."""
 
 from __future__ import annotations
 
-import hashlib
-
 from blocktrain.data.corpus import SPLITS, Corpus
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
@@ -15,11 +13,13 @@ from blocktrain.wire.messages import PROTOCOL_VERSION
 
 def found_run(spec: RunSpec, corpus: Corpus, ledger: Ledger, blobs: Blobs, now_s: float) -> Run:
     """The run of this ledger. Founding it again changes nothing; another spec or text in the same ledger is refused."""
-    text = spec.model_dump_json()
+    text, there = spec.model_dump_json(), ledger.run()
+    # Older versions kept a hash of the text. The run goes on with that one.
+    digest = there.spec_digest if there is not None and there.spec == text else spec.digest()
     return ledger.create_run(
         Run(
             spec=text,
-            spec_sha256=hashlib.sha256(text.encode()).hexdigest(),
+            spec_digest=digest,
             corpus_sha256=corpus.sha256,
             corpus={split: blobs.put(corpus.split(split).tobytes()) for split in SPLITS},
             protocol=PROTOCOL_VERSION,

@@ -71,8 +71,7 @@ _UPDATES_TAKEN_IN = (
 
 
 def run_of(connection: Connection) -> Run | None:
-    columns = [column for column in t.run.c if column.name != "id"]
-    row = connection.execute(select(*columns)).one_or_none()
+    row = connection.execute(select(*t.columns(t.run, "id"))).one_or_none()
     return Run(**row._asdict()) if row else None
 
 

@@ -17,7 +17,7 @@ ROLES: tuple[Role, ...] = ("admin", "worker", "viewer")
 @dataclass(frozen=True, kw_only=True)
 class Run:
     spec: str  # TOML or JSON, as the run was started
-    spec_sha256: str
+    spec_digest: str
     corpus_sha256: str
     corpus: Mapping[str, str] = field(default_factory=dict)  # split: blob
     protocol: int

@@ -34,7 +34,7 @@ class PeopleBook(Book):
                 connection.execute(insert(t.run).values(id=1, **asdict(new)))
                 return new
         for what, old, wanted in (
-            ("a run with another spec", there.spec_sha256, new.spec_sha256),
+            ("a run with another spec", there.spec_digest, new.spec_digest),
             ("a run on another corpus", there.corpus_sha256, new.corpus_sha256),
             ("a run of another protocol version", there.protocol, new.protocol),
         ):

@@ -50,8 +50,8 @@ def _only(name: str, *columns: Any, where: Any) -> Index:
     return Index(name, *columns, unique=True, sqlite_where=where, postgresql_where=where)
 
 
-def _sha256(name: str, nullable: bool = False) -> Column[str]:
-    return Column(name, String(64), nullable=nullable)
+def _sha256(name: str, nullable: bool = False, key: str | None = None) -> Column[str]:
+    return Column(name, String(64), nullable=nullable, key=key or name)
 
 
 def _seconds(name: str, nullable: bool = False) -> Column[float]:
@@ -62,6 +62,12 @@ def _count(name: str, nullable: bool = False) -> Column[int]:
     return Column(name, BigInteger, nullable=nullable)
 
 
+def columns(table: Table, *left_out: str) -> list[Any]:
+    """All columns but those, under their names in the code. A ledger that is there keeps the names it was made with:
+    where the two differ, the column has a `key`."""
+    return [column.label(column.key) for column in table.c if column.key not in left_out]
+
+
 tables = MetaData()
 
 run = Table(  # one row; `paused` changes
@@ -69,7 +75,7 @@ run = Table(  # one row; `paused` changes
     tables,
     Column("id", Integer, CheckConstraint("id = 1"), primary_key=True),
     Column("spec", Text, nullable=False),
-    _sha256("spec_sha256"),
+    _sha256("spec_sha256", key="spec_digest"),
     _sha256("corpus_sha256"),
     Column("corpus", JSON, nullable=False),
     Column("protocol", Integer, nullable=False),
