@@ -5,10 +5,9 @@ between. Imports next to nothing, so that it starts at once.
 
 from __future__ import annotations
 
-import uvicorn
 from fastapi import FastAPI
 
-from blocktrain.http.listening import listening
+from blocktrain.http.server import listening, serve
 from blocktrain.wire.messages import LeaseRequest, Wait
 
 BARE_PATH = "/bare"
@@ -23,7 +22,7 @@ def serve_bare() -> None:
 
     with listening("127.0.0.1", 0, "nobody") as listener:  # as the coordinator listens
         print(listener.getsockname()[1], flush=True)
-        uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off")).run(sockets=[listener])
+        serve(app, listener)
 
 
 if __name__ == "__main__":

@@ -4,29 +4,26 @@ machine, and real workers in threads. Nothing of it is left when it ends. Next: 
 from __future__ import annotations
 
 import secrets
-import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fastapi import FastAPI
 
 from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import ConfigError
+from blocktrain.http.server import LOOPBACK, served_in_thread
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.routes import build_service
 from blocktrain.swarm.coordinator.setup import found_run
-from blocktrain.swarm.coordinator.status_stream import Server
 from blocktrain.swarm.initial_blocks import newborn_here
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.worker.client import CoordinatorClient
@@ -36,7 +33,6 @@ from blocktrain.train.partition import resolve_partition
 from blocktrain.train.run import load_model
 from blocktrain.wire.invite import Invite
 
-LOOPBACK = "127.0.0.1"
 ENOUGH_BYTES = 2**52  # threads share the memory of this machine: no lease is withheld for it
 LONGEST_WAIT_S = 0.25  # until a worker asks again: on one machine that costs nothing
 NAP_S = 0.05  # between looks whether the workers are done; Ctrl-C reaches a notebook in it
@@ -159,20 +155,5 @@ def _open_run(spec: RunSpec, folder: Path, opening: ExitStack) -> tuple[RunSpec,
     found_run(spec, corpus, ledger, blobs, time.time())
     ledger.add_token(f"local-{token[:8]}", "admin", token, time.time())
     coordinator = Coordinator(spec, ledger, blobs, newborn=newborn_here(spec))
-    port = opening.enter_context(served(build_service(coordinator, ledger)))
-    return spec, Invite(LOOPBACK, port, token)
-
-
-@contextmanager
-def served(service: FastAPI, **tls: Any) -> Iterator[int]:
-    """On a free port of this machine, by a thread; gives the port. `tls`: uvicorn's ssl_certfile and ssl_keyfile."""
-    config = uvicorn.Config(service, log_level="error", lifespan="off", **tls)
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        server = Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="coordinator", daemon=True)
-        thread.start()
-        try:
-            yield int(listener.getsockname()[1])
-        finally:
-            server.should_exit = True
-            thread.join()
+    server = opening.enter_context(served_in_thread(build_service(coordinator, ledger)))
+    return spec, Invite(LOOPBACK, server.port, token)

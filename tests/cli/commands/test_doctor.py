@@ -12,10 +12,10 @@ import pytest
 
 from blocktrain.cli.shared.certificates import tls_files
 from blocktrain.cli.shared.serving import OpenRun, opened
+from blocktrain.http.server import served_in_thread
 from blocktrain.spec import preset
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.routes import build_service
-from blocktrain.swarm.local import served
 from blocktrain.swarm.worker.probe import ProbeClient
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import PROTOCOL_VERSION
@@ -39,8 +39,8 @@ def open_run(tmp_path_factory) -> Iterator[OpenRun]:
 
 @pytest.fixture(scope="module")
 def invite(open_run) -> Iterator[Invite]:
-    with served(build_service(open_run.coordinator, open_run.ledger)) as port:
-        yield Invite("127.0.0.1", port, TOKEN)
+    with served_in_thread(build_service(open_run.coordinator, open_run.ledger)) as server:
+        yield Invite("127.0.0.1", server.port, TOKEN)
 
 
 def examined(run, *arguments: object, exit_code: int = 0) -> dict:
@@ -118,8 +118,8 @@ def test_the_first_fault_is_named_with_its_remedy(run, invite, tmp_path, change,
 def test_a_certificate_that_the_invite_does_not_name_fails(run, open_run, tmp_path):
     tls = tls_files(tmp_path, "127.0.0.1", None, None)
     service = build_service(open_run.coordinator, open_run.ledger)
-    with served(service, ssl_certfile=tls.cert, ssl_keyfile=tls.key) as port:
-        good = Invite("127.0.0.1", port, TOKEN, tls=True, fingerprint=tls.fingerprint)
+    with served_in_thread(service, tls=tls) as server:
+        good = Invite("127.0.0.1", server.port, TOKEN, tls=True, fingerprint=tls.fingerprint)
         assert "the invite's certificate" in remedy(examined(run, good, "--home", tmp_path), "TLS")
         document = examined(run, replace(good, fingerprint="0" * 64), "--home", tmp_path, exit_code=1)
     assert "somebody else may be answering" in remedy(document, "TLS")

@@ -30,7 +30,7 @@ def _no_key(monkeypatch):
         ([*STAGES, "--host", "0.0.0.0"], "--host 0.0.0.0 would be open to all: put API keys into a file"),
         (
             [*STAGES, "--host", "no-such-host.invalid", "--insecure"],
-            "--host no-such-host.invalid cannot be listened on",
+            "cannot listen on --host no-such-host.invalid",
         ),
         ([*STAGES, "--api-key-file", "no-keys"], "no-keys cannot be read"),
         ([*STAGES, "--api-key-file", "empty"], "empty holds no API key"),

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from blocktrain.cli.commands.swarm.worker import Shift, WorkLines, own_key
 from blocktrain.cli.main import app
-from blocktrain.cli.shared.certificates import Tls, tls_files
+from blocktrain.cli.shared.certificates import tls_files
 from blocktrain.cli.shared.private import INVITE_FILE, cache_home, write_private
 from blocktrain.cli.shared.serving import OpenRun, opened
 from blocktrain.errors import ConfigError
+from blocktrain.http.server import Tls, served_in_thread
 from blocktrain.spec import preset
-from blocktrain.swarm import local
 from blocktrain.swarm.coordinator.routes import build_service
 from blocktrain.swarm.worker import client
 from blocktrain.swarm.worker.client import CoordinatorClient
@@ -44,9 +44,8 @@ class Swarm:
 
 @contextmanager
 def served(run: OpenRun, tls: Tls | None = None) -> Iterator[Invite]:
-    files = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key} if tls else {}
-    with local.served(build_service(run.coordinator, run.ledger), **files) as port:
-        yield Invite("127.0.0.1", port, TOKEN, tls is not None, tls.fingerprint if tls else None)
+    with served_in_thread(build_service(run.coordinator, run.ledger), tls=tls) as server:
+        yield Invite("127.0.0.1", server.port, TOKEN, tls is not None, tls.fingerprint if tls else None)
 
 
 def tiny_spec(text: Path):

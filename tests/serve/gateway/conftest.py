@@ -4,9 +4,9 @@ forward can be told to fail or to stop at a planned traversal, and remembers whi
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from blocktrain.data.corpus import load_corpus
+from blocktrain.http.server import served_in_thread
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.serve.gateway.app import GatewaySettings, build_gateway
 from blocktrain.serve.segment.segment import LocalForward
@@ -111,26 +111,13 @@ def forward(model: Path, forward_of: Callable[[Path], PlannedForward]) -> Planne
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Callable[..., Door]]:
     """Opens doors, and closes them at the end."""
-    ends: list[Callable[[], None]] = []
+    with ExitStack() as stack:
 
-    def open_door(forward: PlannedForward, **settings: Any) -> Door:
-        app = build_gateway(forward, GatewaySettings(**settings))
-        listener = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        ends.append(lambda: _end(server, thread, listener))
-        return Door(f"http://127.0.0.1:{listener.getsockname()[1]}", forward, app)
+        def open_door(forward: PlannedForward, **settings: Any) -> Door:
+            app = build_gateway(forward, GatewaySettings(**settings))
+            return Door(stack.enter_context(served_in_thread(app, grace_s=1)).url, forward, app)
 
-    yield open_door
-    for end in ends:
-        end()
-
-
-def _end(server: uvicorn.Server, thread: threading.Thread, listener: socket.socket) -> None:
-    server.should_exit = True
-    thread.join(PATIENCE_S)
-    listener.close()
+        yield open_door
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from blocktrain.http.server import listening, served_in_thread
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.coordinator.routes import build_service
-from blocktrain.swarm.coordinator.status_stream import Server
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker
 from blocktrain.wire.invite import Invite
@@ -33,19 +31,11 @@ PATIENCE_MS = 20_000
 @contextmanager
 def served(house) -> Iterator[str]:
     """The house's service on a free port; what its members ask goes through it too."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    invite = Invite("127.0.0.1", listener.getsockname()[1], TOKENS["worker"])
-    service = build_service(house.coordinator, house.ledger, invite=invite)
-    server = Server(uvicorn.Config(service, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    house.ask = partial(ask, invite.url)
-    try:
-        yield invite.url
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
+    with listening("127.0.0.1", 0, "nobody") as listener:
+        invite = Invite("127.0.0.1", listener.getsockname()[1], TOKENS["worker"])
+        with served_in_thread(build_service(house.coordinator, house.ledger, invite=invite), listener):
+            house.ask = partial(ask, invite.url)
+            yield invite.url
 
 
 def ask(url: str, method: str, path: str, role: str = "worker", **options: Any) -> httpx.Response:

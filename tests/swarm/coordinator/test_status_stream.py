@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
 import pytest
-import uvicorn
 
+from blocktrain.http.server import RunningServer, served_in_thread
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.coordinator import status_stream as streaming
 from blocktrain.swarm.coordinator.picture import block_state
 from blocktrain.swarm.coordinator.routes import build_service
-from blocktrain.swarm.coordinator.status_stream import Listeners, News, Server, curves_after
+from blocktrain.swarm.coordinator.status_stream import Listeners, News, curves_after
 from blocktrain.swarm.policy.rounds import Lease, Round, lateness
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import WORKER_HEADER, Curves, TrainLease
@@ -26,18 +24,10 @@ PATIENCE_S = 20.0
 
 
 @contextmanager
-def served(house) -> Iterator[tuple[str, Server]]:
-    listener = socket.create_server(("127.0.0.1", 0))
+def served(house) -> Iterator[tuple[str, RunningServer, Listeners]]:
     service = build_service(house.coordinator, house.ledger)
-    server = Server(uvicorn.Config(service, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
+    with served_in_thread(service) as server:
+        yield server.url, server, service.state.listeners
 
 
 def events_of(lines: Iterator[str]) -> Iterator[tuple[str, dict]]:
@@ -57,7 +47,7 @@ def listening(url: str, role: str = "viewer") -> Iterator[Iterator[str]]:
 
 def test_a_listener_is_told_all_at_first_and_then_what_is_new(house, member):
     member.work()
-    with served(house) as (url, _), listening(url) as lines:
+    with served(house) as (url, *_), listening(url) as lines:
         told = events_of(lines)
         (status, first), (curves, drawn) = next(told), next(told)
         assert (status, curves) == ("status", "curves")
@@ -68,9 +58,9 @@ def test_a_listener_is_told_all_at_first_and_then_what_is_new(house, member):
 
 
 def test_a_server_that_is_told_to_stop_ends_its_streams_at_once(house):
-    with served(house) as (url, server), listening(url) as lines:
+    with served(house) as (url, server, _), listening(url) as lines:
         next(lines)
-        server.should_exit = True
+        server.stop()
         asked_s = time.monotonic()
         assert "" in list(lines)  # it ends, and ends whole
         assert time.monotonic() - asked_s < 2.0
@@ -78,8 +68,7 @@ def test_a_server_that_is_told_to_stop_ends_its_streams_at_once(house):
 
 def test_who_leaves_makes_room(house, monkeypatch):
     monkeypatch.setattr(streaming, "PAUSE_S", 0.02)
-    with served(house) as (url, server):
-        listeners = server.config.app.state.listeners
+    with served(house) as (url, _, listeners):
         with listening(url) as lines:
             next(lines)
             assert listeners.count == 1
@@ -103,7 +92,7 @@ def test_a_stranger_may_not_listen(house):
 def test_hearts_beat_while_nothing_happens_and_a_revoked_token_hears_no_more(house, monkeypatch):
     monkeypatch.setattr(streaming, "PAUSE_S", 0.02)
     monkeypatch.setattr(streaming, "HEARTBEAT_S", 0.02)
-    with served(house) as (url, _), listening(url) as lines:
+    with served(house) as (url, *_), listening(url) as lines:
         assert ": still here" in (next(lines) for _ in range(20))
         house.ledger.revoke_token("viewer", 1.0)
         assert "" in list(lines)  # it ends
@@ -224,7 +213,7 @@ def test_only_admins_are_told_what_workers_call_themselves(house, member, anothe
 
 def test_a_listener_is_told_names_as_its_role_allows(house, member):
     house.ask("POST", "/v1/leases", json=member.request(name="ada's laptop"))
-    with served(house) as (url, _):
+    with served(house) as (url, *_):
         for role, shown in (("viewer", alias_of(member.id)), ("admin", "ada's laptop")):
             with listening(url, role) as lines:
                 assert next(events_of(lines))[1]["workers"][0]["name"] == shown

@@ -5,10 +5,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -19,16 +15,10 @@ from cryptography.x509.oid import NameOID
 
 from blocktrain.cli.shared.private import write_private
 from blocktrain.errors import ConfigError
+from blocktrain.http.server import Tls
 
 CERT_FILE, KEY_FILE = "tls-cert.pem", "tls-key.pem"
 CERTIFICATE_DAYS = 3650
-
-
-@dataclass(frozen=True)
-class Tls:
-    cert: Path
-    key: Path
-    fingerprint: str | None  # of a certificate that no system trusts
 
 
 def tls_files(folder: Path, name: str, cert: Path | None, key: Path | None) -> Tls:
@@ -73,15 +63,3 @@ def _make_certificate(cert: Path, key: Path, name: str) -> None:
 
 def _dns_name(name: str) -> str:
     return name if name.isascii() and ":" not in name else "blocktrain"
-
-
-@contextmanager
-def pem_errors(tls: Tls | None) -> Iterator[None]:
-    try:
-        yield
-    except (ssl.SSLError, OSError) as error:
-        if tls is None:
-            raise
-        raise ConfigError(
-            f"{tls.cert} and {tls.key} are no certificate and its key ({error}): give PEM files that fit each other"
-        ) from None

@@ -24,22 +24,19 @@ from itertools import count
 from pathlib import Path
 from types import FrameType
 
-import uvicorn
-
 from blocktrain.cli.console import say
-from blocktrain.cli.shared.certificates import Tls, pem_errors
 from blocktrain.cli.shared.private import INVITE_FILE, LEDGER_FILE, read_private, write_private
 from blocktrain.data.corpus import Corpus, load_corpus
 from blocktrain.errors import BlockTrainError, ConfigError, StorageError
-from blocktrain.http.listening import listening
+from blocktrain.http import server as http_server
 from blocktrain.http.rate_limit import Rate
+from blocktrain.http.server import GRACE_S, Tls, listening
 from blocktrain.io.allocator import keep_little_memory
 from blocktrain.spec import Denoise, RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.routes import build_service
 from blocktrain.swarm.coordinator.setup import found_run
-from blocktrain.swarm.coordinator.status_stream import Server
 from blocktrain.swarm.initial_blocks import elsewhere, newborn_in, raise_blocks, with_edges
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Role
@@ -47,7 +44,6 @@ from blocktrain.wire.invite import Invite, parse_invite
 
 BLOBS_FOLDER, NEWBORN_FOLDER, ADMIN_FILE, VIEWER_FILE = "blobs", "newborn", "invite-admin", "invite-viewer"
 TICK_S = 1.0
-GRACE_S = 5  # for requests under way when it is told to stop
 
 
 @dataclass(frozen=True)
@@ -96,17 +92,7 @@ def serve(run: OpenRun, address: Address, tls: Tls | None, rate: Rate) -> None:
         with listening(address.host, port, "another coordinator of this run") as listener, _ticking(run):
             port = int(listener.getsockname()[1])
             invite = _print_invites(run, address.public or address.host, port, tls)
-            config = uvicorn.Config(
-                build_service(run.coordinator, run.ledger, rate, invite=invite),
-                log_level="error",
-                lifespan="off",
-                timeout_graceful_shutdown=GRACE_S,
-                ssl_certfile=tls.cert if tls else None,
-                ssl_keyfile=tls.key if tls else None,
-            )
-            with pem_errors(tls):
-                config.load()
-            Server(config).run(sockets=[listener])
+            http_server.serve(build_service(run.coordinator, run.ledger, rate, invite=invite), listener, tls=tls)
     except SystemExit:
         say("stopped: everything is saved, run the same command again to continue")
         raise

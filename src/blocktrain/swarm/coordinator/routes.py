@@ -19,6 +19,7 @@ from starlette.responses import StreamingResponse
 from blocktrain.errors import RequestRefused
 from blocktrain.http.pages import add_dashboard
 from blocktrain.http.rate_limit import Rate
+from blocktrain.http.server import end_on_shutdown
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.doorkeeper import Doorkeeper
@@ -74,7 +75,7 @@ def build_service(
     """`rate` bounds the requests from one address with one token; the address as a whole may ask TOKENS times that.
     `invite` is the workers', for admins to hand on."""
     service = FastAPI(title="BlockTrain coordinator", version="1", docs_url=None, redoc_url=None)
-    service.state.bell = coordinator.bell
+    end_on_shutdown(service, coordinator.bell.end)
     answers = Answers()
     service.add_middleware(Doorkeeper, rate=rate or Rate(), clock=clock, answers=answers)
     add_refusals(service)
@@ -216,6 +217,7 @@ def _add_stream(service: FastAPI, watching: Watching, ledger: Ledger, role_of: A
     """The same as it changes, and what the one who asks may do."""
     news = News(watching)
     service.state.listeners = listeners = Listeners()
+    end_on_shutdown(service, listeners.end)
 
     @service.get("/v1/role", responses=problems())
     def role(role: Role = role_of) -> TokenRole:

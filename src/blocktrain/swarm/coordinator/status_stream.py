@@ -12,14 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from blocktrain.errors import BlockTrainError, Overloaded
 from blocktrain.swarm.coordinator.status import Watching, status_for
-from blocktrain.swarm.coordinator.wakeup import Bell
 from blocktrain.swarm.ledger.records import Role
 from blocktrain.wire.messages import Curves
 
@@ -164,14 +162,3 @@ class EventStream(StreamingResponse):
 
         with suppress(TimeoutError):
             await super().stream_response(in_time)
-
-
-class Server(uvicorn.Server):
-    """Ends what its app holds open when it is told to stop, streams and waiting workers: it would wait for them."""
-
-    async def shutdown(self, sockets: Any = None) -> None:
-        state = getattr(self.config.app, "state", None)
-        for held in (getattr(state, "listeners", None), getattr(state, "bell", None)):
-            if isinstance(held, Listeners | Bell):
-                held.end()
-        await super().shutdown(sockets)

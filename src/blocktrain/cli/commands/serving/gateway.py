@@ -18,7 +18,6 @@ from blocktrain.cli.commands.serving.serve import (
     TopologyOption,
     WireFormat,
     WireOption,
-    answer_http,
     until_told,
 )
 from blocktrain.cli.commands.serving.stage import Insecure, KeyFile
@@ -27,7 +26,6 @@ from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
 from blocktrain.cli.shared.api_keys import ApiKeyFile, read_api_keys, require_api_key
 from blocktrain.cli.shared.logs import requests_logged
 from blocktrain.errors import ConfigError
-from blocktrain.http.listening import listening
 
 if TYPE_CHECKING:
     from blocktrain.serve.chain.keys import ChainKey
@@ -70,6 +68,7 @@ def gateway(
         raise ConfigError(f"--deadline {deadline:g} is too short: give seconds above 0")
     api_keys, origins = read_api_keys(api_key_file), checked_origins(cors or ())
 
+    from blocktrain.http.server import listening
     from blocktrain.serve.chain.keys import read_key
     from blocktrain.serve.chain.pipeline import PipelineSettings
     from blocktrain.serve.gateway.app import GatewaySettings
@@ -111,6 +110,7 @@ async def _serve(
     door: GatewaySettings,
     listener: socket.socket,
 ) -> None:
+    from blocktrain.http.server import serve_until_cancelled
     from blocktrain.serve.chain.pipeline import Pipeline
     from blocktrain.serve.gateway.app import build_gateway
 
@@ -119,4 +119,4 @@ async def _serve(
         place = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         print(f"{place}/v1", flush=True)
         say(f"serves {pipeline.info.name}, version {pipeline.info.version}; open {place} in a browser to try it")
-        await answer_http(build_gateway(pipeline, door), listener)
+        await serve_until_cancelled(build_gateway(pipeline, door), listener)

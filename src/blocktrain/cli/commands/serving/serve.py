@@ -7,8 +7,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,15 +26,11 @@ from blocktrain.cli.console import say
 from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
 from blocktrain.cli.shared.api_keys import ApiKeyFile, read_api_keys, require_api_key
 from blocktrain.errors import ConfigError
-from blocktrain.http.listening import listening
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from blocktrain.serve.chain.pipeline import PipelineSettings
     from blocktrain.serve.gateway.app import GatewaySettings
 
-GRACE_S = 5
 RESTART_S = 30.0  # a stage that dies is back before that, and who waits for it gets an answer
 
 
@@ -85,6 +80,7 @@ def serve(
     require_files(model, offload)
 
     from blocktrain.cli.shared.stage_processes import split_blocks
+    from blocktrain.http.server import listening
     from blocktrain.serve.chain.pipeline import PipelineSettings
     from blocktrain.serve.gateway.app import GatewaySettings
 
@@ -107,6 +103,7 @@ async def _serve(
     arguments: Sequence[Sequence[str]], settings: PipelineSettings, door: GatewaySettings, listener: socket.socket
 ) -> None:
     from blocktrain.cli.shared.stage_processes import Crew
+    from blocktrain.http.server import serve_until_cancelled
     from blocktrain.serve.chain.pipeline import Pipeline
     from blocktrain.serve.gateway.app import build_gateway
 
@@ -114,7 +111,7 @@ async def _serve(
         host, port = listener.getsockname()[:2]
         print(f"http://{host}:{port}/v1", flush=True)
         say("open the address without /v1 in a browser to try it; Ctrl-C ends it")
-        await answer_http(build_gateway(pipeline, door), listener)
+        await serve_until_cancelled(build_gateway(pipeline, door), listener)
 
 
 async def until_told(work: Coroutine[Any, Any, None]) -> signal.Signals:
@@ -130,22 +127,3 @@ async def until_told(work: Coroutine[Any, Any, None]) -> signal.Signals:
         for task in (working, told):
             task.cancel()
         await asyncio.gather(working, told, return_exceptions=True)
-
-
-async def answer_http(app: FastAPI, listener: socket.socket) -> None:
-    """Until cancelled; requests under way then get a moment to end."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # ours: told_to_stop
-
-    config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=GRACE_S)
-    server = Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        await asyncio.shield(serving)
-    finally:
-        server.should_exit = True
-        await serving

@@ -53,9 +53,10 @@ def coordinator(
         raise ConfigError(f'--host "{host}" is no address that workers could reach: name one with --public')
     spec = read_spec(toml, preset, corpus, seed, changes)
 
-    from blocktrain.cli.shared.certificates import Tls, tls_files
+    from blocktrain.cli.shared.certificates import tls_files
     from blocktrain.cli.shared.serving import Address, opened, serve
     from blocktrain.http.rate_limit import Rate
+    from blocktrain.http.server import Tls
 
     tls: Tls | None = None
     if tls_self_signed or tls_cert:
