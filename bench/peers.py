@@ -276,8 +276,9 @@ def _python(side: str, envs: Path) -> Path:
 
 
 def _torch() -> str:
-    found = re.search(r'"(torch==[^"]+)"', (ROOT / "pyproject.toml").read_text())
-    assert found, "pyproject.toml pins torch"
+    """The exact version that the Makefile installs."""
+    found = re.search(r"^TORCH := (torch==\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert found, "the Makefile pins torch"
     return found[1]
 
 

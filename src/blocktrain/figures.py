@@ -144,6 +144,8 @@ def _png(figure: go.Figure) -> bytes:
     if done.returncode == 0:
         return done.stdout
     said = done.stderr.decode(errors="replace").strip()
+    if "No module named 'kaleido'" in said:
+        raise _NotDrawn("the package kaleido is not installed: pip install 'blocktrain[png]'")
     if "ChromeNotFoundError" in said:
         raise _NotDrawn("no Chrome or Chromium was found: install one (Debian and Ubuntu: the package chromium)")
     raise _NotDrawn(f"the browser failed ({said.rpartition(chr(10))[2][:120]})")

@@ -14,9 +14,9 @@ GB = 10**9
     [
         (checks.python_check((3, 11, 2)), "ok", "3.11.2"),
         (checks.python_check((3, 10, 9)), "fail", "install Python 3.11"),
-        (checks.torch_check("2.13.0+cpu", "2.13.0"), "ok", "2.13.0+cpu"),
-        (checks.torch_check("2.12.1", "2.13.0"), "warn", "pip install torch==2.13.0"),
-        (checks.torch_check(None, "2.13.0"), "fail", "pip install torch==2.13.0"),
+        (checks.torch_check("2.13.0+cpu"), "ok", "2.13.0+cpu"),
+        (checks.torch_check("2.12.1"), "warn", "pip install torch==2.13.0"),
+        (checks.torch_check(None), "fail", "pip install torch==2.13.0"),
         (checks.memory_check(8 * GB), "ok", "8 GB free"),
         (checks.memory_check(GB // 2), "warn", "close other programs"),
         (checks.disk_check("~", 8 * GB, None), "ok", "8 GB free in ~"),

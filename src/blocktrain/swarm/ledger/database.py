@@ -92,7 +92,7 @@ class Database:
         except (SQLAlchemyError, ImportError) as error:
             raise ConfigError(
                 f"{self.where} cannot hold a ledger ({error}): give a file's path, or a URL like "
-                f"postgresql://user@host/name with its driver installed (pip install 'psycopg[binary]')"
+                f"postgresql://user@host/name with its driver installed (pip install 'blocktrain[postgres]')"
             ) from None
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)

@@ -1,0 +1,81 @@
+"""The wheel: built from the repository's files, installed into a fresh environment, it trains and serves a page."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
+pytestmark = pytest.mark.timeout(900)  # an environment with torch takes a minute on a quiet machine
+
+
+def run(*command: object, **options: object) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The bin folder of a fresh environment with the wheel in it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    run(sys.executable, *PIP, "wheel", "--no-deps", "--wheel-dir", folder / "dist", folder)
+    (wheel,) = (folder / "dist").glob("blocktrain-*.whl")
+    venv.create(folder / "fresh", with_pip=True)
+    python = folder / "fresh" / "bin" / "python"
+    pinned = re.search(r"^TORCH := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    run(python, *PIP, "install", "--no-compile", pinned)  # first and by itself: nothing else chooses its version
+    run(python, *PIP, "install", "--no-compile", wheel)
+    yield python.parent
+    shutil.rmtree(folder)  # a gigabyte
+
+
+@contextmanager
+def coordinator(installed: Path, folder: Path) -> Iterator[str]:
+    """A coordinator of the installed package; gives the URL of its dashboard."""
+    command = [installed / "blocktrain", "coordinator", "--preset", "tiny", "--dir", folder / "swarm"]
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+        try:
+            invited = process.stdout.readline()  # printed when it listens
+            yield "http://" + re.search(r"bt://([^/]+)/", invited)[1]
+        finally:
+            process.terminate()
+
+
+def test_the_wheel_trains_a_model(installed, tmp_path):
+    run(installed / "blocktrain", "train", "--preset", "tiny", "--set", "train.steps=3", "--out", "run", cwd=tmp_path)
+    assert "block-0-" in " ".join(path.name for path in (tmp_path / "run").iterdir())
+
+
+def test_the_wheel_has_what_the_pages_need(installed, tmp_path):
+    with coordinator(installed, tmp_path) as url:
+        page = httpx.get(url)
+        assert "<title>" in page.text
+        for path in re.findall(r'(?:src|href)="(/page/[^"]+)"', page.text):
+            assert httpx.get(f"{url}{path}").status_code == 200, path
+    code = "from importlib.resources import files; print(files('blocktrain.http') / 'static' / 'playground')"
+    playground = Path(run(installed / "python", "-c", code).strip())
+    assert {"index.html", "playground.js", "playground.css"} <= {path.name for path in playground.iterdir()}
+
+
+def test_what_is_an_extra_is_named_when_it_is_missing(installed, tmp_path):
+    run(installed / "blocktrain", "train", "--preset", "tiny", "--set", "train.steps=1", "--out", "run", cwd=tmp_path)
+    command = [str(installed / "blocktrain"), "export", "run", "--hf", "hf"]
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "pip install 'blocktrain[hf]'" in " ".join(refused.stderr.split())
