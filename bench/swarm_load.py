@@ -41,7 +41,7 @@ class Connection:
         self._invite = invite
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._common = f"Host: {invite.host}\r\nAuthorization: Bearer {invite.token}\r\n"
+        self._common = f"Host: {invite.host}\r\nAuthorization: Bearer {invite.access_token}\r\n"
 
     async def close(self) -> None:
         if self._writer:

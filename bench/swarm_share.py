@@ -22,7 +22,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.worker.block_cache import Holdings
+from blocktrain.swarm.worker.block_cache import BlockCache
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker
 from blocktrain.train.trainer import BlockTrainer
@@ -168,7 +168,7 @@ def work(invite: Invite, coordinator: CoordinatorProcess, home: Path, num_rounds
         (CoordinatorClient, "upload", "upload"),
         (CoordinatorClient, "submit", "hand in and merge"),
         (ErrorFeedback, "compress", "encode"),
-        (Holdings, "_fetch", "decode"),
+        (BlockCache, "_fetch", "decode"),
         (Worker, "_prepared", "load weights"),
         (ErrorFeedback, "accepted", "keep what was left out"),
     ]

@@ -68,7 +68,7 @@ class AveragingWorker(Worker):
     def _prepared(self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]) -> BlockTrainer:
         """The newest version is here: the round before is over, and the next one's tensors follow from it."""
         (version,) = lease.trained
-        published = self._holdings.trained(lease.trained)[version.block]
+        published = self._block_cache.trained(lease.trained)[version.block]
         if self._round:
             self._led.done(self._round - 1)
             self._led.say({"error": self._error(published)})

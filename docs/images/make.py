@@ -76,7 +76,7 @@ def take_pictures(folder: Path, processes: list[subprocess.Popen[bytes]]) -> Non
 
 def picture(browser: Browser, admin: Invite, path: Path, look: dict[str, Any]) -> None:
     page = browser.new_page(**look)
-    page.goto(f"{admin.url}/#{admin.token}")
+    page.goto(f"{admin.url}/#{admin.access_token}")
     page.locator("#training .main-svg").first.wait_for(timeout=60_000)
     page.locator("#held-out .main-svg").first.wait_for(timeout=60_000)
     page.locator("#invite").evaluate("it => { it.value = \"blocktrain worker 'bt://HOST:PORT/#TOKEN'\"; }")
@@ -93,7 +93,7 @@ def state_of(name: str, admin: Invite) -> str:
 
 
 def status(invite: Invite) -> dict[str, Any]:
-    answer = httpx.get(f"{invite.url}/v1/status", headers={"Authorization": f"Bearer {invite.token}"})
+    answer = httpx.get(f"{invite.url}/v1/status", headers={"Authorization": f"Bearer {invite.access_token}"})
     answer.raise_for_status()
     return dict(answer.json())
 

@@ -29,7 +29,7 @@ def test_an_invite_leads_to_its_coordinator():
         ("bt://host/#" + TOKEN, "no host and port"),
         ("bt://host:99999/#" + TOKEN, "no host and port"),
         ("bt://host:1/", "in quotes"),
-        ("bt://host:1/#short", "no token"),
+        ("bt://host:1/#short", "no access token"),
         ("bts://host:1/abc#" + TOKEN, "fingerprint"),
         ("bt://host:1/" + "ab" * 32 + "#" + TOKEN, "fingerprint"),
         ("", "starts with"),

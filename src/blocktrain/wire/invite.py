@@ -1,8 +1,9 @@
-"""The invite: one string that lets a machine join a run. It holds the address, a token and, where the coordinator
-speaks TLS with a certificate of its own, that certificate's fingerprint.
+"""The invite: one string that lets a machine join a run. It holds the coordinator's address, an access token and, if
+the coordinator uses TLS with a self-signed certificate, the fingerprint of that certificate. Sends nothing itself.
+Next: swarm/worker/client.py, which connects with it.
 
     bt://HOST:PORT/#TOKEN          plain HTTP
-    bts://HOST:PORT/#TOKEN         HTTPS with a certificate the system trusts
+    bts://HOST:PORT/#TOKEN         HTTPS with a certificate that the system trusts
     bts://HOST:PORT/SHA256#TOKEN   HTTPS with exactly this certificate"""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 from blocktrain.errors import ConfigError
 
-TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
+ACCESS_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -21,26 +22,29 @@ FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 class Invite:
     host: str
     port: int
-    token: str
+    access_token: str
     tls: bool = False
-    fingerprint: str | None = None  # sha256 of the certificate, hex
+    fingerprint: str | None = None  # SHA-256 of the certificate, in hex
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.tls else 'http'}://{_bracketed(self.host)}:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{self._address}"
 
     @property
     def page(self) -> str:
-        """The dashboard, for a browser: what follows the # is never sent, so no log has the token."""
-        return f"{self.url}/#{self.token}"
+        """The dashboard's URL. A browser never sends what follows the #, so the access token appears in no log."""
+        return f"{self.url}/#{self.access_token}"
+
+    @property
+    def _address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        scheme = "bts" if self.tls else "bt"
-        return f"{scheme}://{_bracketed(self.host)}:{self.port}/{self.fingerprint or ''}#{self.token}"
+        return f"{'bts' if self.tls else 'bt'}://{self._address}/{self.fingerprint or ''}#{self.access_token}"
 
 
 def parse_invite(text: str) -> Invite:
-    """Refused with what is wrong with it; the token is never repeated in a message."""
+    """ConfigError names what is wrong. No message repeats the access token."""
     parts = urlsplit(text.strip())
     if parts.scheme not in ("bt", "bts"):
         raise _refused(f'it starts with "{parts.scheme}:"')
@@ -50,11 +54,11 @@ def parse_invite(text: str) -> Invite:
         host, port = None, None
     if not host or not port:
         raise _refused("it names no host and port")
-    if not TOKEN.fullmatch(parts.fragment):
-        raise _refused("what follows # is no token (did the shell cut it off? put the invite in quotes)")
+    if not ACCESS_TOKEN.fullmatch(parts.fragment):
+        raise _refused("no access token follows the # (did the shell cut it off? put the invite in quotes)")
     fingerprint = parts.path.strip("/")
     if fingerprint and (parts.scheme == "bt" or not FINGERPRINT.fullmatch(fingerprint)):
-        raise _refused("what stands before # is no certificate's fingerprint")
+        raise _refused("the part before the # is not the fingerprint of a certificate")
     return Invite(host, port, parts.fragment, parts.scheme == "bts", fingerprint or None)
 
 
@@ -62,7 +66,3 @@ def _refused(detail: str) -> ConfigError:
     return ConfigError(
         f"this is not an invite, {detail}: copy the whole line bt://HOST:PORT/…#… that blocktrain coordinator prints"
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

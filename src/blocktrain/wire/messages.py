@@ -217,8 +217,8 @@ class Curves(Message):
     held_out: tuple[HeldOutPoint, ...]
 
 
-class TokenRole(Message):
-    """What the token of the request may do."""
+class AccessTokenRole(Message):
+    """What the access token of the request may do."""
 
     role: Literal["admin", "worker", "viewer"]
 

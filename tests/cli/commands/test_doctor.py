@@ -134,7 +134,7 @@ def test_another_protocol_fails(run, invite, tmp_path, monkeypatch):
 
 
 def test_a_viewer_is_told_to_ask_for_a_worker_s_invite(run, invite, tmp_path):
-    document = examined(run, replace(invite, token=VIEWER), "--home", tmp_path)
+    document = examined(run, replace(invite, access_token=VIEWER), "--home", tmp_path)
     assert levels(document)["role"] == "warn"
 
 

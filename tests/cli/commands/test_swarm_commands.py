@@ -63,7 +63,7 @@ def swarm(tmp_path_factory) -> Iterator[Swarm]:
         run.ledger.add_token("admin", "admin", ADMIN, 0.0)
         with served(run) as invite:
             write_private(folder / "state" / INVITE_FILE, f"{invite}\n".encode())
-            yield Swarm(str(invite), str(replace(invite, token=ADMIN)), folder / "state", text, folder / "home")
+            yield Swarm(str(invite), str(replace(invite, access_token=ADMIN)), folder / "state", text, folder / "home")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_coordinator_that_is_not_there_is_said_with_the_remedy(run, monkeypatc
 
 
 def test_a_wrong_token_is_refused_with_the_remedy(run, swarm):
-    stranger = replace(parse_invite(swarm.invite), token="not-a-token-of-this-run")
+    stranger = replace(parse_invite(swarm.invite), access_token="not-a-token-of-this-run")
     result = run("worker", stranger, "--home", swarm.home)
     assert result.exit_code == 2
     assert "ask whoever runs the swarm for an invite" in result.stderr

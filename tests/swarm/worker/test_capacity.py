@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from blocktrain.spec import preset
-from blocktrain.swarm.worker.capacity import DAY_S, Line, measure_speeds, plan, round_bytes
+from blocktrain.swarm.worker.capacity import DAY_S, TransferRates, measure_speeds, plan, round_bytes
 from blocktrain.train.memory_estimate import training_memory_bytes
 
 SPEC = preset("tiny").with_(**{"train.steps": 1000, "swarm.round_steps": 50, "swarm.deadline_ceiling_s": 100})
@@ -17,18 +17,18 @@ PLENTY = 2**40
     "speed, deadline_s, steps", [(10.0, 100.0, 50), (0.5, 100.0, 40), (0.5, 10.0, 4), (0.0, 10.0, 0)]
 )
 def test_a_lease_fills_most_of_a_deadline_and_no_more_than_a_round(speed, deadline_s, steps):
-    first = plan(SPEC, PLENTY, {0: speed}, Line(), {0: deadline_s})[0]
+    first = plan(SPEC, PLENTY, {0: speed}, TransferRates(), {0: deadline_s})[0]
     assert first.steps_a_deadline == steps
 
 
 def test_a_phase_that_does_not_fit_is_named_so():
     needs = [training_memory_bytes(SPEC, phase) for phase in SPEC.phases]
-    plans = plan(SPEC, min(needs), dict.fromkeys(range(3), 1.0), Line(), {})
+    plans = plan(SPEC, min(needs), dict.fromkeys(range(3), 1.0), TransferRates(), {})
     assert [each.fits for each in plans] == [need == min(needs) for need in needs]
 
 
 def test_a_day_of_rounds_moves_a_version_down_and_an_update_up_in_each():
-    first = plan(SPEC, PLENTY, {0: 50.0}, Line(), {})[0]
+    first = plan(SPEC, PLENTY, {0: 50.0}, TransferRates(), {})[0]
     down, up = round_bytes(SPEC, SPEC.phases[0])
     assert first.rounds_a_day == pytest.approx(DAY_S)
     assert (first.down_bytes_a_day, first.up_bytes_a_day) == pytest.approx((DAY_S * down, DAY_S * up))
@@ -36,7 +36,7 @@ def test_a_day_of_rounds_moves_a_version_down_and_an_update_up_in_each():
 
 def test_a_slow_line_leaves_time_for_fewer_rounds():
     down, up = round_bytes(SPEC, SPEC.phases[0])
-    slow = plan(SPEC, PLENTY, {0: 50.0}, Line(down, up), {})[0]
+    slow = plan(SPEC, PLENTY, {0: 50.0}, TransferRates(down, up), {})[0]
     assert slow.rounds_a_day == pytest.approx(DAY_S / 3)  # a second each to train, fetch and send
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from blocktrain.swarm.worker.block_cache import Holdings, prune_cache
+from blocktrain.swarm.worker.block_cache import BlockCache, prune_cache
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker
 from blocktrain.wire.invite import Invite
@@ -111,13 +111,13 @@ def test_the_cache_holds_the_corpus_and_what_the_last_lease_needed(new_house, hi
 def test_blocks_that_only_run_lie_whole_in_files_even_where_only_the_way_to_them_was_fetched(
     new_house, hire, tmp_path, monkeypatch, update
 ):
-    mapped, put_down = [], Holdings._put_down
+    mapped, put_down = [], BlockCache._write_down
 
-    def watched(holdings, version, tensors):
+    def watched(cache, version, tensors):
         mapped.append(version)
-        return put_down(holdings, version, tensors)
+        return put_down(cache, version, tensors)
 
-    monkeypatch.setattr(Holdings, "_put_down", watched)
+    monkeypatch.setattr(BlockCache, "_write_down", watched)
     hire(new_house(**{"train.steps": 4, "swarm.update": update})).run()
     assert len(mapped) == len(set(mapped))  # once a version, not once a lease
     from_difference = [version for version in mapped if version.version > 0]
@@ -181,7 +181,7 @@ def test_of_blocks_that_are_trained_no_more_one_version_stays(new_house, hire):
     worker = hire(new_house(**VECTOR))
     worker.run()
     trained = worker._trainer.phase.blocks
-    held = [block for block, _ in worker._holdings._held if block not in trained]
+    held = [block for block, _ in worker._block_cache._held if block not in trained]
     assert held
     assert len(held) == len(set(held))
 

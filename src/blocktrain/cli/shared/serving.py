@@ -148,14 +148,14 @@ def _kept_invite(run: OpenRun, role: Role, name: str, invite_with: Callable[[str
     comes first: a kill between leaves a token that nobody knows, and the next start makes another."""
     path = run.folder / name
     known = known_invite(path)
-    if known is not None and run.ledger.role_of(known.token) == role:
-        invite = invite_with(known.token)
+    if known is not None and run.ledger.role_of(known.access_token) == role:
+        invite = invite_with(known.access_token)
         if invite != known:
             write_private(path, f"{invite}\n".encode())
         return invite
     invite = invite_with(secrets.token_urlsafe(24))
     write_private(path, f"{invite}\n".encode())
-    run.ledger.add_token(_free_name(run.ledger, role), role, invite.token, time.time())
+    run.ledger.add_token(_free_name(run.ledger, role), role, invite.access_token, time.time())
     return invite
 
 

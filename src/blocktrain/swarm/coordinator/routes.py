@@ -32,6 +32,7 @@ from blocktrain.swarm.ledger.records import ROLES, Role
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
     WORKER_HEADER,
+    AccessTokenRole,
     Curves,
     EvaluationNotice,
     EventEntry,
@@ -44,7 +45,6 @@ from blocktrain.wire.messages import (
     Page,
     Received,
     RunInfo,
-    TokenRole,
     UpdateNotice,
     UpdateReceipt,
     Wait,
@@ -220,8 +220,8 @@ def _add_stream(service: FastAPI, watching: Watching, ledger: Ledger, role_of: A
     end_on_shutdown(service, listeners.end)
 
     @service.get("/v1/role", responses=problems())
-    def role(role: Role = role_of) -> TokenRole:
-        return TokenRole(role=role)
+    def role(role: Role = role_of) -> AccessTokenRole:
+        return AccessTokenRole(role=role)
 
     @service.get("/v1/stream", include_in_schema=False)  # a schema tells no end
     async def stream(
@@ -239,7 +239,7 @@ def _add_ruling(
 
     @service.get("/v1/invite", dependencies=needs, responses=problems(404))
     def show_invite() -> InviteText:
-        if invite is None or ledger.role_of(invite.token) != "worker":
+        if invite is None or ledger.role_of(invite.access_token) != "worker":
             remedy = "blocktrain token add makes one"
             raise RequestRefused(f"there is no invite for workers here, or it was revoked: {remedy}", code="invite")
         return InviteText(invite=str(invite))

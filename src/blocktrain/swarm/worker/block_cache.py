@@ -1,7 +1,8 @@
-"""Holdings: the versions of blocks that a worker has at hand, and the shortest way to those that it needs: a block that
-nobody has trained is made here; then come the updates that a version was merged from, the difference from the version
-before, or all of it.
-Next: worker.py, which trains them; ../wire/relay.py and ../wire/deltas.py, the ways; client.py, which fetches."""
+"""The versions of blocks that a worker holds, and the cheapest way to get the ones it needs. In this order: make an
+initial block locally, fetch the updates that a version was merged from, fetch the difference from the version before,
+fetch the whole version. Does not train.
+Next: worker.py, which trains the blocks; client.py, which fetches; wire/recipes.py, wire/updates.py: how a version is
+made of updates and of differences."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ Tensors = dict[str, Array]
 Shapes = dict[str, tuple[int, ...]]
 
 
-class Holdings:
+class BlockCache:
     """`shapes` gives those of a block's tensors, `newborn` an untrained block. With `by_course` the version before each
     that is trained stays too."""
 
@@ -94,11 +95,11 @@ class Holdings:
         for version in versions:
             key, tensors = (version.block, version.version), self._tensors([version])[version.block]
             if key not in self._in_files:
-                self._held[key] = self._put_down(version, tensors)
+                self._held[key] = self._write_down(version, tensors)
             self._in_files = (self._in_files | {key}) & self._held.keys()
         return {version.block: self._held[version.block, version.version] for version in versions}
 
-    def _put_down(self, version: BlockVersion, tensors: Tensors) -> Tensors:
+    def _write_down(self, version: BlockVersion, tensors: Tensors) -> Tensors:
         """In the cache, under the name of the whole version, also when only the way to it was fetched."""
         path = self._cache / version.tensors.sha256
         if not _is_whole(path, version.tensors.sha256):

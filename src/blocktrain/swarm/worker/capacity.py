@@ -27,7 +27,7 @@ PROBE_FLOPS = 2e10  # a step: about a second of one core, also where the run's o
 
 
 @dataclass(frozen=True)
-class Line:
+class TransferRates:
     """How fast bytes come and go; None where it was not measured, which counts as no time at all."""
 
     down_bytes_per_s: float | None = None
@@ -55,23 +55,23 @@ class PhasePlan:
 
 
 def plan(
-    spec: RunSpec, memory_bytes: int, speeds: Mapping[int, float], line: Line, deadline_s: Mapping[int, float]
+    spec: RunSpec, memory_bytes: int, speeds: Mapping[int, float], rates: TransferRates, deadline_s: Mapping[int, float]
 ) -> list[PhasePlan]:
     """One entry a phase. `speeds` holds the steps a second of each phase, `deadline_s` how long its rounds may take
     (the ceiling where it is not known). It counts a machine that works all day, alone on the phase."""
     return [
-        _planned(spec, phase, memory_bytes, speeds.get(phase.index, 0.0), line, deadline_s.get(phase.index))
+        _planned(spec, phase, memory_bytes, speeds.get(phase.index, 0.0), rates, deadline_s.get(phase.index))
         for phase in spec.phases
     ]
 
 
 def _planned(
-    spec: RunSpec, phase: Phase, memory_bytes: int, speed: float, line: Line, deadline_s: float | None
+    spec: RunSpec, phase: Phase, memory_bytes: int, speed: float, rates: TransferRates, deadline_s: float | None
 ) -> PhasePlan:
     limit_s = deadline_s or spec.swarm.deadline_ceiling_s
     down, up = round_bytes(spec, phase)
     steps = min(spec.swarm.round_steps, phase.steps, int(FILL_SHARE * limit_s * speed)) if speed else 0
-    round_s = max(steps / speed + line.seconds(down, up), 1e-9) if steps else 0.0
+    round_s = max(steps / speed + rates.seconds(down, up), 1e-9) if steps else 0.0
     rounds = DAY_S / round_s if steps else 0.0
     need = training_memory_bytes(spec, phase)
     return PhasePlan(

@@ -59,7 +59,7 @@ class CoordinatorClient:
         pinned = invite.tls and transport is None
         self._http = httpx.Client(
             base_url=invite.url,
-            headers={"Authorization": f"Bearer {invite.token}"},
+            headers={"Authorization": f"Bearer {invite.access_token}"},
             timeout=TIMEOUT_S,
             transport=transport,
             verify=self._patiently(lambda: _trusted(invite)) if pinned else True,

@@ -1,6 +1,6 @@
 """Worker: lease, fetch, train to the deadline, submit; again. Plain synchronous code around the same BlockTrainer that
 trains locally. It keeps its optimiser state and what its codec left out; all else it can fetch again.
-Next: holdings.py, the blocks it has at hand; client.py, the coordinator as seen from here; train/trainer.py."""
+Next: block_cache.py, the blocks it has at hand; client.py, the coordinator as seen from here; train/trainer.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from blocktrain.model.block import block_shapes, build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.signatures import sign
-from blocktrain.swarm.worker.block_cache import Holdings, prune_cache
+from blocktrain.swarm.worker.block_cache import BlockCache, prune_cache
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer, pick_device
@@ -91,7 +91,7 @@ class Worker:
         self._spec = RunSpec.model_validate(info.spec)
         by_course = CodecSettings(self._spec.swarm.update).gains_from_course
         shapes = lru_cache(None)(partial(block_shapes, self._spec))
-        self._holdings = Holdings(
+        self._block_cache = BlockCache(
             self._client,
             self._cache,
             shapes=shapes,
@@ -116,7 +116,7 @@ class Worker:
                 self._report(WorkReport("wait", reply.reason))
                 self._sleep(reply.seconds)
             case TrainLease() | EvaluateLease():
-                wanted = self._corpus_blobs | self._holdings.wanted(reply)
+                wanted = self._corpus_blobs | self._block_cache.wanted(reply)
                 prune_cache(self._cache, wanted, before_s=self._wall_clock() - UNWANTED_S)
                 try:
                     self._train(reply) if isinstance(reply, TrainLease) else self._evaluate(reply)
@@ -148,14 +148,14 @@ class Worker:
     def _train(self, lease: TrainLease) -> None:
         self._report(WorkReport("lease", f"phase {lease.phase}, shard {lease.shard}, {lease.steps} steps"))
         started_s = self._clock()
-        around = self._holdings.mapped((*lease.below, *lease.ahead))
-        trained = self._holdings.trained(lease.trained)
+        around = self._block_cache.mapped((*lease.below, *lease.ahead))
+        trained = self._block_cache.trained(lease.trained)
         trainer = self._prepared(lease, by_block(self._feedback.start(flat(trained))), around)
         losses = self._steps(trainer, lease, started_s)
         published, after = flat(trained), as_arrays(flat(trainer.current()))
-        earlier = self._holdings.earlier(lease.trained)
+        earlier = self._block_cache.earlier(lease.trained)
         payload = self._feedback.compress(published, after, self._codec(lease), earlier)
-        self._holdings.keep_payload(payload)
+        self._block_cache.keep_payload(payload)
         try:
             receipt = self._submit(lease, payload, len(losses), losses[-1])
         except RequestRefused as refused:
@@ -197,7 +197,7 @@ class Worker:
         unsigned = UpdateNotice(
             lease=lease.lease,
             worker=self._public_key,
-            tensors=self._holdings.named_shapes([version.block for version in lease.trained]),
+            tensors=self._block_cache.named_shapes([version.block for version in lease.trained]),
             payload=self._client.upload(payload, lease.lease),
             steps=steps,
             tokens=steps * self._spec.step_bytes,
@@ -206,7 +206,9 @@ class Worker:
         return self._client.submit(sign(unsigned, self._key))
 
     def _evaluate(self, lease: EvaluateLease) -> None:
-        model = BlockModel.from_tensors(self._spec, _as_weights(self._holdings.mapped(lease.blocks))).to(self._device)
+        model = BlockModel.from_tensors(self._spec, _as_weights(self._block_cache.mapped(lease.blocks))).to(
+            self._device
+        )
         unborn = set(range(self._spec.model.blocks)) - {each.block for each in lease.blocks}
         combine = {} if unborn else fit_combination(model, self._corpus.valid)
         model.combine = dict(combine)

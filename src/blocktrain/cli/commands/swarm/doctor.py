@@ -222,12 +222,12 @@ def _names(findings: Findings) -> set[str]:
 
 
 def _plans(findings: Findings, spec: RunSpec, memory_bytes: int) -> list[PhasePlan]:
-    from blocktrain.swarm.worker.capacity import Line, measure_speeds, plan
+    from blocktrain.swarm.worker.capacity import TransferRates, measure_speeds, plan
     from blocktrain.train.trainer import pick_device
 
-    line = Line(findings.rates.get("download"), findings.rates.get("upload"))
+    rates = TransferRates(findings.rates.get("download"), findings.rates.get("upload"))
     speeds = measure_speeds(spec, memory_bytes, findings.text, pick_device())
-    return plan(spec, memory_bytes, speeds, line, findings.deadline_s)
+    return plan(spec, memory_bytes, speeds, rates, findings.deadline_s)
 
 
 def _document(findings: Findings, plans: Sequence[PhasePlan], asked: bool) -> dict[str, Any]:

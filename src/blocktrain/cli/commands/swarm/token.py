@@ -51,8 +51,8 @@ def add(
                 f"{folder} has no {INVITE_FILE} with the coordinator's address: start blocktrain coordinator "
                 f"with --dir {folder} once"
             )
-        invite = replace(parse_invite(own.decode(errors="replace")), token=secrets.token_urlsafe(24))
-        book.add_token(name, role.value, invite.token, time.time())
+        invite = replace(parse_invite(own.decode(errors="replace")), access_token=secrets.token_urlsafe(24))
+        book.add_token(name, role.value, invite.access_token, time.time())
     say(f"{name} may join as {role.value} with this invite, which is not shown again:")
     print(invite)
 
