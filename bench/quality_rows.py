@@ -64,8 +64,6 @@ ROWS = (
     Row("dropout", "the default with state dropout 0.1", "equal work",
         lambda base, steps: _scaffold(base, steps).with_(**{"objective.state_dropout": 0.1}), without_hosts=True),
     Row("denoise", "denoise, lognormal ranges (the paper)", "equal steps", _plain(Denoise())),
-    Row("denoise-adaptive", "denoise, adaptive ranges", "equal steps", _plain(Denoise(partition="adaptive"))),
-    Row("denoise-closed", "denoise, closed-form evidence", "equal steps", _plain(Denoise(evidence="closed"))),
     Row("one-block", "end to end, one block's layers", "equal memory", _one_block(1)),
     Row("two-blocks", "end to end, two blocks' layers", "equal memory", _one_block(2)),
     Row("one-block-swarm", "one block's layers, four averaged workers", "equal memory", _one_block(1), replicas=4),

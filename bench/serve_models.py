@@ -13,7 +13,6 @@ from blocktrain.data.corpus import Corpus, load_corpus
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Denoise, RunSpec, preset
-from blocktrain.train.partition import resolve_partition
 from blocktrain.train.reference import equal_work_steps, reference_of
 from blocktrain.train.run import load_model, train_run
 
@@ -34,7 +33,6 @@ class Models:
 def trained(spec: RunSpec, work: Path) -> Path:
     """The run directory of a spec, trained where it is not yet."""
     corpus = load_corpus(spec.corpus, spec.model.context)
-    spec = resolve_partition(spec, corpus)
     run = RunDirectory.create(work / f"serve-{spec.name}-{spec.digest()[:8]}", spec, corpus.sha256)
     train_run(run, corpus)
     return run.path

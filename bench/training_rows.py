@@ -21,7 +21,6 @@ from blocktrain.model.stack import BlockModel, count_parameters
 from blocktrain.spec import RunSpec
 from blocktrain.train.evaluate import evaluate, fit_combination
 from blocktrain.train.flops import run_flops
-from blocktrain.train.partition import resolve_partition
 from blocktrain.train.run import load_model, train_run
 from blocktrain.train.trainer import BlockTrainer
 from common import Document, machine, num_threads, portable, read_json, write_json
@@ -96,9 +95,8 @@ def _results(tasks: Sequence[Callable[[], Record]], jobs: int) -> Iterator[Recor
 
 def run_row(name: str, spec_data: Document, way: Way, replicas: int = 1, without_hosts: bool = False) -> Record:
     """Train, compose and score one row with one seed."""
-    wanted = RunSpec.model_validate(spec_data)
-    corpus = load_corpus(wanted.corpus, wanted.model.context)
-    spec = resolve_partition(wanted, corpus)
+    spec = RunSpec.model_validate(spec_data)
+    corpus = load_corpus(spec.corpus, spec.model.context)
     with num_threads(way.threads):
         started_s, cpu_started_s = time.monotonic(), time.process_time()
         model = _trained(name, spec, corpus, way.work, replicas)
@@ -111,8 +109,7 @@ def run_row(name: str, spec_data: Document, way: Way, replicas: int = 1, without
     return {
         "row": name,
         "seed": spec.seed,
-        "spec": portable(wanted),
-        "edges": list(getattr(spec.objective, "edges", None) or []),
+        "spec": portable(spec),
         "replicas": replicas,
         "parameters": count_parameters(model),
         "train_bytes": replicas * spec.step_bytes * sum(phase.steps for phase in spec.phases),

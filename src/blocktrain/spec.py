@@ -7,6 +7,8 @@ import difflib
 import hashlib
 import json
 import tomllib
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -148,6 +150,11 @@ class Stacked(Settings):
         return self
 
 
+# Settings of `denoise` that are gone, with their default values. Digests still include these values, so that the digest
+# of a run stays the same.
+REMOVED_SETTINGS = {"partition": "lognormal", "edges": None, "evidence": "learned"}
+
+
 class Denoise(Settings):
     """Each block denoises the target's code in its own range of noise levels (docs/method.md, "denoise")."""
 
@@ -158,9 +165,6 @@ class Denoise(Settings):
     p_std: Positive = 1.2
     sigma_data: Positive = 0.5
     overlap: Share = 0.05  # γ: how far a training range reaches over its borders, as a share of its log width
-    partition: Literal["lognormal", "adaptive"] = "lognormal"
-    edges: tuple[Positive, ...] | None = None  # σ from high to low; filled in by the probe of the adaptive partition
-    evidence: Literal["learned", "closed"] = "learned"  # closed: add z·e_x/σ² to the logits instead of c_skip·z
     span_share: Share = 0.0  # share of a window, at its end, that is denoised as a span for one-sweep generation
 
     @model_validator(mode="after")
@@ -169,16 +173,21 @@ class Denoise(Settings):
             raise ValueError(
                 f"objective.sigma_min = {self.sigma_min} must be below objective.sigma_max = {self.sigma_max}"
             )
-        if self.edges is not None and not self._spanned_by(self.edges):
-            raise ValueError(
-                f"objective.edges = {list(self.edges)} must fall strictly from "
-                f"objective.sigma_max = {self.sigma_max} to objective.sigma_min = {self.sigma_min}"
-            )
         return self
 
-    def _spanned_by(self, edges: tuple[float, ...]) -> bool:
-        falling = list(edges) == sorted(set(edges), reverse=True)
-        return len(edges) > 1 and falling and (edges[0], edges[-1]) == (self.sigma_max, self.sigma_min)
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_settings(cls, settings: Any) -> Any:
+        """A removed setting is accepted at its default value, which is how the program still behaves."""
+        if not isinstance(settings, Mapping):
+            return settings
+        for key, default in REMOVED_SETTINGS.items():
+            if settings.get(key, default) != default:
+                raise ValueError(
+                    f"objective.{key} = {json.dumps(settings[key])} was removed after version 0.1, because it made "
+                    f"models worse (docs/lab-notes.md): delete the key, or use BlockTrain 0.1 for this run"
+                )
+        return {key: value for key, value in settings.items() if key not in REMOVED_SETTINGS}
 
 
 class EndToEnd(Settings):
@@ -283,12 +292,6 @@ class RunSpec(Settings):
                 f"train.steps lists {len(self.train.steps)} numbers and this run has {phases} phases: "
                 f"give one number, or {phases}"
             )
-        objective = self.objective
-        if isinstance(objective, Denoise) and objective.edges and len(objective.edges) != self.model.blocks + 1:
-            raise ValueError(
-                f"objective.edges lists {len(objective.edges)} noise levels, "
-                f"model.blocks = {self.model.blocks} needs {self.model.blocks + 1}"
-            )
         return self
 
     @property
@@ -326,7 +329,10 @@ class RunSpec(Settings):
 
     def digest(self) -> str:
         """A hash of every setting: equal digests train equal weights."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        settings = self.model_dump(mode="json")
+        if isinstance(self.objective, Denoise):
+            settings["objective"] |= REMOVED_SETTINGS
+        canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def with_(self, **changes: Any) -> RunSpec:
@@ -371,8 +377,9 @@ def preset(name: str) -> RunSpec:
     return PRESETS[name]
 
 
-def load_spec(path: Path) -> RunSpec:
-    """Read a TOML file. A top-level `preset = "small"` starts from that preset; the other keys replace its settings."""
+def load_spec(path: Path, *, warn: bool = True) -> RunSpec:
+    """Read a TOML file. A top-level `preset = "small"` starts from that preset; the other keys replace its settings.
+    Warns of removed settings, unless the file is one that the program wrote itself."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -382,14 +389,22 @@ def load_spec(path: Path) -> RunSpec:
     base = data.pop("preset", None)
     if base is not None:
         data = _merge(preset(str(base)).model_dump(mode="json"), data)
-    return parse_spec(data, origin=str(path))
+    return parse_spec(data, origin=str(path), warn=warn)
 
 
-def parse_spec(data: dict[str, Any], origin: str) -> RunSpec:
+def parse_spec(data: dict[str, Any], origin: str, *, warn: bool = True) -> RunSpec:
     try:
-        return RunSpec.model_validate(data)
+        spec = RunSpec.model_validate(data)
     except ValidationError as error:
         raise ConfigError(f"{origin}: {_explain(error)}") from None
+    if warn and isinstance(spec.objective, Denoise):
+        for key in REMOVED_SETTINGS.keys() & data["objective"].keys():
+            warnings.warn(
+                f"{origin}: objective.{key} was removed and has no effect: delete the key, the next version refuses it",
+                FutureWarning,
+                stacklevel=2,
+            )
+    return spec
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

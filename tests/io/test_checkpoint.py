@@ -16,7 +16,7 @@ import torch
 
 from blocktrain.errors import CheckpointError, StorageError
 from blocktrain.io.checkpoint import Manifest, RunDirectory, copy_as, load_tensors, save_tensors, write_whole
-from blocktrain.spec import PRESETS, Denoise, RunSpec, load_spec, preset
+from blocktrain.spec import PRESETS, Denoise, RunSpec, TrainSpec, load_spec, preset
 
 SPEC = preset("tiny")
 SHAPES = {"w": (2, 2)}
@@ -137,7 +137,7 @@ def test_a_missing_or_truncated_file_is_named(tmp_path):
         load_tensors(path)
 
 
-SPECS = [*PRESETS.values(), RunSpec(objective=Denoise(edges=(10.0, 7.0, 4.5, 2.0, 1.0))), RunSpec(name='a "b"\n\\c é')]
+SPECS = [*PRESETS.values(), RunSpec(train=TrainSpec(steps=(3, 2, 1))), RunSpec(name='a "b"\n\\c é')]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name.split()[0])
@@ -169,11 +169,11 @@ def test_another_spec_is_refused_by_its_first_different_key(run, change, complai
 
 
 def test_a_setting_that_only_one_spec_has_is_nothing_in_the_other(tmp_path):
-    spec = RunSpec(objective=Denoise())
+    spec = RunSpec()
     RunDirectory.create(tmp_path, spec, "c0")
-    edged = spec.with_(**{"objective.edges": [10.0, 7.0, 4.5, 2.0, 1.0]})
-    with pytest.raises(CheckpointError, match=r"objective.edges = nothing and this run has objective.edges = \[10.0"):
-        RunDirectory.create(tmp_path, edged, "c0")
+    shared = spec.with_(**{"model.physical_layers": [1, 2, 1, 1]})
+    with pytest.raises(CheckpointError, match=r"model.physical_layers = nothing and .* model.physical_layers = \[1"):
+        RunDirectory.create(tmp_path, shared, "c0")
 
 
 def test_another_corpus_is_refused(run):

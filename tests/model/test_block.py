@@ -97,14 +97,6 @@ def test_the_noise_level_changes_what_a_denoise_block_says():
 
 
 @torch.no_grad()
-def test_an_untrained_block_with_closed_evidence_knows_just_what_z_says():
-    spec = TINY.with_(objective=Denoise(evidence="closed"))
-    block, scores = build_block(spec, 0), some_z()
-    logits = block.denoise(some_bytes(), scores, torch.full((2,), 2.0))
-    torch.testing.assert_close(logits, scores / 4)
-
-
-@torch.no_grad()
 def test_a_denoise_block_walks_over_its_own_range():
     block = build_block(DENOISE, 1)
     z_after, logits = block(some_bytes(), some_z())

@@ -16,7 +16,7 @@ TINY = preset("tiny")
 TEXT = torch.randint(0, 256, (64,), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(params=[Stacked(), Denoise(), Denoise(evidence="closed")], ids=["stacked", "denoise", "closed"])
+@pytest.fixture(params=[Stacked(), Denoise()], ids=["stacked", "denoise"])
 def block(request):
     """Of two layers, with weights that say something."""
     built = build_block(TINY.with_(**{"objective": request.param, "model.layers": 8}), 1)

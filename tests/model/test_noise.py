@@ -40,22 +40,6 @@ def test_the_first_block_has_the_highest_noise():
     assert borders == sorted(borders, reverse=True)
 
 
-def test_explicit_edges_replace_the_partition():
-    assert noise.edges(2, Denoise(edges=(10.0, 5.0, 1.0))) == [10.0, 5.0, 1.0]
-
-
-def test_a_flat_loss_is_cut_into_equal_log_widths():
-    sigmas = torch.logspace(0, 2, 50).tolist()
-    assert noise.adaptive_edges(sigmas, [3.0] * 50, 2) == pytest.approx([100.0, 10.0, 1.0], rel=1e-4)
-
-
-def test_ranges_are_narrow_where_the_measured_loss_is_high():
-    sigmas = torch.logspace(0, 2, 50).tolist()
-    losses = [9.0 if sigma > 10 else 1.0 for sigma in sigmas]
-    top, middle, bottom = noise.adaptive_edges(sigmas, losses, 2)
-    assert top / middle < middle / bottom
-
-
 def test_a_training_range_is_widened_by_a_share_of_its_log_width():
     objective = Denoise(overlap=0.5, sigma_min=0.1, sigma_max=100)
     assert noise.widen(1.0, 4.0, objective) == pytest.approx((0.5, 8.0))
@@ -94,14 +78,6 @@ def test_the_loss_weight_undoes_c_out():
     sigma = torch.tensor([0.002, 0.5, 1.0, 10.0])
     _, c_out, _ = noise.scalings(sigma, 0.5)
     torch.testing.assert_close(noise.loss_weight(sigma, 0.5) * c_out**2, torch.ones(4))
-
-
-def test_the_evidence_of_z_is_its_gaussian_log_density_up_to_a_constant():
-    table, sigma = noise.codes(0), torch.tensor(2.0)
-    z = torch.randn(256, generator=torch.Generator().manual_seed(1))
-    density = torch.distributions.Normal(table, sigma).log_prob(z).sum(-1)
-    difference = noise.evidence(table @ z, sigma) - density
-    torch.testing.assert_close(difference, difference[0].expand(256), atol=1e-4, rtol=1e-4)
 
 
 def test_a_certain_read_out_expects_the_code_itself():

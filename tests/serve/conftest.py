@@ -123,7 +123,6 @@ OBJECTIVES = {
     "stacked": Stacked(),
     "end_to_end": EndToEnd(),
     "spans": Denoise(span_share=0.25),
-    "closed": Denoise(evidence="closed"),
 }
 WEIGHTS = {"stack": (0.1, 0.2, -0.3, 1.0), "mean": (0.1, 0.2, 0.3, 0.4)}
 LETTERS = b"abc"

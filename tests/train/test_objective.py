@@ -59,7 +59,7 @@ def test_a_window_that_lost_its_state_is_read_without_it():
 
 
 def test_denoising_is_weighted_by_the_noise_level_of_each_window():
-    spec = TINY.with_(objective=Denoise(evidence="closed"))
+    spec = TINY.with_(objective=Denoise())
     block = build_block(spec, 0)
     assert isinstance(block, DenoiseBlock)
     inputs, targets = batch()

@@ -113,7 +113,7 @@ def test_a_small_block_can_stand_beside_large_ones(tmp_path, tiny):
     assert len(run.manifest().finished) == 3
 
 
-@pytest.mark.parametrize("objective", [Stacked(), Denoise(partition="adaptive"), EndToEnd()])
+@pytest.mark.parametrize("objective", [Stacked(), Denoise(), EndToEnd()])
 def test_a_run_with_shared_layers_trains_and_stores_the_real_ones(tmp_path, tiny, objective):
     shape = {"model.layers": [3, 3, 2, 3], "model.physical_layers": [1, 2, 1, 1]}
     run = trained(tmp_path / "run", tiny(objective, **shape))

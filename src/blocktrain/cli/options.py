@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+import warnings
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from blocktrain.cli.console import say
 from blocktrain.errors import ConfigError
 from blocktrain.spec import PRESETS, RunSpec, load_spec, preset
 
@@ -56,14 +58,19 @@ MaxWindows = Annotated[int | None, typer.Option(metavar="N", help="Only the firs
 def read_spec(
     toml: Path | None, preset_name: str | None, corpus: str | None, seed: int | None, changes: list[str] | None
 ) -> RunSpec:
-    """The settings of the file or preset, with what the other options replace."""
-    spec = _base(toml, preset_name)
+    """The settings of the file or preset, with what the other options replace. Says which settings have no effect."""
     replaced = dict(map(_change, changes or []))
     if corpus is not None:
         replaced["corpus.source"] = corpus
     if seed is not None:
         replaced["seed"] = seed
-    return spec.with_(**replaced) if replaced else spec
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", FutureWarning)
+        spec = _base(toml, preset_name)
+        spec = spec.with_(**replaced) if replaced else spec
+    for warning in found:
+        say(f"warning: {warning.message}")
+    return spec
 
 
 def require_positive(option: str, value: int | None) -> None:

@@ -330,7 +330,7 @@ def _unreadable(path: Path, error: OSError, remedy: str) -> CheckpointError:
 
 def _read_spec(path: Path) -> RunSpec:
     try:
-        return load_spec(path / SPEC_FILE)
+        return load_spec(path / SPEC_FILE, warn=False)
     except ConfigError as error:
         raise CheckpointError(f"the spec of a run directory cannot be read: {error}, or use another --out") from None
 

@@ -136,7 +136,7 @@ class DenoiseBlock(Block):
         super().__init__(spec, index, layers)
         assert isinstance(spec.objective, Denoise)
         self.objective = spec.objective
-        borders = noise.edges(spec.model.blocks, spec.objective)
+        borders = noise.lognormal_edges(spec.model.blocks, spec.objective)
         self.sigma_high, self.sigma_low = borders[index], borders[index + 1]
         self.modulate = nn.Parameter(torch.zeros(6 * spec.model.width, self.NUM_NOISE_FEATURES))
         self.sharpness = nn.Parameter(torch.tensor(self.objective.sigma_data**-2))
@@ -154,8 +154,6 @@ class DenoiseBlock(Block):
             hidden_BTD = hidden_BTD * (torch.arange(T, device=bytes_BT.device) < span_start)[None, :, None]
         hidden_BTD = torch.addcmul(hidden_BTD, c_in, scores_BTV @ self.readout)
         hidden_BTD = self.run_layers(hidden_BTD, mask, self._modulation(sigma_B))
-        if self.objective.evidence == "closed":
-            return noise.evidence(scores_BTV, sigma) + self.read_out(hidden_BTD)
         # scaled before the read-out: behind it the gradient would hold one more tensor of the logits' size
         out = F.linear(self.sharpness * c_out * rms_norm(hidden_BTD), self.readout)
         return out.addcmul_(self.sharpness * c_skip, scores_BTV)
@@ -184,12 +182,9 @@ class DenoiseBlock(Block):
         return tuple(each[0] for each in modulation)
 
     def answer(self, hidden_TD: Tensor) -> Tensor:
-        """What `denoise` gives for z = 0: there its evidence and c_skip·z are nothing."""
-        out = super().answer(hidden_TD)
-        if self.objective.evidence == "closed":
-            return out
+        """What `denoise` gives for z = 0: there c_skip·z is zero."""
         c_out = self.sigma_high * self.objective.sigma_data / math.hypot(self.sigma_high, self.objective.sigma_data)
-        return self.sharpness * c_out * out
+        return self.sharpness * c_out * super().answer(hidden_TD)
 
     def _modulation(self, sigma_B: Tensor) -> Modulation:
         """AdaLN: shift, scale and gate as a linear function of a few waves of c_noise."""

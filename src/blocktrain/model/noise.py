@@ -4,7 +4,6 @@ Karras et al. 2022 (EDM) for the scalings; DiffusionBlocks (arXiv 2506.14202) fo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from statistics import NormalDist
 
 import torch
@@ -29,32 +28,12 @@ def log_normal_cdf(sigma: float, p_mean: float, p_std: float) -> float:
 
 
 def lognormal_edges(num_blocks: int, objective: Denoise) -> list[float]:
-    """B + 1 noise levels from σ_max down to σ_min between which lie equal shares of the (truncated) prior mass."""
+    """B + 1 noise levels from σ_max down to σ_min between which lie equal shares of the (truncated) prior mass.
+    Block k has the range [edges[k + 1], edges[k]]."""
     o = objective
     low, high = (log_normal_cdf(sigma, o.p_mean, o.p_std) for sigma in (o.sigma_min, o.sigma_max))
     shares = [high + (low - high) * i / num_blocks for i in range(1, num_blocks)]
     return [o.sigma_max, *(math.exp(o.p_mean + o.p_std * STANDARD.inv_cdf(p)) for p in shares), o.sigma_min]
-
-
-def adaptive_edges(sigmas: Sequence[float], losses: Sequence[float], num_blocks: int) -> list[float]:
-    """B + 1 noise levels, high to low, between which the measured loss rises by equal amounts in total.
-
-    `sigmas` rise; the loss between two of them is taken as linear in ln σ, and a floor of 1 % of the mean keeps a flat
-    stretch from collapsing to a point."""
-    log_sigma = torch.tensor(sigmas, dtype=torch.float64).log()
-    loss = torch.tensor(losses, dtype=torch.float64)
-    density = loss.clamp_min(0.01 * loss.mean().item())
-    mass = torch.cat([torch.zeros(1, dtype=torch.float64), torch.cumulative_trapezoid(density, log_sigma)])
-    targets = torch.linspace(0, mass[-1].item(), num_blocks + 1, dtype=torch.float64)[1:-1]
-    right = torch.searchsorted(mass, targets).clamp(1, len(mass) - 1)
-    part = (targets - mass[right - 1]) / (mass[right] - mass[right - 1])
-    inner = torch.exp(log_sigma[right - 1] + part * (log_sigma[right] - log_sigma[right - 1]))
-    return [sigmas[-1], *reversed(inner.tolist()), sigmas[0]]
-
-
-def edges(num_blocks: int, objective: Denoise) -> list[float]:
-    """The borders of the blocks' ranges; block k has [edges[k + 1], edges[k]]."""
-    return list(objective.edges) if objective.edges else lognormal_edges(num_blocks, objective)
 
 
 def widen(low: float, high: float, objective: Denoise) -> tuple[float, float]:
@@ -85,11 +64,6 @@ def c_noise(sigma: Tensor) -> Tensor:
 def loss_weight(sigma: Tensor, sigma_data: float) -> Tensor:
     """λ(σ) = (σ² + σ_d²) / (σ σ_d)², which makes the effective weight of every noise level one."""
     return (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
-
-
-def evidence(scores: Tensor, sigma: Tensor) -> Tensor:
-    """log N(z; e_x, σ²) up to a constant, for orthonormal codes: scores are z·e_x."""
-    return scores / sigma**2
 
 
 def expected_code(logits: Tensor, code_table: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from blocktrain.data.corpus import Corpus
 from blocktrain.errors import ConfigError
 from blocktrain.io.files import mapped
 from blocktrain.spec import RunSpec
@@ -33,12 +32,6 @@ def elsewhere() -> Iterator[ProcessPoolExecutor]:
             "the process that makes the untrained blocks was ended from outside: give this machine more memory, or "
             "train a smaller model"
         ) from None
-
-
-def with_edges(spec: RunSpec, corpus: Corpus) -> RunSpec:
-    from blocktrain.train.partition import resolve_partition
-
-    return resolve_partition(spec, corpus)
 
 
 def raise_blocks(spec: RunSpec, folder: Path) -> dict[int, int]:

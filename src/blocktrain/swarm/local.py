@@ -29,7 +29,6 @@ from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.export import export_model
 from blocktrain.swarm.worker.worker import Worker, WorkReport
-from blocktrain.train.partition import resolve_partition
 from blocktrain.train.run import load_model
 from blocktrain.wire.invite import Invite
 
@@ -147,7 +146,6 @@ def local_swarm(
 
 def _open_run(spec: RunSpec, folder: Path, opening: ExitStack) -> tuple[RunSpec, Invite]:
     corpus = load_corpus(spec.corpus, spec.model.context)
-    spec = resolve_partition(spec, corpus)
     folder.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(folder / "ledger.db")
     opening.callback(ledger.close)

@@ -56,13 +56,12 @@ def test_another_objective_can_be_chosen_in_any_order_of_its_settings(run, tiny,
     assert RunDirectory.open(tmp_path / "run").spec.objective == Denoise(span_share=0.5)
 
 
-def test_an_adaptive_partition_is_measured_once(run, tiny, tmp_path):
-    adaptive = [*tiny, "--set", "objective.kind=denoise", "--set", "objective.partition=adaptive"]
-    first, second = (run("train", *adaptive, "--block", block) for block in (0, 1))
-    assert (first.exit_code, second.exit_code) == (0, 0)
-    assert "measuring how hard" in first.stderr
-    assert "measuring how hard" not in second.stderr
-    assert len(RunDirectory.open(tmp_path / "run").spec.objective.edges) == 5
+def test_a_removed_setting_is_named_and_has_no_effect(run, tiny, tmp_path):
+    removed = ["--set", "objective.kind=denoise", "--set", "objective.partition=lognormal"]
+    result = run("train", *tiny, *removed, "--block", 0)
+    assert result.exit_code == 0
+    assert "warning: the changed spec: objective.partition was removed and has no effect" in result.stderr
+    assert RunDirectory.open(tmp_path / "run").spec.objective == Denoise()
 
 
 def test_the_reference_stands_beside_the_blocks_it_is_for(run, tiny, tmp_path):

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -26,18 +25,18 @@ from types import FrameType
 
 from blocktrain.cli.console import say
 from blocktrain.cli.shared.private import INVITE_FILE, LEDGER_FILE, read_private, write_private
-from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import BlockTrainError, ConfigError, StorageError
 from blocktrain.http import server as http_server
 from blocktrain.http.rate_limit import Rate
 from blocktrain.http.server import GRACE_S, Tls, listening
 from blocktrain.io.allocator import keep_little_memory
-from blocktrain.spec import Denoise, RunSpec
+from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.routes import build_service
 from blocktrain.swarm.coordinator.setup import found_run
-from blocktrain.swarm.initial_blocks import elsewhere, newborn_in, raise_blocks, with_edges
+from blocktrain.swarm.initial_blocks import elsewhere, newborn_in, raise_blocks
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Role
 from blocktrain.wire.invite import Invite, parse_invite
@@ -68,7 +67,6 @@ def opened(folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str |
     ledger = Ledger(ledger_url or folder / LEDGER_FILE)
     try:
         with elsewhere() as process:
-            spec = _with_edges(spec, corpus, ledger, process)
             blobs = Blobs(blobs_url or folder / BLOBS_FOLDER)
             run = found_run(spec, corpus, ledger, blobs, time.time())
             process.submit(_describe, spec).result()
@@ -104,17 +102,6 @@ def _describe(spec: RunSpec) -> None:
     from blocktrain.cli.shared.training import describe  # counts parameters, with torch
 
     describe(spec)
-
-
-def _with_edges(spec: RunSpec, corpus: Corpus, ledger: Ledger, process: ProcessPoolExecutor) -> RunSpec:
-    """An adaptive partition measured; where the ledger holds this run already, as it was measured then."""
-    run = ledger.run()
-    if run is not None and isinstance(spec.objective, Denoise):
-        there = RunSpec.model_validate_json(run.spec)
-        edges = there.objective.edges if isinstance(there.objective, Denoise) else None
-        if there == spec.with_(**{"objective.edges": edges}):
-            return there
-    return process.submit(with_edges, spec, corpus).result()
 
 
 def _port(folder: Path, address: Address) -> int:

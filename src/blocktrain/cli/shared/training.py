@@ -15,12 +15,11 @@ from blocktrain.cli.shared.interrupt import StopOnInterrupt
 from blocktrain.cli.shared.metrics import tensorboard_log, told_to
 from blocktrain.cli.shared.progress import training_progress
 from blocktrain.data.corpus import Corpus
-from blocktrain.io.checkpoint import SPEC_FILE, RunDirectory
+from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import build_block, logical_parameters
 from blocktrain.model.stack import count_parameters
-from blocktrain.spec import Denoise, EndToEnd, Phase, RunSpec, Stacked, load_spec
+from blocktrain.spec import EndToEnd, Phase, RunSpec, Stacked
 from blocktrain.train.flops import run_flops
-from blocktrain.train.partition import resolve_partition
 from blocktrain.train.reference import equal_work_steps, reference_of
 from blocktrain.train.run import train_run, wanted_phases
 from blocktrain.train.trainer import pick_device
@@ -49,19 +48,6 @@ def train_into(
         say(f"stopped: everything is saved in {out}, run the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED)
     return run
-
-
-def with_edges(spec: RunSpec, corpus: Corpus, out: Path) -> RunSpec:
-    """An adaptive partition measured; where `out` already holds this run, as it was measured then."""
-    if not isinstance(spec.objective, Denoise) or spec.objective.partition == "lognormal" or spec.objective.edges:
-        return spec
-    if (out / SPEC_FILE).exists():
-        there = load_spec(out / SPEC_FILE)
-        edges = there.objective.edges if isinstance(there.objective, Denoise) else None
-        if there == spec.with_(**{"objective.edges": edges}):
-            return there
-    say("measuring how hard each noise level is, to cut the ranges")
-    return resolve_partition(spec, corpus)
 
 
 def twin_of(spec: RunSpec, work: Work, steps: int | None = None) -> RunSpec:

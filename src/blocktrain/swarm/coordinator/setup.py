@@ -3,6 +3,10 @@ put where every coordinator of the run finds them. Next: coordinator.py."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from pydantic import ValidationError
+
 from blocktrain.data.corpus import SPLITS, Corpus
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
@@ -13,9 +17,11 @@ from blocktrain.wire.messages import PROTOCOL_VERSION
 
 def found_run(spec: RunSpec, corpus: Corpus, ledger: Ledger, blobs: Blobs, now_s: float) -> Run:
     """The run of this ledger. Founding it again changes nothing; another spec or text in the same ledger is refused."""
-    text, there = spec.model_dump_json(), ledger.run()
-    # Older versions kept a hash of the text. The run goes on with that one.
-    digest = there.spec_digest if there is not None and there.spec == text else spec.digest()
+    there = ledger.run()
+    if there is not None and _same_spec(there.spec, spec):  # as it was written then, perhaps by an older version
+        text, digest = there.spec, there.spec_digest
+    else:
+        text, digest = spec.model_dump_json(), spec.digest()
     return ledger.create_run(
         Run(
             spec=text,
@@ -26,3 +32,9 @@ def found_run(spec: RunSpec, corpus: Corpus, ledger: Ledger, blobs: Blobs, now_s
             created_s=now_s,
         )
     )
+
+
+def _same_spec(text: str, spec: RunSpec) -> bool:
+    with suppress(ValidationError):
+        return RunSpec.model_validate_json(text) == spec
+    return False

@@ -37,12 +37,11 @@ def compare(
     spec = read_spec(toml, preset, corpus, seed, changes)
 
     from blocktrain.cli.shared.comparison import Side, show, write
-    from blocktrain.cli.shared.training import describe, train_into, twin_of, with_edges
+    from blocktrain.cli.shared.training import describe, train_into, twin_of
     from blocktrain.data.corpus import load_corpus
 
     twin = twin_of(spec, work)
     text = load_corpus(spec.corpus, spec.model.context)
-    spec = with_edges(spec, text, out / "blocks")
     describe(spec)
     blocks = train_into(out / "blocks", spec, text, jobs=jobs)
     describe(twin)

@@ -25,13 +25,12 @@ def train(
     Ctrl-C stops and saves; the same command continues. Every step is a line of metrics.jsonl in DIR."""
     spec = read_spec(toml, preset, corpus, seed, changes)
 
-    from blocktrain.cli.shared.training import describe, train_into, with_edges
+    from blocktrain.cli.shared.training import describe, train_into
     from blocktrain.data.corpus import load_corpus
     from blocktrain.train.run import wanted_phases
 
     wanted_phases(spec, block)  # a block that is none is said before the wait
     text = load_corpus(spec.corpus, spec.model.context)
-    spec = with_edges(spec, text, out)
     describe(spec)
     run = train_into(out, spec, text, only_block=block, jobs=jobs, tensorboard=tensorboard)
     trained = ", ".join(map(str, sorted(run.manifest().blocks)))

@@ -1,0 +1,29 @@
+"""What a ledger keeps of a run when a coordinator starts on it again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from blocktrain.data.corpus import Corpus
+from blocktrain.spec import REMOVED_SETTINGS, Denoise, preset
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.ledger.ledger import Ledger
+
+TEXT = np.frombuffer(b"some text ", dtype=np.uint8)
+CORPUS = Corpus(train=TEXT, valid=TEXT, test=TEXT, sha256="0" * 64)
+
+
+def test_a_run_that_an_older_version_founded_goes_on(tmp_path):
+    spec = preset("tiny").with_(objective=Denoise())
+    found = found_run(spec, CORPUS, Ledger(tmp_path / "new.db"), Blobs(tmp_path / "blobs"), now_s=0.0)
+    settings = json.loads(found.spec)
+    settings["objective"] |= REMOVED_SETTINGS
+    text = json.dumps(settings)
+    ledger = Ledger(tmp_path / "old.db")
+    old = ledger.create_run(replace(found, spec=text, spec_digest=hashlib.sha256(text.encode()).hexdigest()))
+    assert found_run(spec, CORPUS, ledger, Blobs(tmp_path / "blobs"), now_s=1.0) == old
