@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blocktrain.swarm.local import local_swarm
     from blocktrain.text import generate, score_text
     from blocktrain.train.evaluate import evaluate
-    from blocktrain.train.reference import reference_of
+    from blocktrain.train.reference import equal_work_steps, reference_of
     from blocktrain.train.run import load_model, train_run
     from blocktrain.train.trainer import BlockTrainer
 
@@ -33,6 +33,7 @@ __all__ = [
     "BlockTrainer",
     "RunDirectory",
     "RunSpec",
+    "equal_work_steps",
     "evaluate",
     "generate",
     "load_corpus",
@@ -54,7 +55,7 @@ _ROOMS = {
     "swarm.local": ("local_swarm",),
     "text": ("generate", "score_text"),
     "train.evaluate": ("evaluate",),
-    "train.reference": ("reference_of",),
+    "train.reference": ("equal_work_steps", "reference_of"),
     "train.run": ("load_model", "train_run"),
     "train.trainer": ("BlockTrainer",),
 }
