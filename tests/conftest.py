@@ -35,8 +35,9 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("BLOCKTRAIN_REQUIRE_BROWSER") == "1":
             pytest.fail(missing)
         pytest.skip(missing)
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=60_000)  # milliseconds: the machine may be busy
     sandbox = [] if os.geteuid() else ["--no-sandbox"]  # root has none
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=sandbox)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blocktrain.errors import ConfigError
-from blocktrain.http.rate_limit import Limiter, Rate
+from blocktrain.http.rate_limit import Rate, RateLimiter
 
 
 class Clock:
@@ -17,27 +17,27 @@ class Clock:
 
 def test_a_burst_goes_through_and_then_the_rate():
     clock = Clock()
-    limiter = Limiter(Rate(per_s=2, burst_s=5), clock)
+    limiter = RateLimiter(Rate.per_second(2, burst_s=5), clock)
     assert [limiter.wait_s("ada") for _ in range(11)] == [0] * 10 + [0.5]
     clock.now_s += 1.0
     assert [limiter.wait_s("ada") for _ in range(3)] == [0, 0, 0.5]
 
 
 def test_one_who_asks_too_often_keeps_nobody_else_waiting():
-    limiter = Limiter(Rate(per_s=1, burst_s=1), Clock())
+    limiter = RateLimiter(Rate.per_second(1, burst_s=1), Clock())
     assert [limiter.wait_s(key) for key in ("ada", "ada", "bob")] == [0, 1.0, 0]
 
 
 def test_a_clock_that_goes_back_gives_and_takes_nothing():
     clock = Clock()
-    limiter = Limiter(Rate(per_s=1, burst_s=2), clock)
+    limiter = RateLimiter(Rate.per_second(1, burst_s=2), clock)
     limiter.wait_s("ada")
     clock.now_s -= 100
     assert [limiter.wait_s("ada"), limiter.wait_s("ada")] == [0, 1.0]
 
 
 def test_no_number_of_strangers_takes_more_memory_than_was_set_aside():
-    limiter = Limiter(Rate(per_s=1, burst_s=1), Clock(), max_keys=10)
+    limiter = RateLimiter(Rate.per_second(1, burst_s=1), Clock(), max_keys=10)
     for stranger in range(1000):
         limiter.wait_s(stranger)
     assert len(limiter) == 10
@@ -46,13 +46,14 @@ def test_no_number_of_strangers_takes_more_memory_than_was_set_aside():
 
 @pytest.mark.parametrize("per_s, burst_s", [(0, 10), (-1, 10), (float("nan"), 1), (1, 0.5)])
 def test_a_rate_that_lets_nobody_in_is_refused(per_s, burst_s):
-    with pytest.raises(ConfigError, match="give more"):
-        Rate(per_s, burst_s)
+    with pytest.raises(ConfigError, match="allow at least one"):
+        Rate.per_second(per_s, burst_s)
 
 
-def test_hundreds_of_workers_behind_one_address_may_all_ask_with_one_token():
+def test_a_rate_per_minute_is_exact():
     clock = Clock()
-    limiter = Limiter(Rate(), clock)
-    for _ in range(30):
-        assert not any(limiter.wait_s(("one address", "one token")) for _ in range(500))
-        clock.now_s += 5.0  # as long as a worker waits at most
+    limiter = RateLimiter(Rate(7, window_s=60.0), clock)
+    assert [limiter.wait_s("alice") for _ in range(8)] == [0] * 7 + [60 / 7]
+    assert limiter.wait_s("bob") == 0
+    clock.now_s = 60 / 7
+    assert limiter.wait_s("alice") == 0

@@ -166,7 +166,10 @@ def test_the_run_of_the_documentation_is_one_of_a_whole_model(tmp_path):
 def test_a_wrong_token_is_refused_with_the_remedy(tmp_path, tiny, token):
     with serving(tiny(Stacked()), tmp_path / "coordinator") as invite:
         stranger = Invite(invite.host, invite.port, token)
-        with CoordinatorClient(stranger) as client, pytest.raises(RequestRefused, match="ask whoever runs the swarm"):
+        with (
+            CoordinatorClient(stranger) as client,
+            pytest.raises(RequestRefused, match="ask the operator"),
+        ):
             client.run_info()
 
 

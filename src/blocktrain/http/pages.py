@@ -1,11 +1,13 @@
-"""The coordinator's dashboard: the routes of its files. What the page shows it asks of the API, with a token that only
-its own script sees. Next: page/dashboard.js; swarm/coordinator/routes.py, the API."""
+"""The web pages of the coordinator (dashboard) and the gateway (playground): one route per file, with ETag, gzip, cache
+and security headers. The pages get what they show from the API, with an access token that only their scripts see.
+Next: static/dashboard/dashboard.js, static/playground/playground.js."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any
@@ -14,53 +16,65 @@ from fastapi import FastAPI, Header
 from starlette.responses import Response
 
 PLOTLY = "plotly.min.js"
-FILES = {
-    "/": ("index.html", "text/html"),
-    "/page/dashboard.js": ("dashboard.js", "text/javascript"),
-    "/page/view.js": ("view.js", "text/javascript"),
-    "/page/words.js": ("words.js", "text/javascript"),
-    "/page/charts.js": ("charts.js", "text/javascript"),
-    "/page/dashboard.css": ("dashboard.css", "text/css"),
-    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
-    f"/page/{PLOTLY}": (PLOTLY, "text/javascript"),
-}
 DAY_S = 86_400
-HEADERS = {  # plotly brings styles of its own, other ones with each version: they can load nothing from elsewhere
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "Vary": "Accept-Encoding",
-}
+MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
-def add_dashboard(service: FastAPI) -> None:
-    for path, (name, media_type) in FILES.items():
-        service.add_api_route(path, _file(name, media_type), include_in_schema=False)
+def security_headers(styles: str = "'self'") -> dict[str, str]:
+    """The browser loads nothing from another host, and no other page may embed this one."""
+    return {
+        "Content-Security-Policy": f"default-src 'none'; script-src 'self'; style-src {styles}; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
 
 
-def _file(name: str, media_type: str) -> Callable[..., Any]:
-    """Ours are asked after each time, and may have changed with a new version of BlockTrain; plotly is large, and kept
-    for a day."""
-    caching = f"public, max-age={DAY_S}" if name == PLOTLY else "no-cache"
-    common = {**HEADERS, "Cache-Control": caching}
+@dataclass(frozen=True)
+class Page:
+    folder: str  # in static/
+    plotly: bool = False  # it sets inline styles, which differ from version to version
 
-    def file(accept_encoding: Annotated[str, Header()] = "", if_none_match: Annotated[str, Header()] = "") -> Response:
-        packed, tag = _packed(name)
+    def files(self) -> dict[str, tuple[str, str]]:
+        """For the path of each route, the package and the path of its file."""
+        folder = f"static/{self.folder}"
+        names = sorted(file.name for file in resources.files(__package__).joinpath(folder).iterdir())
+        ours = {"/" if name == "index.html" else f"/page/{name}": (__package__, f"{folder}/{name}") for name in names}
+        return {**ours, f"/page/{PLOTLY}": ("plotly", f"package_data/{PLOTLY}")} if self.plotly else ours
+
+
+DASHBOARD, PLAYGROUND = Page("dashboard", plotly=True), Page("playground")
+
+
+def add_page(app: FastAPI, page: Page) -> None:
+    headers = security_headers("'self' 'unsafe-inline'" if page.plotly else "'self'")
+    for route, (package, path) in page.files().items():
+        app.add_api_route(route, _file_route(package, path, headers), include_in_schema=False)
+
+
+def _file_route(package: str, path: str, security: dict[str, str]) -> Callable[..., Any]:
+    """Browsers ask each time whether one of our files has changed. Plotly is large, and they keep it for a day."""
+    caching = "no-cache" if package == __package__ else f"public, max-age={DAY_S}"
+    media_type = MEDIA_TYPES[path.rpartition(".")[2]]
+    common = {**security, "Vary": "Accept-Encoding", "Cache-Control": caching}
+
+    def answer(
+        accept_encoding: Annotated[str, Header()] = "", if_none_match: Annotated[str, Header()] = ""
+    ) -> Response:
+        data, tag = _packed(package, path)
         headers = {**common, "ETag": tag}
         if if_none_match == tag:
             return Response(status_code=304, headers=headers)
         if "gzip" not in accept_encoding:
-            return Response(gzip.decompress(packed), headers=headers, media_type=media_type)
-        return Response(packed, headers={**headers, "Content-Encoding": "gzip"}, media_type=media_type)
+            return Response(gzip.decompress(data), headers=headers, media_type=media_type)
+        return Response(data, headers={**headers, "Content-Encoding": "gzip"}, media_type=media_type)
 
-    return file
+    return answer
 
 
 @cache
-def _packed(name: str) -> tuple[bytes, str]:
-    """Made when it is first asked for: a coordinator without watchers never reads it."""
-    folder = "plotly" if name == PLOTLY else __package__
-    data = resources.files(folder).joinpath("package_data" if name == PLOTLY else "static/dashboard", name).read_bytes()
+def _packed(package: str, path: str) -> tuple[bytes, str]:
+    """The compressed file and its ETag, made at the first request: without visitors, no file is read."""
+    data = resources.files(package).joinpath(path).read_bytes()
     return gzip.compress(data, mtime=0), f'"{hashlib.sha256(data).hexdigest()[:32]}"'

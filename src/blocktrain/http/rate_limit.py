@@ -1,6 +1,5 @@
-"""Rates: how often somebody may ask. A token bucket each: `per_s` requests a second in the long run, `burst_s` seconds'
-worth at once. Memory is bounded: of more than `max_keys`, those who asked longest ago are forgotten, and start full.
-Next: doorkeeper.py, which asks before it reads a request."""
+"""A rate limit: one token bucket per key, for example per access token or per address. Memory is bounded.
+Next: middleware.py, which applies it to every request."""
 
 from __future__ import annotations
 
@@ -12,40 +11,44 @@ from dataclasses import dataclass
 
 from blocktrain.errors import ConfigError
 
-MAX_KEYS = 10_000
+BURST_S = 10.0
+MAX_KEYS = 10_000  # beyond that, the keys that asked longest ago are forgotten; they start again with a full bucket
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Generous by default: hundreds of workers may share one address and one token; each asks once in some seconds."""
+    """`requests` per `window_s` seconds on average. A whole window's requests may come at once."""
 
-    per_s: float = 300.0
-    burst_s: float = 10.0
+    requests: float
+    window_s: float
 
     def __post_init__(self) -> None:
-        if not (0 < self.per_s <= 1e9 and self.per_s * self.burst_s >= 1):
+        if not (self.requests >= 1 and 0 < self.requests / self.window_s <= 1e9):
             raise ConfigError(
-                f"a rate of {self.per_s:g} requests a second, {self.burst_s:g} s of it at once, lets nobody ask even "
-                f"once: give more"
+                f"a rate of {self.requests:g} requests per {self.window_s:g} s allows no request: allow at least one"
             )
 
+    @classmethod
+    def per_second(cls, requests: float, burst_s: float = BURST_S) -> Rate:
+        return cls(requests * burst_s, burst_s)
 
-class Limiter:
-    """Threads may share it."""
+
+class RateLimiter:
+    """Thread-safe."""
 
     def __init__(self, rate: Rate, clock: Callable[[], float] = time.monotonic, max_keys: int = MAX_KEYS) -> None:
         self._rate, self._clock, self._max_keys = rate, clock, max_keys
-        self._full = rate.per_s * rate.burst_s
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # key: (requests left, at)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def wait_s(self, key: Hashable) -> float:
-        """0, and one request fewer; or the seconds until there is one again, and nothing is taken."""
-        with self._turn:
+        """Returns 0 and counts the request if it is allowed. Otherwise returns the seconds until the next one is."""
+        full, window_s = self._rate.requests, self._rate.window_s
+        with self._lock:
             now_s = self._clock()
-            left, at_s = self._buckets.pop(key, (self._full, now_s))
-            left = min(self._full, left + max(0.0, now_s - at_s) * self._rate.per_s)
-            wait_s = 0.0 if left >= 1 else (1 - left) / self._rate.per_s
+            left, at_s = self._buckets.pop(key, (full, now_s))
+            left = min(full, left + max(0.0, now_s - at_s) * full / window_s)
+            wait_s = 0.0 if left >= 1 else (1 - left) * window_s / full
             self._buckets[key] = (left if wait_s else left - 1, now_s)
             while len(self._buckets) > self._max_keys:
                 self._buckets.popitem(last=False)

@@ -118,7 +118,7 @@ def test_a_wrong_token_is_refused_with_the_remedy(run, swarm):
     stranger = replace(parse_invite(swarm.invite), access_token="not-a-token-of-this-run")
     result = run("worker", stranger, "--home", swarm.home)
     assert result.exit_code == 2
-    assert "ask whoever runs the swarm for an invite" in result.stderr
+    assert "ask the operator of the swarm for an invite" in result.stderr
 
 
 # What a finished run gives
@@ -222,7 +222,7 @@ def test_a_viewer_may_look_but_not_work_until_revoked(run, finished):
     assert run("status", invite).exit_code == 0
     refused = run("worker", invite, "--home", finished.home)
     assert refused.exit_code == 2
-    assert "a token of role viewer may not do this" in refused.stderr
+    assert "an access token of role viewer may not do this" in refused.stderr
     assert run("token", "revoke", "eve", "--dir", finished.folder).exit_code == 0
     assert run("status", invite).exit_code == 2
     assert "eve" in run("token", "list", "--dir", finished.folder).stdout
@@ -238,7 +238,7 @@ def test_an_admin_pauses_a_run_and_status_shows_it_until_it_goes_on(run, finishe
         assert (", paused" in run("status", finished.invite).stdout) == shown
     refused = run("pause", finished.invite)
     assert refused.exit_code == 2
-    assert "a token of role worker may not do this: ask for one of role admin" in refused.stderr
+    assert "an access token of role worker may not do this: ask for one of role admin" in refused.stderr
 
 
 def test_no_token_is_in_the_ledger(finished):

@@ -1,5 +1,5 @@
-"""A real gateway on a free port, with the openai client at its door and a trained model in this process behind it. The
-forward can be told to fail or to stop at a planned traversal, and remembers which sessions were forgotten."""
+"""A real gateway on a free port, the real openai client, and a trained model in this process. The forward can fail or
+stop at a planned traversal, and remembers which sessions were forgotten."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from blocktrain.spec import Denoise, RunSpec, preset
 from blocktrain.train.run import train_run
 
 KEY = "a-key-that-nobody-guesses"
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @dataclass
@@ -36,6 +36,7 @@ class PlannedForward:
     real: LocalForward
     faults: dict[int, Exception] = field(default_factory=dict)
     stops_at: int | None = None  # from here on it never answers
+    when_it_stops: Callable[[], None] = lambda: None
     asked: int = 0
     open: set[str] = field(default_factory=set)
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -52,6 +53,7 @@ class PlannedForward:
             raise self.faults[self.asked]
         if self.stops_at is not None and self.asked >= self.stops_at:
             self.stopped.set()
+            self.when_it_stops()
             await asyncio.Event().wait()
         return await self.real(traversal)
 

@@ -63,7 +63,7 @@ def test_the_health_names_a_lost_stage_and_the_blocks_that_nobody_serves(serve):
     well, ill, metrics = asyncio.run(healths())
     assert (well.status_code, well.json()["status"]) == (200, "ok")
     assert (ill.status_code, ill.json()["status"]) == (503, "unavailable")
-    assert "nobody serves block 2, 3 now: start a stage that does" in ill.json()["reasons"]
+    assert "no stage serves block 2, 3 now: start one that does" in ill.json()["reasons"]
     alive = [line.rsplit(" ", 1)[1] for line in metrics.text.splitlines() if line.startswith("blocktrain_stage_alive")]
     assert alive == ["1.0", "0.0"]
 

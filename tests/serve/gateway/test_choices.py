@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocktrain.serve.gateway.choices import Score, Scribe, joined, token_name
+from blocktrain.serve.gateway.choices import ByteLogprobs, ChoiceWriter, join_choices, token_name
 
 
 def written(data: bytes, sizes: list[int], stops: tuple[str, ...] = ()) -> list:
     """The choices of a text that comes in pieces of these sizes."""
-    scribe, choices, at = Scribe(0, stops, logprobs=1), [], 0
+    writer, choices, at = ChoiceWriter(0, stops, logprobs=1), [], 0
     for size in [*sizes, len(data)]:
         piece, at = data[at : at + size], at + size
-        choices.append(scribe.take(Score(byte, -1.0, ((byte, -1.0),)) for byte in piece))
-        if scribe.stopped:
+        choices.append(writer.take(ByteLogprobs(byte, -1.0, ((byte, -1.0),)) for byte in piece))
+        if writer.stopped:
             break
-    return [choice for choice in [*choices, scribe.end()] if choice is not None]
+    return [choice for choice in [*choices, writer.end()] if choice is not None]
 
 
 @given(data=st.binary(max_size=40) | st.text(max_size=20).map(str.encode), sizes=st.lists(st.integers(0, 5)))
 def test_however_bytes_come_the_text_is_the_same_and_every_byte_has_its_place(data, sizes):
     choices = written(data, sizes)
-    whole = joined(choices)
+    whole = join_choices(choices)
     assert whole.text == data.decode("utf-8", "replace")
     assert whole.logprobs.tokens == [token_name(byte) for byte in data]
     offsets = whole.logprobs.text_offset
@@ -38,7 +38,7 @@ def test_however_bytes_come_the_text_is_the_same_and_every_byte_has_its_place(da
 )
 def test_neither_a_stop_string_nor_its_log_probabilities_are_shown(text, stop, sizes):
     choices = written(text.encode(), sizes, (stop,))
-    whole, expected = joined(choices), text.partition(stop)[0]
+    whole, expected = join_choices(choices), text.partition(stop)[0]
     assert whole.text == expected
     assert whole.logprobs.tokens == [token_name(byte) for byte in expected.encode()]
     assert whole.finish_reason == ("stop" if stop in text else "length")
@@ -51,15 +51,15 @@ def test_no_part_of_a_stream_has_half_a_character():
 
 
 def test_bytes_are_counted_to_the_end_of_the_stop_string():
-    scribe = Scribe(0, ["cd"], None)
-    scribe.take(map(Score, b"abcdefgh"))
-    assert scribe.num_bytes == 4
+    writer = ChoiceWriter(0, ["cd"], None)
+    writer.take(map(ByteLogprobs, b"abcdefgh"))
+    assert writer.num_bytes == 4
 
 
 def test_the_prompt_is_echoed_whatever_it_says():
-    scribe = Scribe(0, ["stop"], logprobs=0)
-    assert scribe.echo([Score(byte) for byte in b"stop here"]).text == "stop here"
-    assert not scribe.stopped
+    writer = ChoiceWriter(0, ["stop"], logprobs=0)
+    assert writer.echo([ByteLogprobs(byte) for byte in b"stop here"]).text == "stop here"
+    assert not writer.stopped
 
 
 @pytest.mark.parametrize(

@@ -168,8 +168,8 @@ def blob_bytes(range: str) -> Attempt:
 
 JSON = {"Content-Type": "application/json"}
 ROWS: dict[str, tuple[Attempt, int, str, str]] = {
-    "a wrong token": (ask("GET", "/v1/run", role="nobody"), 401, "token", "ask whoever runs the swarm"),
-    "no token": (ask("GET", "/v1/run", headers={"Authorization": ""}), 401, "token", "ask whoever runs the swarm"),
+    "a wrong token": (ask("GET", "/v1/run", role="nobody"), 401, "token", "ask the operator of the swarm"),
+    "no token": (ask("GET", "/v1/run", headers={"Authorization": ""}), 401, "token", "ask the operator of the swarm"),
     "a viewer who works": (ask_for_work("viewer"), 403, "role", "ask for one of role worker"),
     "a protocol of the future": (
         ask_for_work(protocol=PROTOCOL_VERSION + 1), 426, "protocol", "install the coordinator's version",
@@ -185,11 +185,11 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "a speed beyond belief": (ask_for_work(steps_per_s=1e308), 422, "malformed", "body.steps_per_s"),
     "a field too many": (ask_for_work(more=1), 422, "malformed", "body.more: Extra inputs are not permitted"),
     "broken JSON": (
-        ask("POST", "/v1/leases", content=b'{"protocol": 1,', headers=JSON), 422, "malformed", "mend the request",
+        ask("POST", "/v1/leases", content=b'{"protocol": 1,', headers=JSON), 422, "malformed", "correct the request",
     ),
-    "bottomless JSON": (ask("POST", "/v1/leases", content=b"[" * 10**5, headers=JSON), 422, "malformed", "mend"),
+    "bottomless JSON": (ask("POST", "/v1/leases", content=b"[" * 10**5, headers=JSON), 422, "malformed", "correct"),
     "a name that is no text": (
-        ask("POST", "/v1/leases", content=b'{"\\ud800": 1}', headers=JSON), 422, "malformed", "mend the request",
+        ask("POST", "/v1/leases", content=b'{"\\ud800": 1}', headers=JSON), 422, "malformed", "correct the request",
     ),
     "an upload without a lease": (upload("1-1-nobody"), 404, "lease", "ask for one"),
     "an upload larger than updates are": (upload(size=2**40), 413, "oversized", "takes at most"),

@@ -1,14 +1,15 @@
-"""The gateway: a model, wherever its blocks are, behind OpenAI's completions API, and a page to try it on. A route
-decodes, has the text written, encodes. Next: order.py settles what is asked, completion.py has it written."""
+"""The gateway: OpenAI's completions API and a playground page in front of a model, wherever its blocks are. A route
+decodes the request, has the texts written and encodes the answer.
+Next: validate.py checks a request, completion.py has it written."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
-from importlib import resources
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Request, Response, Security
@@ -20,10 +21,13 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from blocktrain.errors import BlockTrainError, ConfigError, Overloaded, StageUnreachable
+from blocktrain.http.middleware import BodyLimit, CheckFailed, Middleware, require_host
+from blocktrain.http.pages import PLAYGROUND, add_page, security_headers
+from blocktrain.http.rate_limit import Rate, RateLimiter
+from blocktrain.http.sse import ClientDisconnected, EventStream, cancel_on_disconnect
 from blocktrain.serve.chain.pipeline import Pipeline, PipelineStats
-from blocktrain.serve.gateway.access import ApiKeys, RateLimit, Seats
-from blocktrain.serve.gateway.border import Border, ClientGone, EventStream, error_response, unless_gone
-from blocktrain.serve.gateway.completion import Writing, gather_answer, stream_answer
+from blocktrain.serve.gateway.access import ApiKeys, ConcurrencyLimit
+from blocktrain.serve.gateway.completion import CompletionJob
 from blocktrain.serve.gateway.metrics import Metrics
 from blocktrain.serve.gateway.openai import (
     ApiError,
@@ -33,39 +37,34 @@ from blocktrain.serve.gateway.openai import (
     Health,
     ModelCard,
     ModelList,
-    defect,
-    refusal_of,
+    api_error_of,
     request_schema,
 )
-from blocktrain.serve.gateway.validate import Limits, modes_of, order_of, unknown_model
+from blocktrain.serve.gateway.validate import Limits, modes_of, unknown_model, validate
 from blocktrain.serve.traversal import Forward, ModelInfo
 
 log = logging.getLogger(__name__)
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-LAST_WORDS_S = 5.0  # for the event that says that the deadline has passed
-FRESH_SEEDS = 2**32  # every JSON reader takes them exactly
-PAGE_FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page/playground.js": ("playground.js", "text/javascript; charset=utf-8"),
-    "/page/playground.css": ("playground.css", "text/css; charset=utf-8"),
-    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
-}
-SILENT_ROUTES = {*PAGE_FILES, "/healthz", "/metrics"}  # asked all the time, and nothing happens
-ROUTES = {*SILENT_ROUTES, "/v1/models", "/v1/completions"}
-BEARER = HTTPBearer(auto_error=False, description="An API key of this gateway, where it has some")
+NO_KEYS = "without API keys the gateway answers only this machine: set a key"
+LAST_EVENT_S = 5.0  # after the deadline, to send the event that says so
+FRESH_SEEDS = 2**32  # every JSON parser reads them exactly
+QUIET_ROUTES = {*PLAYGROUND.files(), "/healthz", "/metrics"}  # requested often, and logged only on failure
+ROUTES = {*QUIET_ROUTES, "/v1/models", "/v1/completions"}
+BEARER = HTTPBearer(auto_error=False, description="An API key of this gateway, if it has any")
 MEANING = {
-    400: "Not understood, or out of range: the message says what to change",
+    400: "The request is not understood or a value is out of range: the message says what to change",
     401: "The API key is missing or unknown",
     404: "There is no such model",
     413: "The body is too large",
-    415: "The body is not announced as JSON",
+    415: "The Content-Type is not JSON",
     421: "No API key is set, and the Host is not this machine",
     429: "Too many requests: try again after Retry-After seconds",
-    500: "A defect of ours",
-    503: "Blocks of the model are out of reach: try again",
-    504: "It took too long",
+    500: "Internal error",
+    503: "Blocks of the model cannot be reached: try again",
+    504: "The request took too long",
 }
-JSON, GONE = "application/json", 499
+JSON, DISCONNECTED = "application/json", 499
+HEADERS = {**security_headers(), "Cache-Control": "no-store"}
 EVENTS: dict[str, Any] = {"description": "The answer, or with stream = true its parts as they come"}
 
 
@@ -73,14 +72,14 @@ class GatewaySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
-    any_host: bool = False  # without keys: answer requests for whatever host name
+    any_host: bool = False  # without keys: answer requests for every host name
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = Field(default=2**20, ge=1024)
-    max_bytes: int = Field(default=4096, ge=1)  # of a text
-    max_choices: int = Field(default=16, ge=1)  # texts of a request
+    max_bytes: int = Field(default=4096, ge=1)  # of one text
+    max_choices: int = Field(default=16, ge=1)  # texts per request
     max_texts: int = Field(default=64, ge=1)  # written at once
-    degraded: bool = False  # the chain may answer without blocks: that is no reason to be unwell
-    requests_per_minute: int | None = Field(default=None, ge=1)  # of a key, or without keys of an address
+    degraded: bool = False  # the chain may answer without some blocks, so missing blocks are not a failure
+    requests_per_minute: int | None = Field(default=None, ge=1)  # per key, or without keys per address
     deadline_s: float = Field(default=300.0, gt=0)
 
     def model_post_init(self, context: object) -> None:
@@ -91,22 +90,23 @@ class GatewaySettings(BaseModel):
 
 
 class Gateway:
-    """What the routes share."""
+    """The state that the routes share."""
 
     def __init__(self, forward: Forward, settings: GatewaySettings, clock: Callable[[], float]) -> None:
         self.forward, self.settings, self.clock = forward, settings, clock
-        self.keys, self.seats = ApiKeys(settings.api_keys), Seats(settings.max_texts)
-        self.rate = RateLimit(settings.requests_per_minute, clock)
-        self.metrics = Metrics(lambda: self.seats.taken, self.pipeline_stats)
+        self.keys, self.limit = ApiKeys(settings.api_keys), ConcurrencyLimit(settings.max_texts)
+        per_minute = settings.requests_per_minute
+        self.rate_limiter = RateLimiter(Rate(per_minute, window_s=60.0), clock) if per_minute else None
+        self.metrics = Metrics(lambda: self.limit.in_use, self.pipeline_stats)
         self.started_s = int(time.time())
 
     def admit(self, request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> None:
-        """By the key, where there are keys. `given` is for the schema; the header itself is what counts."""
+        """Requires a known key, if there are keys. `given` is for the schema only."""
         caller = self.keys.caller(request.headers.get("authorization"))
         request.state.caller = caller or (request.client.host if request.client else "-")
 
     def pipeline_stats(self) -> PipelineStats | None:
-        """Where the blocks are on other hosts."""
+        """None if the model runs in this process."""
         return self.forward.stats() if isinstance(self.forward, Pipeline) else None
 
     def health(self) -> Health:
@@ -116,7 +116,7 @@ class Gateway:
         held = {block for stage in stages if stage.alive for block in stage.blocks}
         lost = sorted(set(range(info.blocks)) - held) if stats else []
         if lost:
-            reasons.append(f"nobody serves block {', '.join(map(str, lost))} now: start a stage that does")
+            reasons.append(f"no stage serves block {', '.join(map(str, lost))} now: start one that does")
         status: Literal["ok", "degraded", "unavailable"] = "degraded" if reasons else "ok"
         if lost and not (self.settings.degraded and info.survives_loss):
             status = "unavailable"
@@ -138,52 +138,66 @@ class Gateway:
         )
 
     async def complete(self, asked: CompletionRequest, request: Request) -> Response:
-        self.rate.take(request.state.caller)
+        wait_s = 0.0 if self.rate_limiter is None else self.rate_limiter.wait_s(request.state.caller)
+        if wait_s:
+            most, after_s = self.settings.requests_per_minute, math.ceil(wait_s)
+            message = f"more than {most} requests per minute: try again in {after_s} s"
+            raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=wait_s)
         info = self.forward.info
-        order = order_of(asked, info, self.settings.limits(), fresh_seed=secrets.randbelow(FRESH_SEEDS))
-        deadline_s = asyncio.get_running_loop().time() + self.settings.deadline_s
-        writing = Writing(self.forward, info, order, deadline_s, self.clock)
-        request.state.writing = writing
-        if not order.stream:
-            answer = await unless_gone(request.receive, gather_answer(writing, self.seats))
+        plan = validate(asked, info, self.settings.limits(), fresh_seed=secrets.randbelow(FRESH_SEEDS))
+        deadline_at_s = asyncio.get_running_loop().time() + self.settings.deadline_s
+        job = CompletionJob(self.forward, info, plan, self.limit, deadline_at_s, self.clock)
+        request.state.job = job
+        if not plan.stream:
+            answer = await cancel_on_disconnect(request.receive, job.answer())
             return JSONResponse(answer.model_dump())
-        events = stream_answer(writing, self.seats, failure_of)
+        events = job.events(api_error)
         try:
-            first = await unless_gone(request.receive, anext(events))
+            first = await cancel_on_disconnect(request.receive, anext(events))
         except BaseException:
             await events.aclose()
             raise
-        return EventStream(first, events, deadline_s + LAST_WORDS_S)
+        return EventStream(events, first=first, deadline_at_s=deadline_at_s + LAST_EVENT_S)
 
     def report(self, scope: Scope, status: int, seconds: float) -> None:
-        """After every answer. Who, what and how much, never the text."""
+        """Counts and logs one answer: the caller, the route and the costs, never a text."""
         route, state = scope["path"] if scope["path"] in ROUTES else "other", scope.get("state", {})
         self.metrics.answered(route, status)
-        if status == GONE or state.get("gone"):
+        if status == DISCONNECTED or state.get("disconnected"):
             self.metrics.client_gone()
         facts = {"method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 4)}
         if caller := state.get("caller"):
             facts["caller"] = caller
-        if isinstance(writing := state.get("writing"), Writing):
-            self.metrics.written(writing.effort(), writing.usage())
-            facts |= {"id": writing.id, **writing.effort().model_dump()}
-        level = logging.DEBUG if status < 400 and route in SILENT_ROUTES else logging.INFO
+        if isinstance(job := state.get("job"), CompletionJob):
+            self.metrics.written(job.effort(), job.usage())
+            facts |= {"id": job.id, **job.effort().model_dump()}
+        level = logging.DEBUG if status < 400 and route in QUIET_ROUTES else logging.INFO
         log.log(level, "%(method)s %(route)s %(status)s", facts, extra={"facts": facts})
 
 
 def build_gateway(forward: Forward, settings: GatewaySettings, clock: Callable[[], float] = time.monotonic) -> FastAPI:
     gateway = Gateway(forward, settings, clock)
     app = FastAPI(title="BlockTrain gateway", version="1", docs_url=None, redoc_url=None)
-    hosts = None if settings.any_host or gateway.keys else LOOPBACK
-    app.add_middleware(Border, max_body_bytes=settings.max_body_bytes, hosts=hosts, report=gateway.report, clock=clock)
+    app.add_middleware(
+        Middleware,
+        body=BodyLimit(settings.max_body_bytes),
+        checks=[] if settings.any_host or gateway.keys else [require_host(LOOPBACK, NO_KEYS)],
+        render=error_response,
+        headers=HEADERS,
+        report=gateway.report,
+        clock=clock,
+    )
     if settings.cors_origins:
         origins, methods = list(settings.cors_origins), ["GET", "POST"]
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"])
-    for kind in (BlockTrainError, HTTPException, ClientGone, TimeoutError):
-        app.add_exception_handler(kind, _refused)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        return error_response(error)
+
+    for kind in (BlockTrainError, HTTPException, ClientDisconnected, TimeoutError):
+        app.add_exception_handler(kind, refuse)
     _add_api(app, gateway)
-    for path, (name, media_type) in PAGE_FILES.items():
-        app.add_api_route(path, _file(name, media_type), include_in_schema=False)
+    add_page(app, PLAYGROUND)
     return app
 
 
@@ -222,52 +236,51 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
 
 
 async def _decoded(request: Request) -> CompletionRequest:
-    """Read only behind the key. A web page cannot send JSON to a foreign host unasked, so nothing else is taken."""
+    """Called after the key is checked. A web page cannot send JSON to another host without permission, so other content
+    types are refused."""
     announced = request.headers.get("content-type", "")
     if announced.partition(";")[0].strip().lower() != JSON:
-        raise ApiError(415, f'Content-Type "{announced[:80]}" is not read here: send {JSON}', "content_type")
+        raise ApiError(415, f'Content-Type "{announced[:80]}" is not supported: send {JSON}', "content_type")
     try:
         return CompletionRequest.model_validate_json(await request.body())
     except ValidationError as error:
-        raise refusal_of(error.errors(include_url=False)) from None
+        raise api_error_of(error.errors(include_url=False)) from None
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorReply, "description": MEANING[status]} for status in statuses}
 
 
-def _file(name: str, media_type: str) -> Callable[[], Any]:
-    data = resources.files("blocktrain.http").joinpath("static/playground", name).read_bytes()
-
-    async def file() -> Response:
-        return Response(data, media_type=media_type)
-
-    return file
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    if isinstance(error, ClientGone):
-        return Response(status_code=GONE)  # nobody reads it; logs and metrics do
-    response = error_response(failure_of(error))
+def error_response(error: Exception) -> Response:
+    if isinstance(error, ClientDisconnected):
+        return Response(status_code=DISCONNECTED)  # for logs and metrics: the client does not get it
+    shown = api_error(error)
+    headers = {"WWW-Authenticate": "Bearer"} if shown.status == 401 else {}
+    if shown.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(shown.retry_after_s)))
     if isinstance(error, HTTPException):
-        response.headers.update(error.headers or {})
-    return response
+        headers |= error.headers or {}
+    return JSONResponse(shown.reply().model_dump(), shown.status, headers)
 
 
-def failure_of(error: Exception) -> ApiError:
-    """Whatever went wrong, as the client gets it."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, HTTPException):
-        message = f"{error.detail}: there is POST /v1/completions, and /openapi.json says what else"
-        return ApiError(error.status_code, message, "unknown_route")
-    if isinstance(error, Overloaded):
-        return ApiError(429, str(error), "overloaded", retry_after_s=error.retry_after_s)
-    if isinstance(error, StageUnreachable):
-        return ApiError(503, str(error), "stage_unreachable", retry_after_s=1)
-    if isinstance(error, TimeoutError):
-        return ApiError(504, "the text was not written in time: ask for less, or try again", "timeout")
-    if isinstance(error, ConfigError):
-        return ApiError(400, str(error), "invalid_value")
-    log.error("unexpected", exc_info=error)
-    return defect()
+def api_error(error: Exception) -> ApiError:
+    """The error that the client gets for an exception."""
+    match error:
+        case ApiError():
+            return error
+        case CheckFailed():
+            code = "body_too_large" if error.status == 413 else error.code
+            return ApiError(error.status, str(error), code, retry_after_s=error.retry_after_s)
+        case HTTPException():
+            message = f"{error.detail}: there is POST /v1/completions, and /openapi.json lists the other routes"
+            return ApiError(error.status_code, message, "unknown_route")
+        case Overloaded():
+            return ApiError(429, str(error), "overloaded", retry_after_s=error.retry_after_s)
+        case StageUnreachable():
+            return ApiError(503, str(error), "stage_unreachable", retry_after_s=1)
+        case TimeoutError():
+            return ApiError(504, "the text was not written in time: ask for less, or try again", "timeout")
+        case ConfigError():
+            return ApiError(400, str(error), "invalid_value")
+    log.error("unexpected error", exc_info=error)
+    return ApiError(500, "internal error of the gateway: see its log", "internal_error")

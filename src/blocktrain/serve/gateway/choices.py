@@ -1,5 +1,5 @@
-"""Scribe: the bytes of one text as the choices of an answer: whole characters, nothing behind a stop string, and beside
-them the log-probabilities of exactly the bytes shown. No model, no clock. Next: completion.py."""
+"""Turns the bytes of one text into the choices of an answer: whole characters, nothing after a stop string, and the
+log-probabilities of exactly the bytes shown. No model, no clock. Next: completion.py, which sends them."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from blocktrain.serve.gateway.openai import Choice, Logprobs
 
 
 @dataclass(frozen=True)
-class Score:
-    """A byte, with the log-probabilities of it and of the likeliest bytes in its place."""
+class ByteLogprobs:
+    """A byte, its log-probability, and those of the likeliest bytes in its place."""
 
     byte: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Scribe:
+class ChoiceWriter:
     def __init__(self, index: int, stops: Sequence[str], logprobs: int | None) -> None:
-        self.num_bytes = 0  # taken, up to the end of a stop string
+        self.num_bytes = 0  # taken, up to and including a stop string
         self._index, self._logprobs = index, logprobs
         self._stream, self._offsets = TextStream(stops), _Offsets()
         self._num_characters = 0  # shown
-        self._waiting: deque[tuple[int, Score]] = deque()  # with the character each belongs to
+        self._waiting: deque[tuple[int, ByteLogprobs]] = deque()  # with the index of the character it belongs to
 
     @property
     def stopped(self) -> bool:
         return self._stream.stopped_by is not None
 
-    def echo(self, scores: Sequence[Score]) -> Choice:
-        """The prompt, in which no stop string is looked for."""
-        self._wait(scores)
-        return self._choice(bytes(score.byte for score in scores).decode())
+    def echo(self, prompt: Sequence[ByteLogprobs]) -> Choice:
+        """The prompt. Stop strings in it are ignored."""
+        self._wait(prompt)
+        return self._choice(bytes(each.byte for each in prompt).decode())
 
-    def take(self, scores: Iterable[Score]) -> Choice | None:
-        """More bytes of the text; None while no character is certain."""
+    def take(self, written: Iterable[ByteLogprobs]) -> Choice | None:
+        """More bytes of the text; None if they complete no character that can be shown."""
         text = ""
-        for score in scores:
+        for each in written:
             self.num_bytes += 1
-            self._wait([score])
-            text += self._stream.feed([score.byte])
+            self._wait([each])
+            text += self._stream.feed([each.byte])
             if self.stopped:
                 break
         return self._choice(text) if text else None
 
     def end(self) -> Choice:
-        """What was held back, and why it ends."""
+        """The text that was held back, and the reason for the end."""
         text = self._stream.finish()
         return self._choice(text, "stop" if self.stopped else "length")
 
-    def _wait(self, scores: Iterable[Score]) -> None:
+    def _wait(self, taken: Iterable[ByteLogprobs]) -> None:
         if self._logprobs is not None:
-            self._waiting.extend((self._offsets.next(score.byte), score) for score in scores)
+            self._waiting.extend((self._offsets.next(each.byte), each) for each in taken)
 
     def _choice(self, text: str, finish_reason: Literal["stop", "length"] | None = None) -> Choice:
         self._num_characters += len(text)
@@ -69,7 +69,7 @@ class Scribe:
 
 
 class _Offsets:
-    """Which character each byte belongs to, counted from the beginning of the text."""
+    """The index of the character that each byte belongs to."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -82,38 +82,38 @@ class _Offsets:
 
 
 def token_name(byte: int) -> str:
-    """As OpenAI names tokens that are no whole characters."""
+    """OpenAI's notation for tokens that are not whole characters."""
     return chr(byte) if byte < 128 else f"bytes:\\x{byte:02x}"
 
 
-def logprob_table(shown: Sequence[tuple[int, Score]], num_top: int) -> Logprobs:
+def logprob_table(shown: Sequence[tuple[int, ByteLogprobs]], num_top: int) -> Logprobs:
     return Logprobs(
-        tokens=[token_name(score.byte) for _, score in shown],
-        token_logprobs=[score.logprob for _, score in shown],
-        top_logprobs=[_top(score, num_top) for _, score in shown] if num_top else None,
+        tokens=[token_name(each.byte) for _, each in shown],
+        token_logprobs=[each.logprob for _, each in shown],
+        top_logprobs=[_top(each, num_top) for _, each in shown] if num_top else None,
         text_offset=[offset for offset, _ in shown],
     )
 
 
-def _top(score: Score, num_top: int) -> dict[str, float] | None:
-    """The likeliest, and the byte itself where it is not among them."""
-    if score.logprob is None:
+def _top(shown: ByteLogprobs, num_top: int) -> dict[str, float] | None:
+    """The likeliest bytes, and the byte itself."""
+    if shown.logprob is None:
         return None
-    return {token_name(byte): logprob for byte, logprob in (*score.top[:num_top], (score.byte, score.logprob))}
+    return {token_name(byte): logprob for byte, logprob in (*shown.top[:num_top], (shown.byte, shown.logprob))}
 
 
-def joined(parts: Sequence[Choice]) -> Choice:
-    """The whole choice of its parts."""
+def join_choices(parts: Sequence[Choice]) -> Choice:
+    """The whole choice, from the parts that a stream would send."""
     tables = [part.logprobs for part in parts if part.logprobs is not None]
     return Choice(
         text="".join(part.text for part in parts),
         index=parts[0].index,
-        logprobs=_joined_tables(tables) if tables else None,
+        logprobs=_join_tables(tables) if tables else None,
         finish_reason=parts[-1].finish_reason,
     )
 
 
-def _joined_tables(tables: Sequence[Logprobs]) -> Logprobs:
+def _join_tables(tables: Sequence[Logprobs]) -> Logprobs:
     return Logprobs(
         tokens=[token for table in tables for token in table.tokens],
         token_logprobs=[logprob for table in tables for logprob in table.token_logprobs],

@@ -1,5 +1,5 @@
-"""What the gateway counts, in Prometheus's format; a registry of its own, so that two gateways in one process do not
-add up. Never a prompt, a text or a key. Next: gateway.py, which reports here."""
+"""The gateway's metrics in Prometheus's format. Each gateway has its own registry, so two gateways in one process are
+counted separately. No prompts, texts or keys. Next: app.py, which reports here."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ OF_A_STAGE: dict[str, tuple[type[GaugeMetricFamily] | type[CounterMetricFamily],
 
 
 class Metrics:
-    def __init__(self, seats_taken: Callable[[], int], chain: ChainStats) -> None:
+    def __init__(self, texts_in_flight: Callable[[], int], chain: ChainStats) -> None:
         self.registry = CollectorRegistry()
         name, registry = "blocktrain_gateway", self.registry
         self._requests = Counter(f"{name}_requests", "Requests answered", ["route", "status"], registry=registry)
         self._seconds = Histogram(
             f"{name}_completion_seconds",
-            "A completion from first to last",
+            "Duration of a completion",
             ["mode"],
             buckets=SECONDS,
             registry=registry,
         )
         self._first_byte = Histogram(
-            f"{name}_first_byte_seconds", "Until the first byte of text", ["mode"], buckets=SECONDS, registry=registry
+            f"{name}_first_byte_seconds", "Time to the first byte of text", ["mode"], buckets=SECONDS, registry=registry
         )
         self._bytes = Counter(f"{name}_bytes", "Bytes of text", ["direction"], registry=registry)
         self._traversals = Counter(f"{name}_traversals", "Traversals of the model", ["mode"], registry=registry)
-        self._degraded = Counter(f"{name}_degraded", "Completions with a stage missing", registry=registry)
-        self._gone = Counter(f"{name}_clients_gone", "Clients that left before the end", registry=registry)
+        self._degraded = Counter(f"{name}_degraded", "Completions with a missing stage", registry=registry)
+        self._gone = Counter(f"{name}_clients_gone", "Clients that disconnected before the end", registry=registry)
         busy = Gauge(f"{name}_texts_in_flight", "Texts being written now", registry=registry)
-        busy.set_function(seats_taken)
+        busy.set_function(texts_in_flight)
         registry.register(_Chain(chain))
 
     def answered(self, route: str, status: int) -> None:
@@ -64,7 +64,7 @@ class Metrics:
         self._gone.inc()
 
     def written(self, effort: Effort, usage: Usage) -> None:
-        """A completion ended, well or not: what it had cost by then."""
+        """Records what a completion cost, whether it succeeded or failed."""
         self._seconds.labels(effort.mode).observe(effort.seconds)
         if effort.first_byte_s is not None:
             self._first_byte.labels(effort.mode).observe(effort.first_byte_s)
@@ -78,7 +78,7 @@ class Metrics:
 
 
 class _Chain(Collector):
-    """The stages, asked when somebody looks."""
+    """The stages, read at each scrape."""
 
     def __init__(self, stats: ChainStats) -> None:
         self._stats = stats

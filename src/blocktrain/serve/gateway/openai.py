@@ -1,5 +1,5 @@
-"""The door's messages in the shapes of OpenAI's completions API, where a token is a byte; and how a refusal looks.
-Shapes only: what a request may ask of this model is settled in order.py. Next: order.py, gateway.py."""
+"""The messages and errors of OpenAI's completions API, where a token is a byte. What a request may ask of this model is
+checked elsewhere. Next: validate.py, which checks it; app.py, the routes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blocktrain.wire.messages import Message
 MAX_STOPS, MAX_STOP_CHARACTERS = 4, 256
 MAX_LOGPROBS = 5
 MAX_TEMPERATURE = 2.0
-MAX_SENTENCE_CHARACTERS = 1000
+MAX_MESSAGE_CHARACTERS = 1000
 ModeName = Literal["speculative", "sweep", "autoregressive"]
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 TYPE_OF_STATUS: dict[int, ErrorType] = {401: "authentication_error", 429: "rate_limit_error"}
@@ -33,11 +33,11 @@ class StreamOptions(Message):
 
 
 class CompletionRequest(Message):
-    """What a client asks for: OpenAI's fields, then our own two. Null means the default."""
+    """OpenAI's fields, then two of our own. Null means the default."""
 
     model_config = ConfigDict(strict=True)
 
-    model: str | None = None  # there is one: it need not be named
+    model: str | None = None  # the gateway serves one model, so the name is optional
     prompt: str | list[str] | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**53)] | None = None  # bytes
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
@@ -50,7 +50,7 @@ class CompletionRequest(Message):
     echo: bool | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: str | None = None  # ignored
-    # only their defaults are accepted
+    # of these, only the defaults are accepted
     suffix: str | None = None
     best_of: int | None = None
     frequency_penalty: float | None = None
@@ -62,10 +62,10 @@ class CompletionRequest(Message):
 
 
 class Effort(Message):
-    """What the text cost: ours, beside OpenAI's fields."""
+    """What the texts cost. Our addition to OpenAI's fields."""
 
     mode: ModeName
-    seed: int  # the same request with it writes the same text
+    seed: int  # the same request with this seed gives the same text
     bytes_written: int
     traversals: int
     bytes_per_traversal: float
@@ -73,14 +73,14 @@ class Effort(Message):
     first_byte_s: float | None
     drafted: int
     accepted: int
-    degraded: bool  # some stage was missing
+    degraded: bool  # a stage was missing
 
 
 class Logprobs(Message):
-    """A token is a byte: its character where it is ASCII, else "bytes:\\xe2". Offsets count characters."""
+    """A token is a byte, written as its ASCII character or as "bytes:\\xe2". Offsets count characters."""
 
     tokens: list[str]
-    token_logprobs: list[float | None]  # null: the first byte of a text has nothing before it
+    token_logprobs: list[float | None]  # null for the first byte, which has nothing before it
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
@@ -89,7 +89,7 @@ class Choice(Message):
     text: str
     index: int
     logprobs: Logprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None  # null: more of it is to come
+    finish_reason: Literal["stop", "length"] | None = None  # null: more will come
 
 
 class Usage(Message):
@@ -99,7 +99,7 @@ class Usage(Message):
 
 
 class Completion(Message):
-    """The answer, and in a stream each part of it."""
+    """The answer; in a stream, each part of it."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -150,7 +150,7 @@ class ErrorReply(Message):
 
 
 class ApiError(BlockTrainError):
-    """A refusal as the client gets it. `code` is for programs; `retry_after_s` says that later may be better."""
+    """An error as the client gets it. `code` is for programs; with `retry_after_s`, trying again later may help."""
 
     def __init__(
         self, status: int, message: str, code: str, *, param: str | None = None, retry_after_s: float | None = None
@@ -159,19 +159,14 @@ class ApiError(BlockTrainError):
         self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
     def reply(self) -> ErrorReply:
-        """It may quote what was sent, so it is bounded and made text that every encoding knows."""
-        message = str(self)[:MAX_SENTENCE_CHARACTERS].encode("utf-8", "replace").decode()
+        """A message may quote what the client sent, so it is shortened and made encodable as UTF-8."""
+        message = str(self)[:MAX_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()
         kind = TYPE_OF_STATUS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return ErrorReply(error=ErrorDetail(message=message, type=kind, param=self.param, code=self.code))
 
 
-def defect() -> ApiError:
-    """What a client is told of an exception that nobody expected."""
-    return ApiError(500, "the gateway failed: its log says why", "internal_error")
-
-
-def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """What pydantic found wrong with a request, as one sentence about its first field."""
+def api_error_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """pydantic's errors about a request, as one sentence about the first of them."""
     first = errors[0]
     path = [str(part) for part in first["loc"]]
     if first["type"] == "json_invalid":
@@ -181,11 +176,11 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     param = path[0]
     if first["type"] == "extra_forbidden":
         return _unknown_field(path)
-    return ApiError(400, _out_of_place(param, path, first), "invalid_value", param=param)
+    return ApiError(400, _bad_value(param, path, first), "invalid_value", param=param)
 
 
 def request_schema() -> dict[str, Any]:
-    """A request's JSON schema in one piece."""
+    """The JSON schema of a request, without references."""
     schema = CompletionRequest.model_json_schema()
     options = schema.pop("$defs")["StreamOptions"]
     schema["properties"]["stream_options"]["anyOf"][0] = options
@@ -200,7 +195,7 @@ def _unknown_field(path: Sequence[str]) -> ApiError:
     return ApiError(400, f"unknown field {name}: {hint}", "unknown_parameter", param=name)
 
 
-def _out_of_place(param: str, path: Sequence[str], error: Mapping[str, Any]) -> str:
+def _bad_value(param: str, path: Sequence[str], error: Mapping[str, Any]) -> str:
     if param == "prompt":
         return "prompt must be UTF-8 text: give a string or a list of strings"
     if param == "stop":

@@ -1,4 +1,4 @@
-"""What a client asked for, settled: every default filled in, every range checked, one decoding request a text. Pure.
+"""Validates a completion request: fills in defaults, checks ranges, makes one decoding request per text. Pure.
 Next: completion.py, which has the texts written."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Text:
-    """One of the texts to write."""
+    """One of the texts of a completion."""
 
     index: int  # among the choices of the answer
     prompt: bytes
@@ -35,7 +35,9 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Order:
+class CompletionPlan:
+    """A validated request."""
+
     texts: tuple[Text, ...]
     prompt_bytes: int
     mode: Mode
@@ -47,25 +49,28 @@ class Order:
     include_usage: bool
 
 
-def order_of(asked: CompletionRequest, info: ModelInfo, limits: Limits, fresh_seed: int) -> Order:
-    """Everything about the request that can be wrong is found here, before any work."""
-    _check_model(asked, info)
+def validate(asked: CompletionRequest, info: ModelInfo, limits: Limits, fresh_seed: int) -> CompletionPlan:
+    """Raises ApiError for everything that can be wrong with a request, before any work is done."""
+    if asked.model not in (None, info.name):
+        raise unknown_model(str(asked.model), info)
     _check_supported(asked)
     prompts = _prompts(asked, info)
-    n = _choices(asked, len(prompts), limits)
+    n = _num_choices(asked, len(prompts), limits)
     max_bytes = _max_bytes(asked, limits)
+    mode = Mode(asked.mode or Mode.SPECULATIVE)
+    stops = asked.stop if isinstance(asked.stop, list) else [asked.stop] if asked.stop else []
     seed = fresh_seed if asked.seed is None else asked.seed % SEEDS
     texts = tuple(
-        Text(row * n + column, prompt, _request(asked, prompt, max_bytes, derived_seed(seed, column), info))
+        Text(row * n + column, prompt, _request(asked, mode, prompt, max_bytes, derived_seed(seed, column), info))
         for row, prompt in enumerate(prompts)
         for column in range(n)
     )
-    return Order(
+    return CompletionPlan(
         texts=texts,
         prompt_bytes=sum(map(len, prompts)),
-        mode=_mode(asked),
+        mode=mode,
         seed=seed,
-        stops=_stops(asked),
+        stops=tuple(stops),
         logprobs=asked.logprobs,
         echo=bool(asked.echo),
         stream=bool(asked.stream),
@@ -74,15 +79,10 @@ def order_of(asked: CompletionRequest, info: ModelInfo, limits: Limits, fresh_se
 
 
 def derived_seed(seed: int, column: int) -> int:
-    """The first text of each prompt has the seed itself, so that alone or among others it is the same text."""
+    """The first text of each prompt has the seed itself, so its text does not depend on n."""
     if column == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed}/{column}".encode()).digest()[:8]) % SEEDS
-
-
-def _check_model(asked: CompletionRequest, info: ModelInfo) -> None:
-    if asked.model not in (None, info.name):
-        raise unknown_model(str(asked.model), info)
 
 
 def unknown_model(name: str, info: ModelInfo) -> ApiError:
@@ -92,16 +92,16 @@ def unknown_model(name: str, info: ModelInfo) -> ApiError:
 
 
 def _check_supported(asked: CompletionRequest) -> None:
-    """Fields of OpenAI's that have no meaning here: clients send their defaults, which are no request at all."""
+    """OpenAI's fields that have no meaning here. Clients send their defaults, which are accepted."""
     n = asked.n or 1
-    silent = {
+    defaults = {
         "suffix": (None, ""),
         "best_of": (None, n),
         "frequency_penalty": (None, 0),
         "presence_penalty": (None, 0),
         "logit_bias": (None, {}),
     }
-    for field, accepted in silent.items():
+    for field, accepted in defaults.items():
         if getattr(asked, field) not in accepted:
             message = f"{field} is not supported by this model: leave it out"
             raise ApiError(400, message, "unsupported_parameter", param=field)
@@ -114,7 +114,7 @@ def _prompts(asked: CompletionRequest, info: ModelInfo) -> list[bytes]:
     given = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt or ""]
     if not given:
         raise ApiError(
-            400, "prompt is an empty list: give a string, or a list of some", "invalid_value", param="prompt"
+            400, "prompt is an empty list: give a string or a list of strings", "invalid_value", param="prompt"
         )
     prompts = [text.encode() for text in given]
     longest = max(map(len, prompts))
@@ -124,7 +124,7 @@ def _prompts(asked: CompletionRequest, info: ModelInfo) -> list[bytes]:
     return prompts
 
 
-def _choices(asked: CompletionRequest, num_prompts: int, limits: Limits) -> int:
+def _num_choices(asked: CompletionRequest, num_prompts: int, limits: Limits) -> int:
     n = asked.n or 1
     if not n * num_prompts <= limits.max_choices:
         most = limits.max_choices // num_prompts
@@ -148,7 +148,7 @@ def _max_bytes(asked: CompletionRequest, limits: Limits) -> int:
 
 
 def modes_of(info: ModelInfo) -> list[ModeName]:
-    """The ways in which this model can write at all."""
+    """The decoding modes that this model supports."""
     return [mode for mode in get_args(ModeName) if _possible(Request(prompt=b"a", max_bytes=1, mode=Mode(mode)), info)]
 
 
@@ -160,23 +160,16 @@ def _possible(request: Request, info: ModelInfo) -> bool:
     return True
 
 
-def _stops(asked: CompletionRequest) -> tuple[str, ...]:
-    given = asked.stop if isinstance(asked.stop, list) else [asked.stop] if asked.stop else []
-    return tuple(given)
-
-
-def _mode(asked: CompletionRequest) -> Mode:
-    return Mode(asked.mode or Mode.SPECULATIVE)
-
-
-def _request(asked: CompletionRequest, prompt: bytes, max_bytes: int, seed: int, info: ModelInfo) -> Request | None:
+def _request(
+    asked: CompletionRequest, mode: Mode, prompt: bytes, max_bytes: int, seed: int, info: ModelInfo
+) -> Request | None:
     if max_bytes == 0:
         return None
     try:
         request = Request(
             prompt=prompt,
             max_bytes=max_bytes,
-            mode=_mode(asked),
+            mode=mode,
             temperature=1.0 if asked.temperature is None else asked.temperature,
             top_p=1.0 if asked.top_p is None else asked.top_p,
             seed=seed,
@@ -184,13 +177,12 @@ def _request(asked: CompletionRequest, prompt: bytes, max_bytes: int, seed: int,
         )
         check(request, info)
     except ConfigError as error:
-        raise ApiError(400, str(error), "invalid_value", param=_culprit(str(error))) from None
+        raise ApiError(400, str(error), "invalid_value", param=_field_named_in(str(error))) from None
     if asked.logprobs is not None and denoises(request, info):
         message = "a denoising sweep has no log-probabilities of bytes: leave logprobs out, or choose another mode"
         raise ApiError(400, message, "unsupported_parameter", param="logprobs")
     return request
 
 
-def _culprit(sentence: str) -> str | None:
-    """The field that a sentence is about, where it names one."""
-    return next((field for field in ("temperature", "candidates", "mode") if field in sentence), None)
+def _field_named_in(message: str) -> str | None:
+    return next((field for field in ("temperature", "candidates", "mode") if field in message), None)

@@ -1,5 +1,5 @@
-"""What a refusal looks like over HTTP: a status, a code for programs, a sentence for people, and whether to try again.
-Next: service.py, whose routes refuse; doorkeeper.py, which refuses before a route is asked."""
+"""How errors look over HTTP: a status, a code for programs, a message for people, and whether trying again can help.
+Next: routes.py, whose routes raise these errors; http/middleware.py, whose checks come before the routes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from blocktrain.errors import (
     StorageError,
     UploadError,
 )
+from blocktrain.http.middleware import CheckFailed
 from blocktrain.wire.messages import Problem
 
-MAX_PROBLEM_CHARACTERS = 1000
+MAX_MESSAGE_CHARACTERS = 1000
 STATUS = {
     "token": 401,
     "role": 403,
@@ -45,31 +46,39 @@ STATUS = {
     "protocol": 426,
 }
 MEANING = {
-    401: "The token is unknown or revoked",
-    403: "The token's role, the signature or the lease is another's",
-    404: "There is no such thing",
-    409: "It does not fit what is recorded by now",
-    411: "The body's length was not announced",
-    413: "More bytes than are accepted; they were not read",
-    416: "No such bytes in the blob",
-    422: "Understood, and cannot be accepted",
-    426: "Another version of the protocol is spoken here",
-    429: "Too many requests: wait as long as Retry-After says",
-    503: "Not now: try again",
+    401: "The access token is unknown or revoked",
+    403: "The access token's role does not allow this, or the signature or the lease belongs to somebody else",
+    404: "Not found",
+    409: "The request conflicts with what is recorded",
+    411: "The Content-Length is missing",
+    413: "The body is too large; it was not read",
+    416: "The blob does not have these bytes",
+    422: "The request is well-formed but cannot be accepted",
+    426: "The coordinator speaks another version of the protocol",
+    429: "Too many requests: try again after Retry-After seconds",
+    503: "Not available now: try again",
 }
 
 
-def add_refusals(service: FastAPI) -> None:
-    """Whatever a route raises becomes a refusal."""
+def add_error_handlers(service: FastAPI) -> None:
+    """Every error that a route raises becomes a `Problem`."""
     service.add_exception_handler(BlockTrainError, _refused)
     service.add_exception_handler(RequestValidationError, _malformed)
     service.add_exception_handler(HTTPException, _unknown)
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the schema: the refusals that a route has of its own, and those that every route with a token has."""
+    """For the schema: the given statuses, and those that every route with an access token has."""
     common = () if statuses == (411, 413, 429) else (401, 403, 411, 413, 429, 503)
     return {status: {"model": Problem, "description": MEANING[status]} for status in sorted({*common, *statuses})}
+
+
+def render_failed_check(error: Exception) -> Response | None:
+    """For the middleware. Other exceptions are defects: the server logs them and answers 500."""
+    if not isinstance(error, CheckFailed):
+        return None
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(math.ceil(error.retry_after_s))}
+    return _response(error.status, error.code, str(error), retry=bool(headers), headers=headers)
 
 
 def _refused(request: Request, error: Exception) -> Response:
@@ -79,11 +88,11 @@ def _refused(request: Request, error: Exception) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-    return refusal(status, Problem(code=code, message=str(error), retry=retry), headers)
+    return _response(status, code, str(error), retry, headers)
 
 
 def _code(error: Exception) -> str:
-    """What programs call an error that is no RequestRefused."""
+    """The code of an error that is not a RequestRefused."""
     names = {UploadError: "offset", BlobError: "blob", LedgerConflict: "conflict", Overloaded: "listeners"}
     return names.get(type(error), "unavailable" if isinstance(error, LedgerUnavailable | StorageError) else "refused")
 
@@ -92,19 +101,21 @@ def _malformed(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return refusal(422, Problem(code="malformed", message=f"{where}: {first['msg']}: mend the request", retry=False))
+    return _response(422, "malformed", f"{where}: {first['msg']}: correct the request")
 
 
 def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if error.status_code == 400:  # what a JSON parser gives up on
-        return refusal(422, Problem(code="malformed", message=f"{error.detail}: mend the request", retry=False))
+    if error.status_code == 400:  # the JSON parser failed
+        return _response(422, "malformed", f"{error.detail}: correct the request")
     code = "method" if error.status_code == 405 else "unknown"
-    message = f"{request.method} {request.url.path[:80]}: {error.detail}: see /openapi.json for what there is"
-    return refusal(error.status_code, Problem(code=code, message=message, retry=False), error.headers)
+    message = f"{request.method} {request.url.path[:80]}: {error.detail}: see /openapi.json for all routes"
+    return _response(error.status_code, code, message, headers=error.headers)
 
 
-def refusal(status: int, problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """A message may quote what was sent, so it is bounded and made text that every encoding knows."""
-    message = problem.message[:MAX_PROBLEM_CHARACTERS].encode("utf-8", "replace").decode()
-    return JSONResponse({**problem.model_dump(), "message": message}, status, headers)
+def _response(
+    status: int, code: str, message: str, retry: bool = False, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """A message may quote what the client sent, so it is shortened and made encodable as UTF-8."""
+    message = message[:MAX_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()
+    return JSONResponse(Problem(code=code, message=message, retry=retry).model_dump(), status, headers)

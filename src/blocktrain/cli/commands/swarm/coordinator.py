@@ -62,7 +62,7 @@ def coordinator(
     if tls_self_signed or tls_cert:
         tls = tls_files(folder, public or host, tls_cert, tls_key)
     with opened(folder, spec, ledger, blobs) as run:
-        serve(run, Address(host, port, public), tls, Rate(rate))
+        serve(run, Address(host, port, public), tls, Rate.per_second(rate))
 
 
 def _check_tls(cert: Path | None, key: Path | None, self_signed: bool) -> None:

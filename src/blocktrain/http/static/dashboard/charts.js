@@ -1,8 +1,8 @@
-// The two charts, drawn by plotly from this origin, and the same numbers as sentences and tables.
+// The two charts, drawn with plotly, and the same numbers as a sentence and a table.
 import { nats, plural } from "./words.js";
 import { element, table } from "./view.js";
 
-let plotly = null; // a promise: loaded when there is first something to draw
+let plotly = null; // a promise; plotly is loaded with the first chart
 
 function library() {
   plotly ??= new Promise((resolve, reject) => {
@@ -62,8 +62,8 @@ export function drawHeldOut(points) {
     return line(`block ${block} alone`, scored.map(axis.at), scored.map((point) => point.blocks[block]), series(Number(block)), 1.5, "dot");
   });
   traces.push(line("composed", points.map(axis.at), points.map((point) => point.nats_per_byte), colour("--accent"), 3));
-  const change = points.length > 1 ? `, from ${nats(first.nats_per_byte)} at first` : "";
-  describe("held-out", `The composed model scores ${nats(last.nats_per_byte)} nats/byte${change}, after ${plural(points.length, "measurement")}.`);
+  const change = points.length > 1 ? ` (at first ${nats(first.nats_per_byte)})` : "";
+  describe("held-out", `The composed model scores ${nats(last.nats_per_byte)} nats/byte${change}, after ${plural(points.length, "evaluation")}.`);
   table(document.getElementById("held-out-table"), "Cross entropy on held-out text, nats/byte", [axis.title, "composed", ...blocks.map((block) => `block ${block}`)],
     points.map((point) => [axis.at(point).toFixed(1), nats(point.nats_per_byte), ...blocks.map((block) => (block in point.blocks ? nats(point.blocks[block]) : "–"))]));
   draw("held-out", traces, axis.title);

@@ -1,5 +1,5 @@
-// The dashboard: keeps the token, listens to /v1/stream, says when it is stale, and rules where the token may.
-// What is shown is view.js and charts.js.
+// The dashboard: keeps the access token, follows /v1/stream, and shows when it is out of date. Admins can pause the run.
+// view.js and charts.js do the drawing.
 import { drawHeldOut, drawTraining } from "./charts.js";
 import { eventText, showLoss, showStatus, tick } from "./view.js";
 import { nats, span } from "./words.js";
@@ -14,13 +14,13 @@ let status = null;
 let heardAt = 0; // by performance.now()
 let curves = { training: [], heldOut: [] };
 let connection = null; // the AbortController of the stream under way
-let visit = 0; // with each token a new one; what an older one still waits for is let go
+let visit = 0; // counts sign-ins; a loop of an older one ends
 
-// The token
+// The access token
 
 const token = () => sessionStorage.getItem(TOKEN);
 
-// A token, or an invite: what follows its #
+// `given` is an access token, or an invite, which ends in # and the access token
 function keep(given) {
   const found = /([\w-]+)'?\s*$/.exec(given);
   sessionStorage.setItem(TOKEN, found ? found[1] : "none");
@@ -29,20 +29,20 @@ function keep(given) {
 function takeTokenFromAddress() {
   if (location.hash.length < 2) return;
   keep(location.hash);
-  history.replaceState(null, "", location.pathname); // no bookmark, history or screenshot shows it
+  history.replaceState(null, "", location.pathname); // so that no bookmark, history or screenshot shows it
 }
 
 function askForToken(problem = "") {
   sessionStorage.removeItem(TOKEN);
   showProblem(problem);
   byId("main").hidden = true;
-  byId("door").hidden = false;
+  byId("sign-in").hidden = false;
   show("", "Not connected");
   byId("token").value = "";
   byId("token").focus();
 }
 
-// Asking
+// Requests
 
 const ask = (path, options = {}) => fetch(path, { ...options, cache: "no-store", headers: { Authorization: `Bearer ${token()}` } });
 
@@ -74,7 +74,7 @@ function show(lamp, text) {
 
 const say = (text) => { byId("news").textContent = text; };
 
-// Listening
+// The event stream
 
 async function* events(response, heard) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -135,27 +135,27 @@ async function listen(mine) {
 }
 
 async function stale(current, wait_ms) {
-  if (byId("lamp").className === "live") say("The coordinator does not answer. What is shown may be old.");
+  if (byId("lamp").className === "live") say("The coordinator does not answer. This page may be out of date.");
   const until = performance.now() + wait_ms;
   while (performance.now() < until && current()) {
-    const age = status ? `Stale: this is ${span((performance.now() - heardAt) / 1000)} old` : "The coordinator does not answer";
-    show("stale", `${age}. Trying again in ${span((until - performance.now()) / 1000)}`);
+    const age = status ? `Out of date by ${span((performance.now() - heardAt) / 1000)}` : "The coordinator does not answer";
+    show("stale", `${age}. Next attempt in ${span((until - performance.now()) / 1000)}`);
     await new Promise((done) => setTimeout(done, Math.min(1000, Math.max(0, until - performance.now()))));
   }
 }
 
 function welcome() {
-  if (byId("lamp").className === "stale" && status) say("The coordinator answers again.");
+  if (byId("lamp").className === "stale" && status) say("Connected again.");
   show("live", "Live");
   showProblem("");
-  byId("door").hidden = true;
+  byId("sign-in").hidden = true;
   byId("main").hidden = false;
-  byId("role").textContent = `You look with the token of ${role === "admin" ? "an admin" : `a ${role}`}.`;
+  byId("role").textContent = `Signed in as ${role}.`;
   byId("admin").hidden = role !== "admin";
   if (role === "admin") showInvite();
 }
 
-// What came
+// What the stream brought
 
 function take(newer) {
   const before = status;
@@ -170,7 +170,7 @@ function take(newer) {
 const now_s = () => (status ? status.now_s + (performance.now() - heardAt) / 1000 : 0);
 const redraw = () => status && showStatus(status, curves, role === "admin");
 
-// Read out: what a person would want to know at once, not every round
+// For screen readers: what matters at once, not every round
 function announce(before) {
   const known = before.events.length ? before.events[before.events.length - 1].number : 0;
   const matters = status.events.filter((event) => event.number > known && ["late", "paused", "resumed"].includes(event.kind));
@@ -204,7 +204,7 @@ function drawCharts() {
   drawTraining(curves.training);
 }
 
-// Ruling
+// Administration
 
 async function showInvite() {
   try {
@@ -221,7 +221,7 @@ async function copyInvite() {
   try {
     await navigator.clipboard.writeText(byId("invite").value);
   } catch {
-    document.execCommand("copy"); // the clipboard is for HTTPS and this machine only
+    document.execCommand("copy"); // the clipboard API needs HTTPS or localhost
   }
   byId("copy").textContent = "Copied";
   say("The command is copied.");
@@ -248,7 +248,7 @@ function enter() {
   listen(visit);
 }
 
-byId("door").addEventListener("submit", (event) => {
+byId("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();
   keep(byId("token").value);
   enter();

@@ -1,4 +1,4 @@
-// What the page shows of a status. Everything that came from others is set as text, never as HTML.
+// Shows a status on the page. Everything that came from the server is set as text, never as HTML.
 import { BLOCK_STATES, ago, bytes, clock, count, nats, percent, plural, span, speed, until } from "./words.js";
 
 const byId = (id) => document.getElementById(id);
@@ -11,7 +11,7 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
-// A part is drawn anew only when what it shows has changed: a reader's place in it is kept.
+// Redraws a part only when its facts have changed, so that a reader keeps the place in it.
 const drawn = new Map();
 function whenChanged(id, facts, draw) {
   const now = JSON.stringify(facts);
@@ -33,22 +33,22 @@ export function table(target, caption, heads, rows) {
   );
 }
 
-// Times that go on by themselves: `at` in the coordinator's time, read again every second.
+// Relative times, updated every second. `at` is the coordinator's time.
 let now_s = () => 0;
 const since = (at_s) => timed(at_s, "since");
 const timed = (at_s, kind) => {
   const made = element("span", { "data-at": at_s, "data-kind": kind });
-  tell(made);
+  showTime(made);
   return made;
 };
-function tell(made) {
+function showTime(made) {
   const away_s = Number(made.dataset.at) - now_s();
   const text = made.dataset.kind === "since" ? ago(-away_s) : until(away_s);
   if (made.textContent !== text) made.textContent = text;
 }
 export function tick(clock_s) {
   now_s = clock_s;
-  document.querySelectorAll("[data-at]").forEach(tell);
+  document.querySelectorAll("[data-at]").forEach(showTime);
 }
 
 const pill = (word, kind = word) => element("span", { class: `pill ${kind.replaceAll(" ", "-")}` }, word);
@@ -66,7 +66,7 @@ export function showStatus(status, curves, isAdmin) {
   whenChanged("blocks", facts, (target) => target.replaceChildren(...status.blocks.map((block) => card(block, status, curves))));
   whenChanged("rounds", status.phases.map(withoutSeconds), (target) => showRounds(target, status));
   whenChanged("workers", [status.workers, isAdmin], (target) => showWorkers(target, status, isAdmin));
-  whenChanged("events", status.events, (target) => target.replaceChildren(...[...status.events].reverse().map((event) => happened(event, status))));
+  whenChanged("events", status.events, (target) => target.replaceChildren(...[...status.events].reverse().map((event) => eventItem(event, status))));
 }
 
 const withoutSeconds = (phase) => phase.round && { ...phase, round: { ...phase.round, deadline_s: 0, reason: reason(phase.round) } };
@@ -79,7 +79,7 @@ function showFigures(status) {
   byId("progress").textContent = percent(done / status.steps);
   byId("progress-steps").textContent = `${count(done)} of ${count(status.steps)} steps`;
   byId("present").textContent = count(here);
-  byId("present-of").textContent = `here now, of ${count(status.workers.length)}${late ? `; ${count(late)} late` : ""}`;
+  byId("present-of").textContent = `active now, of ${count(status.workers.length)}${late ? `; ${count(late)} late` : ""}`;
   byId("up").textContent = bytes(status.traffic.up_bytes);
   byId("down").textContent = bytes(status.traffic.down_bytes);
   byId("down-since").textContent = `since the coordinator started at ${clock(status.traffic.down_since_s)}`;
@@ -99,7 +99,7 @@ function card(block, status, curves) {
   const version = block.version === null ? "" : `version ${block.version}`;
   return element("li", { class: `block ${block.state}` },
     element("h3", {}, `Block ${block.block}`, element("span", { class: "version" }, version)),
-    element("p", {}, pill(BLOCK_STATES[block.state], block.state), ` ${plural(block.layers, "layer")}`),
+    element("p", {}, pill(BLOCK_STATES[block.state] ?? block.state, block.state), ` ${plural(block.layers, "layer")}`),
     losses.length > 1 ? sparkline(losses) : null,
     losses.length ? element("p", { class: "loss" }, `training loss ${nats(losses[losses.length - 1])}`) : null,
     leases.length ? element("div", { class: "dots", "aria-hidden": "true" }, ...leases.map((lease) => element("i", { class: `dot ${dot(lease)}` }))) : null,
@@ -107,13 +107,12 @@ function card(block, status, curves) {
     ...leases.filter((lease) => lease.late).map((lease) => element("p", { class: "why" }, `${alias(status, lease.worker)}: ${lease.late}`)));
 }
 
-const dot = (lease) => (lease.reported_s !== null ? "in" : lease.late ? "late" : "at-work");
+const dot = (lease) => (lease.reported_s !== null ? "reported" : lease.late ? "late" : "working");
 
 function tally(leases) {
-  const words = { "at-work": "at work", in: "in", late: "late" };
   const kinds = leases.map(dot);
-  const parts = Object.keys(words).map((kind) => [kinds.filter((each) => each === kind).length, words[kind]]).filter(([number]) => number);
-  return parts.map(([number, word]) => `${number} ${word}`).join(", ");
+  const parts = ["working", "reported", "late"].map((kind) => [kinds.filter((each) => each === kind).length, kind]).filter(([number]) => number);
+  return parts.map(([number, kind]) => `${number} ${kind}`).join(", ");
 }
 
 function sparkline(losses) {
@@ -140,13 +139,13 @@ function showRounds(target, status) {
     const blocks = phase.blocks.join(", ");
     if (!phase.round) return [`Phase ${phase.phase}`, blocks, steps, "–", "–", "finished"];
     const { round } = phase;
-    const due = round.leases.length ? timed(status.now_s + round.deadline_s, "until") : "when somebody comes";
+    const due = round.leases.length ? timed(status.now_s + round.deadline_s, "until") : "starts with the first worker";
     const again = round.extensions ? `, extended ${plural(round.extensions, "time")}` : "";
-    const why = element("span", {}, reason(round), element("small", {}, `${span(round.limit_s)} a round: ${round.limit_reason}${again}`));
+    const why = element("span", {}, reason(round), element("small", {}, `time limit ${span(round.limit_s)}: ${round.limit_reason}${again}`));
     return [`Phase ${phase.phase}`, blocks, steps, count(round.number), due, why];
   });
   target.className = "wide";
-  table(target, "The open round of each phase, when it closes at the latest, and why then", ["phase", "trains", "steps", "round", "deadline", "why"], rows);
+  table(target, "The open round of each phase, its deadline and what it waits for", ["phase", "blocks", "steps", "round", "deadline", "reason"], rows);
   lastColumnWhole(target);
 }
 
@@ -163,9 +162,9 @@ function showWorkers(target, status, isAdmin) {
   ]);
   target.className = "wide";
   const caption = status.workers.length
-    ? `${plural(status.workers.length, "worker")}, named after their keys${isAdmin ? "; below, as they call themselves, which admins alone are shown" : ""}`
-    : "Nobody has joined yet";
-  table(target, caption, ["worker", "device", "steps/s", "contribution", "up / down", "last seen", "doing"], rows);
+    ? `${plural(status.workers.length, "worker")}, named after their keys${isAdmin ? "; below, the names they gave themselves, which only admins see" : ""}`
+    : "No worker has joined yet";
+  table(target, caption, ["worker", "device", "steps/s", "contribution", "up / down", "last seen", "state"], rows);
   lastColumnWhole(target);
 }
 
@@ -180,16 +179,16 @@ function contribution(worker, all) {
   return element("span", {}, `${percent(share)} · ${plural(worker.updates, "update")}`, element("small", {}, `${bytes(worker.tokens)} of text`), element("span", { class: "share", "aria-hidden": "true" }, bar));
 }
 
-// Events: who is named by alias, whatever the text says
+// Events name workers by alias
 
 export function eventText(event, status) {
   const worker = status.workers.find((each) => each.id === event.data.worker);
   if (event.kind === "joined" && worker) return `${worker.alias}, ${worker.device}`;
-  if (event.kind === "late") return `${alias(status, event.data.worker)} in phase ${event.data.phase}, round ${event.data.round}: it closed without`;
+  if (event.kind === "late") return `${alias(status, event.data.worker)} in phase ${event.data.phase}, round ${event.data.round}: the round closed without its update`;
   return worker ? `${worker.alias}: ${event.text}` : event.text;
 }
 
-function happened(event, status) {
+function eventItem(event, status) {
   const kind = ["late", "refused", "extended", "paused"].includes(event.kind) ? event.kind : "quiet";
   return element("li", {},
     element("time", { datetime: new Date(event.at_s * 1000).toISOString() }, clock(event.at_s)),

@@ -22,8 +22,8 @@ export function span(seconds) {
 export const ago = (seconds) => (seconds < 2 ? "just now" : `${span(seconds)} ago`);
 export const until = (seconds) => (seconds >= 0 ? `in ${span(seconds)}` : `${span(-seconds)} ago`);
 export const clock = (at_s) => new Date(at_s * 1000).toLocaleTimeString("en-GB");
-export const speed = (steps) => (steps ? steps.toLocaleString("en", { maximumSignificantDigits: 3 }) : "not yet");
+export const speed = (steps) => (steps ? steps.toLocaleString("en", { maximumSignificantDigits: 3 }) : "unknown");
 
 export const BLOCK_STATES = {
-  unborn: "not born yet", scaffold: "trained along", training: "training", waiting: "waits for its turn", frozen: "trained",
+  unborn: "not started", scaffold: "training as a helper", training: "training", waiting: "waiting for its phase", frozen: "trained",
 };

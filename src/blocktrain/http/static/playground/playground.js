@@ -1,11 +1,11 @@
-// The playground: asks /v1/completions for a stream and shows the bytes and figures as they arrive.
-// Everything that came from the model or the server is set as text, never as HTML.
+// The playground: streams a completion from /v1/completions and shows the text and its figures as they arrive.
+// Everything that came from the server is set as text, never as HTML.
 
 const byId = (id) => document.getElementById(id);
 const KEY = "blocktrain-api-key"; // in sessionStorage: gone with the tab
 let model = null;
-let asked = 0; // bytes, of the request under way
-let running = null; // the AbortController of the request under way
+let asked = 0; // bytes that the current request asked for
+let running = null; // the AbortController of the current request
 
 const count = (number) => number.toLocaleString("en", { maximumFractionDigits: 0 });
 const ratio = (number) => number.toLocaleString("en", { maximumFractionDigits: number < 10 ? 2 : 1 });
@@ -34,7 +34,7 @@ function showProblem(text) {
   byId("problem").hidden = !text;
 }
 
-// The model, and what it can do
+// The model and its modes
 
 async function loadModel() {
   try {
@@ -56,7 +56,7 @@ function showModel() {
   if (model.longest_sweep > 0) {
     byId("candidates").value = "";
     byId("candidates").placeholder = "none";
-    byId("candidates-hint").textContent = "A sweep turns noise into text; with candidates it drafts so many and weighs them instead.";
+    byId("candidates-hint").textContent = "A sweep turns noise into text. With candidates, it makes so many drafts instead, and the model picks one.";
   }
   for (const choice of document.querySelectorAll("[name=mode]")) choice.disabled = !model.modes.includes(choice.value);
   if (document.querySelector("[name=mode]:checked")?.disabled) document.querySelector("[name=mode]:enabled").checked = true;
@@ -134,7 +134,7 @@ async function write() {
       if (event.error) throw new Error(event.error.message);
       last = show(event, last);
     }
-    end(last, last ? "Done" : "Nothing came");
+    end(last, last ? "Done" : "No text");
   } catch (error) {
     if (error.name !== "AbortError") showProblem(sentence(error));
     end(last, error.name === "AbortError" ? "Stopped" : last ? "Ended early" : "Nothing was written");
@@ -150,7 +150,7 @@ function begin() {
   byId("empty").hidden = true;
   for (const id of ["traversals", "per-traversal", "first-byte", "speed"]) byId(id).textContent = "–";
   byId("status").textContent = "Writing…";
-  byId("output").setAttribute("aria-busy", "true"); // read out once, whole, not byte by byte
+  byId("output").setAttribute("aria-busy", "true"); // screen readers read the whole text once, not byte by byte
   bringIntoView(byId("output-title"));
   byId("write").disabled = true;
   byId("stop").disabled = false;
@@ -192,7 +192,7 @@ function showBars(effort, before) {
   rest.hidden = effort.bytes_written >= asked;
   strip.classList.toggle("dense", strip.childElementCount > 60);
   strip.classList.toggle("denser", strip.childElementCount > 250);
-  strip.setAttribute("aria-label", `${plural(effort.traversals, "traversal")} brought ${plural(effort.bytes_written, "byte")}`);
+  strip.setAttribute("aria-label", `${plural(effort.traversals, "traversal")} produced ${plural(effort.bytes_written, "byte")}`);
 }
 
 function showFigures(effort) {
@@ -210,7 +210,7 @@ function end(last, word) {
   const facts = last
     ? [plural(last.effort.bytes_written, "byte"), `in ${time(last.effort.seconds)}`, `seed ${last.effort.seed}`]
     : [];
-  if (last?.effort.degraded) facts.push("a stage was missing: answered without it");
+  if (last?.effort.degraded) facts.push("answered without a missing stage");
   byId("status").textContent = [word, ...facts].join(" · ");
 }
 
