@@ -28,7 +28,7 @@ from blocktrain.swarm.initial_blocks import newborn_here
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.policy import averaging
 from blocktrain.train.trainer import BlockTrainer
-from blocktrain.wire.codecs.base import CodecSettings
+from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import Blob, TrainLease
 from blocktrain.wire.safetensors import encode, flat
 from blocktrain.wire.updates import apply_update, encode_difference, encode_update, read_update
@@ -190,7 +190,7 @@ def trained_update(spec: RunSpec, corpus: Corpus, steps: int) -> tuple[Tensors, 
 
 
 def upload_row(before: Tensors, after: Tensors, codec: str, parameters: int) -> dict[str, Any]:
-    data = encode_update(before, after, CodecSettings(codec))
+    data = encode_update(before, after, make_codec(codec))
     shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
     return _bytes_row(
         codec, len(data), parameters, lost(before, after, apply_update(before, read_update(data, shapes)))
@@ -201,7 +201,7 @@ def download_row(before: Tensors, after: Tensors, codec: str, parameters: int) -
     """fp32 is the whole version, as a worker fetches it that has none before."""
     if codec == "fp32":
         return _bytes_row(codec, len(encode(after)), parameters, 0.0)
-    data, decoded = encode_difference(before, after, CodecSettings(codec))
+    data, decoded = encode_difference(before, after, make_codec(codec))
     return _bytes_row(codec, len(data), parameters, lost(before, after, decoded))
 
 

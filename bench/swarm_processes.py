@@ -25,7 +25,7 @@ from blocktrain.model.block import block_shapes, build_block
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.signatures import sign
 from blocktrain.swarm.worker.client import CoordinatorClient
-from blocktrain.wire.codecs.base import update_settings
+from blocktrain.wire.codecs.table import update_codec
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
 from blocktrain.wire.safetensors import Array, flat
@@ -160,7 +160,7 @@ def random_update(before: Tensors, spec: RunSpec, seed: int) -> bytes:
         name: tensor - STEP_SIZE * generator.standard_normal(tensor.shape, np.float32)
         for name, tensor in before.items()
     }
-    return encode_update(before, after, update_settings(spec.swarm, spec.phases[0].steps, 1))
+    return encode_update(before, after, update_codec(spec.swarm, spec.phases[0].steps, 1))
 
 
 class Stopwatch:

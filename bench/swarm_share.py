@@ -169,7 +169,7 @@ def work(invite: Invite, coordinator: CoordinatorProcess, home: Path, num_rounds
         (CoordinatorClient, "submit", "hand in and merge"),
         (ErrorFeedback, "compress", "encode"),
         (BlockCache, "_fetch", "decode"),
-        (Worker, "_prepared", "load weights"),
+        (Worker, "_prepare_trainer", "load weights"),
         (ErrorFeedback, "accepted", "keep what was left out"),
     ]
     step = (BlockTrainer, "step", COMPUTING)

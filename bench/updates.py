@@ -26,10 +26,11 @@ from blocktrain.spec import Phase, RunSpec, Stacked, preset
 from blocktrain.swarm.policy.averaging import Deltas, Part, merge, outer_step, shares
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer
-from blocktrain.wire.codecs.base import CodecSettings, update_settings
+from blocktrain.wire.codecs.base import Codec
+from blocktrain.wire.codecs.table import make_codec, update_codec
 from blocktrain.wire.error_feedback import ErrorFeedback
 from blocktrain.wire.messages import Blob
-from blocktrain.wire.recipes import Recipe, Relayed, follow
+from blocktrain.wire.recipes import Recipe, RecipeUpdate, follow_recipe
 from blocktrain.wire.safetensors import Array, by_block, continue_block, flat
 from blocktrain.wire.updates import EncodedUpdate, encode_difference, read_update
 from common import RESULTS, Document, goal_lines, machine, portable, read_json, table, write_json, write_pictures
@@ -81,8 +82,8 @@ class Swarm:
         published = by_block(as_tensors(flat(self._published) | self.base))
         return BlockTrainer(self.spec, self.phase, self._corpus.train, published, shard=shard)
 
-    def _codec(self, step: int) -> CodecSettings:
-        return update_settings(self.spec.swarm, self.phase.steps, step + self.spec.swarm.round_steps)
+    def _codec(self, step: int) -> Codec:
+        return update_codec(self.spec.swarm, self.phase.steps, step + self.spec.swarm.round_steps)
 
     def _update(self, replica: BlockTrainer, feedback: ErrorFeedback, step: int) -> bytes:
         """One lease of one worker."""
@@ -100,21 +101,21 @@ class Swarm:
         swarm, after = self.spec.swarm, {}
         updates = [read_update(data, self._shapes, expected=self._codec(step)) for data in payloads]
         parts = [Part(self._opener(update), weight=1.0, norm=1.0) for update in updates]
-        if self._codec(step).gains_from_course and (parted := shares(parts, swarm)):
-            published = follow(self.base, list(zip(updates, parted, strict=True)), self._earlier or {})
+        if self._codec(step).uses_course and (parted := shares(parts, swarm)):
+            published = follow_recipe(self.base, list(zip(updates, parted, strict=True)), self._earlier or {})
             return (len(payloads) - 1) * sum(map(len, payloads)) + self._recipe_bytes(payloads, parted), published
         sizes = {name: theta.size for name, theta in self.base.items()}
         for name, delta in merge(parts, sizes, swarm):
             after[name], moved = outer_step(self.base[name], delta, self._momentum.get(name), swarm)
             if moved is not None:
                 self._momentum[name] = moved
-        data, published = encode_difference(self.base, after, CodecSettings(swarm.download))
+        data, published = encode_difference(self.base, after, make_codec(swarm.download))
         return len(payloads) * len(data), published
 
     def _recipe_bytes(self, payloads: Sequence[bytes], parted: Sequence[float]) -> int:
         """Of all replicas."""
         relayed = [
-            Relayed(payload=Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data)), share=share)
+            RecipeUpdate(payload=Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data)), share=share)
             for data, share in zip(payloads, parted, strict=True)
         ]
         return len(payloads) * len(Recipe(blocks=self.phase.blocks, updates=tuple(relayed)).encode())

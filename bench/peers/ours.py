@@ -65,7 +65,9 @@ class AveragingWorker(Worker):
         self._before: Mapping[str, Any] = {}
         self.run()
 
-    def _prepared(self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]) -> BlockTrainer:
+    def _prepare_trainer(
+        self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]
+    ) -> BlockTrainer:
         """The newest version is here: the round before is over, and the next one's tensors follow from it."""
         (version,) = lease.trained
         published = self._block_cache.trained(lease.trained)[version.block]
@@ -74,7 +76,7 @@ class AveragingWorker(Worker):
             self._led.say({"error": self._error(published)})
         self._before = published
         if self._cell.trains:
-            return super()._prepared(lease, start, around)
+            return super()._prepare_trainer(lease, start, around)
         own = step(self._number, self._round, self._cell.shapes)
         after = {name: start[version.block][name] + own[name] for name in own}
         return cast("BlockTrainer", Given(self._spec.phases[lease.phase], {version.block: as_tensors(after)}))
@@ -85,11 +87,11 @@ class AveragingWorker(Worker):
             return error_of_step(self._before, published, self._cell.workers, self._round - 1)
         return held_out_loss(self._spec, self._corpus.valid, as_tensors(published)) if self._number == 0 else 0.0
 
-    def _steps(self, trainer: BlockTrainer, lease: TrainLease, started_s: float) -> list[float]:
+    def _run_steps(self, trainer: BlockTrainer, lease: TrainLease, started_s: float) -> list[float]:
         self._led.ready(self._round)
         self._round += 1
         if self._cell.trains:
-            return super()._steps(trainer, lease, self._clock())
+            return super()._run_steps(trainer, lease, self._clock())
         return [5.0] * lease.steps
 
 

@@ -32,7 +32,7 @@ from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.setup import found_run
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.codecs.base import CodecSettings
+from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
 from blocktrain.wire.safetensors import Array, decode
 from blocktrain.wire.updates import encode_update
@@ -75,7 +75,7 @@ def prepare(text: Path, folder: Path) -> None:
         for x in lease.trained
         for name, tensor in decode(coordinator.blobs.get(x.tensors.sha256))[0].items()
     }
-    data = encode_update(before, {name: tensor - 1e-3 for name, tensor in before.items()}, CodecSettings("fp32"))
+    data = encode_update(before, {name: tensor - 1e-3 for name, tensor in before.items()}, make_codec("fp32"))
     payload = Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
     coordinator.intake.receive(lease.lease, payload.sha256, 0, len(data), data)
     shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}

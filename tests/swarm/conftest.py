@@ -30,7 +30,7 @@ from blocktrain.swarm.coordinator.setup import found_run
 from blocktrain.swarm.ledger import tables as ledger_tables
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.codecs.base import CodecSettings
+from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import PROTOCOL_VERSION, UNSIGNED, Blob, LeaseRequest, TrainLease, UpdateNotice
 from blocktrain.wire.safetensors import Array, decode
 from blocktrain.wire.updates import encode_update
@@ -138,7 +138,7 @@ class Member:
         """An update that moves every weight by so much."""
         before = self.tensors(lease)
         after = {name: tensor - step for name, tensor in before.items()}
-        return encode_update(before, after, CodecSettings(self.house.spec.swarm.update))
+        return encode_update(before, after, make_codec(self.house.spec.swarm.update))
 
     def upload(self, lease: str, data: bytes, sha256: str | None = None, **params: int) -> httpx.Response:
         path = f"/v1/leases/{lease}/uploads/{sha256 or hashlib.sha256(data).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Versions told by the updates they were merged from: everybody who follows them comes to the same bits."""
+"""Versions described by the updates they were merged from: every machine that follows a recipe gets the same bits."""
 
 import json
 
@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from blocktrain.errors import TensorError
-from blocktrain.wire.codecs.base import CodecSettings
+from blocktrain.wire.codecs.vector import Vector
 from blocktrain.wire.messages import Blob
-from blocktrain.wire.recipes import MAX_WEIGHT, Recipe, Relayed, follow, is_recipe, read_recipe
+from blocktrain.wire.recipes import MAX_WEIGHT, Recipe, RecipeUpdate, follow_recipe, is_recipe, read_recipe
 from blocktrain.wire.safetensors import encode
 from blocktrain.wire.updates import encode_update, read_update
 
 SHAPES = {"0.up": (40, 60), "1.up": (40, 60), "1.gain": (7,)}
-VECTOR = CodecSettings("vector", spent=2000)
-RECIPE = Recipe(blocks=(0, 1), updates=(Relayed(payload=Blob(sha256="a" * 64, num_bytes=7), share=0.25),))
+VECTOR = Vector(spent=2000)
+RECIPE = Recipe(blocks=(0, 1), updates=(RecipeUpdate(payload=Blob(sha256="a" * 64, num_bytes=7), share=0.25),))
 
 
 def normal(seed, scale=1.0):
@@ -37,7 +37,7 @@ def updates(base, earlier=None):
 def test_the_next_version_is_the_base_less_each_updates_share(by_course):
     earlier, base = normal(3), normal(4)
     first, second = (update for update, _ in updates(base, earlier if by_course else None))
-    followed = follow(base, updates(base, earlier if by_course else None), earlier)
+    followed = follow_recipe(base, updates(base, earlier if by_course else None), earlier)
     for name in SHAPES:
         deltas = [update.delta(name, base[name], earlier[name]) for update in (first, second)]
         expected = base[name] - 0.25 * deltas[0] - 0.75 * deltas[1]
@@ -46,8 +46,8 @@ def test_the_next_version_is_the_base_less_each_updates_share(by_course):
 
 def test_one_block_of_several_is_followed_alone_to_the_same_bits():
     base = normal(4)
-    whole = follow(base, updates(base), {})
-    alone = follow({"1.up": base["1.up"]}, updates(base), {})
+    whole = follow_recipe(base, updates(base), {})
+    alone = follow_recipe({"1.up": base["1.up"]}, updates(base), {})
     assert alone["1.up"].dtype == whole["1.up"].dtype
     assert np.array_equal(alone["1.up"], whole["1.up"])
 
@@ -55,7 +55,7 @@ def test_one_block_of_several_is_followed_alone_to_the_same_bits():
 def test_no_version_goes_beyond_what_the_next_can_be_computed_from():
     base = {name: np.full(shape, MAX_WEIGHT, np.float32) for name, shape in SHAPES.items()}
     data = encode_update(base, {name: 2 * tensor for name, tensor in base.items()}, VECTOR)
-    followed = follow(base, [(read_update(data, SHAPES), 1.0)], {})
+    followed = follow_recipe(base, [(read_update(data, SHAPES), 1.0)], {})
     assert all(np.abs(tensor).max() <= MAX_WEIGHT for tensor in followed.values())
 
 

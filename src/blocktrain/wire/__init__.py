@@ -1,1 +1,1 @@
-"""Wire: how what we make becomes bytes and comes back, checked. No sockets and no files. Next: tensors.py."""
+"""Wire: what travels between machines, as bytes and back, checked. No sockets and no files. Next: safetensors.py."""

@@ -1,6 +1,6 @@
-"""Every HTTP message and the protocol's version: small frozen models, nothing else. Tensors never travel in here, only
-their names, sizes and hashes; the bytes go as blobs. Next: swarm/coordinator/routes.py answers them,
-swarm/worker/client.py asks."""
+"""Every HTTP message and the protocol's version: small frozen models, nothing else. Messages never hold tensors, only
+their names, sizes and hashes; the bytes are sent as blobs.
+Next: swarm/coordinator/routes.py, which answers these messages; swarm/worker/client.py, which sends them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 PROTOCOL_VERSION = 2
-WORKER_HEADER = "BlockTrain-Worker"  # of a fetch: whose it is, for the picture of who takes how much
+WORKER_HEADER = "BlockTrain-Worker"  # the worker that downloads, so that the status shows each worker's traffic
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # Ed25519
 Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 Natural = Annotated[int, Field(ge=0, lt=2**53, strict=True)]  # neither true nor 1.0 nor "1"
-InQuery = Annotated[int, Field(ge=0, lt=2**53)]  # a number as text
+InQuery = Annotated[int, Field(ge=0, lt=2**53)]  # the same, written as text
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 TensorName = Annotated[str, Field(min_length=1, max_length=200)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -26,14 +26,14 @@ class Message(BaseModel):
 
 
 class Blob(Message):
-    """Bytes to be fetched by their hash."""
+    """Bytes that can be downloaded by their hash."""
 
     sha256: Sha256
     num_bytes: Natural
 
 
 class BlockVersion(Message):
-    """One version of a block, and the way to it from the version before, where that is smaller."""
+    """One version of a block. `from_previous` leads to it from the version before, if that takes fewer bytes."""
 
     block: Natural
     version: Natural
@@ -42,7 +42,7 @@ class BlockVersion(Message):
 
 
 class RunInfo(Message):
-    """What a worker needs to know once."""
+    """What a worker needs to know about the run. It never changes."""
 
     protocol: int = PROTOCOL_VERSION
     spec: dict[str, Any]
@@ -55,7 +55,7 @@ UNSIGNED = "00" * 64
 
 
 class Signed(Message):
-    """What a worker vouches for: its key signs every other field."""
+    """A message that a worker's key signs: the signature covers every other field."""
 
     worker: PublicKey
     signature: Signature = UNSIGNED
@@ -65,8 +65,8 @@ class Signed(Message):
 
 
 class LeaseRequest(Signed):
-    """A worker asks for work with what it is. Every request has a larger `nonce` than those before: microseconds of
-    the worker's clock do."""
+    """A worker describes itself and asks for work. Each request has a larger `nonce` than the one before, for example
+    the microseconds of the worker's clock."""
 
     protocol: Natural
     nonce: Natural
@@ -74,7 +74,7 @@ class LeaseRequest(Signed):
     device: Name
     memory_bytes: Natural
     steps_per_s: Annotated[float, Field(ge=0, le=1e9)]
-    phase: Natural | None = None  # the one whose blocks and optimiser state it holds
+    phase: Natural | None = None  # the phase whose blocks and optimiser state the worker holds
 
 
 class TrainLease(Message):
@@ -99,7 +99,7 @@ class EvaluateLease(Message):
 
 
 class Wait(Message):
-    """Nothing to do now: ask again, and why."""
+    """There is no work now: ask again after `seconds`."""
 
     kind: Literal["wait"] = "wait"
     seconds: Seconds
@@ -115,7 +115,7 @@ LeaseReply = Annotated[TrainLease | EvaluateLease | Wait | Finished, Field(discr
 
 
 class Received(Message):
-    """How far an upload is: these bytes need not be sent again."""
+    """How many bytes of an upload have arrived. They need not be sent again."""
 
     received: Natural
 
@@ -124,7 +124,7 @@ class UpdateNotice(Signed):
     """An update whose payload has been uploaded."""
 
     lease: Name
-    tensors: dict[TensorName, tuple[Natural, ...]]  # name -> shape, of all that the payload holds
+    tensors: dict[TensorName, tuple[Natural, ...]]  # name -> shape of every tensor in the payload
     payload: Blob
     steps: Annotated[int, Field(ge=1, lt=2**53, strict=True)]
     tokens: Annotated[int, Field(ge=1, lt=2**53, strict=True)]
@@ -132,23 +132,23 @@ class UpdateNotice(Signed):
 
 
 class UpdateReceipt(Message):
-    """The update is safe: it survives a kill of the coordinator."""
+    """The update is stored: it survives a crash of the coordinator."""
 
     update: Sha256
-    lag: Natural  # versions it was built behind
+    lag: Natural  # how many versions behind the newest one it was built
     weight: float
     duplicate: bool
 
 
 class EvaluationNotice(Signed):
     lease: Name
-    scores: tuple[dict[str, str | int | float], ...]  # numbers are finite: people's status pages show them
+    scores: tuple[dict[str, str | int | float], ...]  # finite numbers, which the status shows
     combine: dict[str, tuple[float, ...]]
 
 
 class ModelManifest(Message):
-    """The newest consistent model: one version of every block, and how far each open phase was with them. `combine` is
-    empty unless it was fitted to exactly these versions."""
+    """The newest consistent model: one version of every block, and the steps of each phase at these versions. `combine`
+    is empty unless it was fitted to exactly these versions."""
 
     spec: dict[str, Any]
     spec_digest: Sha256
@@ -160,19 +160,19 @@ class ModelManifest(Message):
 
 
 class Page(Message):
-    """What follows an entry of a list that only grows."""
+    """Asks for the entries of a growing list that follow a known one."""
 
-    after: InQuery = 0  # the number of the last entry that is known
+    after: InQuery = 0  # the number of the last known entry
 
 
 class EventPage(Page):
-    """The newest events after one number and, to page back, before another."""
+    """Asks for the newest events after one number and, to page back, before another."""
 
     before: InQuery = 2**53 - 1
 
 
 class EventEntry(Message):
-    """Something that happened, for people; `data` names who and what for programs."""
+    """Something that happened: `text` is for people, `data` for programs."""
 
     number: Natural
     at_s: Seconds
@@ -182,10 +182,10 @@ class EventEntry(Message):
 
 
 class LossPoint(Message):
-    """A closed round: the mean training loss of its updates, each weighed by its tokens."""
+    """A closed round: the mean training loss of its updates, weighted by their tokens."""
 
     round: Natural
-    step: Natural  # of the phase's schedule where it began
+    step: Natural  # of the phase's schedule, at the round's start
     at_s: Seconds
     nats_per_byte: float
     updates: Natural
@@ -199,18 +199,18 @@ class LossCurve(Message):
 
 
 class HeldOutPoint(Message):
-    """The score of the composed model as `blocktrain eval` would answer."""
+    """The score of the composed model, as `blocktrain eval` computes it."""
 
     at_s: Seconds
     versions: dict[int, int]  # block -> version
     path: str
     reading: str
     nats_per_byte: float
-    blocks: dict[int, float] = {}  # block -> what it scores by itself, on the same path
+    blocks: dict[int, float] = {}  # block -> its own score on the same path
 
 
 class Curves(Message):
-    """Loss over time; long curves are thinned to at most `max_points`, the newest always among them."""
+    """Loss over time. Long curves are thinned to at most `max_points`; the newest point is always included."""
 
     max_points: Natural
     training: tuple[LossCurve, ...]
@@ -223,14 +223,14 @@ class AccessTokenRole(Message):
     role: Literal["admin", "worker", "viewer"]
 
 
-class InviteText(Message):
-    """The string that lets a machine join."""
+class InviteReply(Message):
+    """The string with which a machine joins the run."""
 
     invite: str
 
 
 class Problem(Message):
-    """What every refused request gets: a code for programs, a sentence with the remedy for people."""
+    """The answer to every refused request: a code for programs, and a sentence with the remedy for people."""
 
     code: Name
     message: str

@@ -1,6 +1,6 @@
-"""Relay: a version told by the updates that it was merged from. Where these are few and small, they lead from one
-version to the next in fewer bytes than any difference does, and exactly; a worker has its own already. Pure: no files.
-Next: ../swarm/merging.py, which publishes such versions; ../swarm/worker.py, which follows them."""
+"""Recipes: a version described by the updates that it was merged from. A few small updates take fewer bytes than any
+difference between two versions, and they are exact; a worker already has its own. Pure: no files.
+Next: swarm/coordinator/merging.py, which publishes recipes; swarm/worker/block_cache.py, which follows them."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ from pydantic import Field, ValidationError
 
 from blocktrain.wire.codecs.base import damaged
 from blocktrain.wire.messages import Blob, Message, Natural
-from blocktrain.wire.safetensors import Array, Encoded, Floats
+from blocktrain.wire.safetensors import Encoded, Floats
 from blocktrain.wire.updates import EncodedUpdate, Named
 
 MAX_WEIGHT = 2.0**100  # far beyond training; no merge writes more, so that the next one can be computed in float32
-MAX_RELAYED = 256  # updates of one version
-
-Shared = tuple[EncodedUpdate, float]
+MAX_RECIPE_UPDATES = 256
 
 
-class Relayed(Message):
+class RecipeUpdate(Message):
     payload: Blob
-    share: Annotated[float, Field(ge=0.0, le=1e6)]  # of its Δ that the version moved by, a float32
+    share: Annotated[float, Field(ge=0.0, le=1e6)]  # a float32: the version moved by this share of the update's Δ
 
 
 class Recipe(Message):
-    """How a version was merged, a JSON text that stands in the place of the difference from the version before."""
+    """How a version was merged. Its JSON text takes the place of the difference from the version before."""
 
-    blocks: Annotated[tuple[Natural, ...], Field(min_length=1)]  # that the updates are of
-    updates: Annotated[tuple[Relayed, ...], Field(min_length=1, max_length=MAX_RELAYED)]
+    blocks: Annotated[tuple[Natural, ...], Field(min_length=1)]  # that the updates train
+    updates: Annotated[tuple[RecipeUpdate, ...], Field(min_length=1, max_length=MAX_RECIPE_UPDATES)]
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()
 
 
 def is_recipe(data: Encoded) -> bool:
-    """Tensors begin with the length of their header, a multiple of eight: never with this character."""
+    """Safetensors bytes never begin with this character: they begin with the header's length, a multiple of eight."""
     return data[:1] == b"{"
 
 
@@ -48,15 +46,15 @@ def read_recipe(data: Encoded) -> Recipe:
         raise damaged(f"its recipe cannot be read: {error.errors()[0]['msg']}") from None
 
 
-def follow(base: Named, updates: Sequence[Shared], earlier: Named) -> dict[str, Floats]:
-    """The version after `base`: base - Σ share · Δ, in float32 and in this order, each product rounded before it is
-    added. Every machine gets the same bits. `earlier` is the version before, for updates coded from the course."""
-    return {name: _moved(name, base[name], updates, earlier.get(name)) for name in base}
-
-
-def _moved(name: str, base: Array, updates: Sequence[Shared], earlier: Array | None) -> Floats:
-    total = np.zeros_like(base)
-    for update, share in updates:
-        total += update.change(name, base, earlier) * np.float32(share)
-    np.subtract(base, total, out=total)
-    return total.clip(-MAX_WEIGHT, MAX_WEIGHT, out=total)
+def follow_recipe(base: Named, updates: Sequence[tuple[EncodedUpdate, float]], earlier: Named) -> dict[str, Floats]:
+    """The version after `base`: base - Σ share · Δ over the updates and their shares. It is computed in float32 and in
+    this order, and each product is rounded before it is added, so that every machine gets the same bits. `earlier` is
+    the version before `base`, for updates that are coded from the course."""
+    version = {}
+    for name, tensor in base.items():
+        total = np.zeros_like(tensor)
+        for update, share in updates:
+            total += update.change(name, tensor, earlier.get(name)) * np.float32(share)
+        np.subtract(tensor, total, out=total)
+        version[name] = total.clip(-MAX_WEIGHT, MAX_WEIGHT, out=total)
+    return version

@@ -1,6 +1,6 @@
-"""Named tensors <-> bytes in the safetensors format, checked before anything is built; never pickle. No files and no
-sockets. Tensors are numpy's here and in all that a coordinator does, which never loads torch.
-Next: ../checkpoint.py, which keeps these bytes on disk; ../bridge.py, the same tensors as torch's."""
+"""Named tensors to bytes in the safetensors format and back, checked before anything is built; never pickle. No files
+and no sockets. Tensors are numpy arrays here and in the whole coordinator, which never loads torch.
+Next: io/checkpoint.py, which stores these bytes on disk; io/arrays.py, the same tensors in torch."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _METADATA = "__metadata__"
 @dataclass(frozen=True)
 class _Header:
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype name, shape)
-    offsets: dict[str, int]  # name -> its first byte, counted from the header's
+    offsets: dict[str, int]  # name -> its first byte, counted from the start of the data
     metadata: dict[str, str]
 
 
 def flat(blocks: Mapping[int, Mapping[str, AnyTensor]]) -> dict[str, AnyTensor]:
-    """The tensors of several blocks under one roof: "1.readout"."""
+    """The tensors of several blocks in one table, named like "1.readout"."""
     return {f"{block}.{name}": tensor for block, tensors in blocks.items() for name, tensor in tensors.items()}
 
 
@@ -64,10 +64,10 @@ def by_block(tensors: Mapping[str, AnyTensor]) -> dict[int, dict[str, AnyTensor]
     return blocks
 
 
-def continue_block(newborn: Mapping[str, AnyTensor], before: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
-    """A stacked block that nobody has trained starts where the trained one before it ended: newborn it is the identity,
-    and with that one's read-out it gives the same logits."""
-    return {**newborn, "readout": before["readout"]}
+def continue_block(initial: Mapping[str, AnyTensor], before: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
+    """A stacked block starts where the trained block before it ended: an initial block is the identity, and with the
+    read-out of the block before it gives the same logits."""
+    return {**initial, "readout": before["readout"]}
 
 
 def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -75,9 +75,9 @@ def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = No
 
 
 def encode_chunks(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
-    """The same without a copy of the tensors: the header, and each tensor's bytes where they lie. Equal tensors and
-    metadata give equal bytes, so that their hash names them: the safetensors package writes metadata in an order that
-    changes from process to process, and copies every byte three times."""
+    """The same without copying the tensors: the header, then a view of each tensor's bytes. Equal tensors and metadata
+    give equal bytes, so that a hash can name them. (The safetensors package writes metadata in an order that changes
+    from process to process, and copies every byte three times.)"""
     for name, tensor in tensors.items():
         if name == _METADATA or tensor.dtype not in DTYPES.values():
             raise TensorError(
@@ -86,7 +86,9 @@ def encode_chunks(tensors: Mapping[str, Array], metadata: Mapping[str, str] | No
     header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
     parts, end = list[memoryview](), 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, str(item[1].dtype), item[0])):
-        parts.append(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)  # where they lie, if in order
+        parts.append(
+            np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
+        )  # a view, if the tensor is contiguous
         begin, end = end, end + parts[-1].nbytes
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -101,8 +103,8 @@ def decode(
     max_bytes: int | None = None,
     in_place: bool = False,
 ) -> tuple[dict[str, Array], dict[str, str]]:
-    """The tensors and the metadata; `expected` gives the only names and shapes that are accepted. With `in_place` the
-    tensors lie where their bytes do: nothing is read before it is used, and nobody may write to them."""
+    """The tensors and the metadata. If `expected` is given, no other names and shapes are accepted. With `in_place` the
+    tensors are views of `data`: nothing is read before it is used, and nothing may write to them."""
     if max_bytes is not None and len(data) > max_bytes:
         raise TensorError(
             f"got {len(data)} bytes of tensors and at most {max_bytes} are accepted: send fewer or smaller ones"
@@ -130,7 +132,7 @@ def _tensor(whole: NDArray[np.uint8], header: _Header, name: str, in_place: bool
 
 
 def _read_header(data: Encoded) -> _Header:
-    """Everything the header declares, checked against the bytes that are there."""
+    """What the header declares, checked against the bytes that follow it."""
     entries, start = _parse(data)
     metadata = entries.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -149,7 +151,7 @@ def _read_header(data: Encoded) -> _Header:
 
 
 def _parse(data: Encoded) -> tuple[dict[str, Any], int]:
-    """The header as JSON and where the tensors' bytes start."""
+    """The header's JSON, and the place where the tensors' bytes start."""
     if len(data) < _LENGTH_BYTES:
         raise _damaged(f"{len(data)} bytes hold no header")
     header_bytes = struct.unpack_from("<Q", data)[0]
@@ -182,7 +184,7 @@ def _parse_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]
 
 
 def _check_cover(spans: list[tuple[int, int]], tensor_bytes: int) -> None:
-    """The tensors lie one after the other, without gap or overlap, to the last byte."""
+    """The tensors follow each other without gap or overlap up to the last byte."""
     position = 0
     for begin, end in spans:
         if begin != position:

@@ -1,21 +1,22 @@
-"""An update made small and back: named tensors <-> few bytes, checked. Pure: no sockets, no files, no merging.
-Next: codecs.py, what makes it small; feedback.py, which keeps what it leaves out; tensors.py, the container;
-../swarm/averaging.py, which merges updates.
+"""Updates: the change of a block's named tensors as a few bytes, and back, checked. Pure: no sockets, no files, no
+merging.
+Next: codecs/table.py, the codecs that make it small; error_feedback.py, which keeps what they leave out;
+safetensors.py, the container; swarm/policy/averaging.py, which merges updates.
 
 An update is Δ = before - after of every tensor of a block. All tensors are laid out as one vector, the largest first
-and equals by name, so that small ones share chunks, and the vector goes through a codec. With fp32 `after` itself
-travels: the difference of two float32 is no float32, and one update must merge to exactly `after`.
+and equal sizes by name, so that small tensors share chunks. The vector goes through a codec. With fp32, `after` itself
+is sent: the difference of two float32 numbers is not always a float32 number, and one update must merge to exactly
+`after`.
 
-A block goes on much as it went. An update may say that it is coded `from_course`: as what differs from half of the
-block's last change, the step from the version before its base to its base, which both sides have. A codec that sends
-a third of a bit a value then lags behind the training by half as many steps.
+A block tends to change as it changed before: this is its course. An update that is coded `from_course` holds only what
+differs from half of the block's last change, the step from the version before its base to its base. Both sides know
+that step. A codec that sends a third of a bit per value then lags behind the training by half as many steps.
 
-Downloads are the same bytes. The coordinator encodes the difference from the published version n to the merged block
-and publishes what these bytes decode to as n + 1 (`encode_difference`). A decoded value is exactly a float32, and
-applying it is one IEEE subtraction: every machine that takes the differences in turn holds the same bits as the
-coordinator. `int6` is meant for this: five times smaller than fp32, off by about a thirtieth of the step, with no
-state to keep beside the block.
-"""
+Downloads use the same bytes. The coordinator encodes the difference from the published version n to the merged block,
+and publishes what these bytes decode to as version n + 1 (`encode_difference`). A decoded value is exactly a float32
+number and applying it is one IEEE subtraction. Every machine that applies the differences in turn therefore holds the
+same bits as the coordinator. `int6` is meant for downloads: five times smaller than fp32, off by about a thirtieth of
+the step, and without a state to keep beside the block."""
 
 from __future__ import annotations
 
@@ -31,23 +32,13 @@ from typing import TypeAlias
 import numpy as np
 
 from blocktrain.errors import ConfigError, TensorError
-from blocktrain.wire.codecs.base import (
-    MAX_MAGNITUDE,
-    PIECE,
-    SETTINGS,
-    CodecSettings,
-    Values,
-    check_parts,
-    damaged,
-    decode_vector,
-    encode_vector,
-    parts_of,
-    within,
-)
+from blocktrain.wire.codecs.base import MAX_MAGNITUDE, PIECE, Codec, Values, check_parts, damaged, within
+from blocktrain.wire.codecs.floats import Float32
+from blocktrain.wire.codecs.table import codec_type
 from blocktrain.wire.safetensors import Array, Encoded, Floats, decode, encode
 
 FORMAT = "1"
-COURSE_SHARE = 0.5  # of a block's last change that the next one is taken to have; a power of two: the product is exact
+COURSE_SHARE = 0.5  # of a block's last change, expected of the next one; a power of two, so that the product is exact
 MAX_HEADER_BYTES = 2048
 MAX_METADATA = 64
 
@@ -55,63 +46,67 @@ Named: TypeAlias = Mapping[str, Array]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
-def encode_update(before: Named, after: Named, settings: CodecSettings, earlier: Named | None = None) -> bytes:
-    """Δ = before - after in the container of tensors.py. Equal tensors and settings give equal bytes. With `earlier`,
-    the version before `before`, it is coded from the block's course."""
+def encode_update(before: Named, after: Named, codec: Codec, earlier: Named | None = None) -> bytes:
+    """Δ = before - after as safetensors bytes. Equal tensors and codecs give equal bytes. With `earlier`, the version
+    before `before`, the update is coded from the block's course."""
     require_same_shapes(before, after)
     if earlier is not None:
         require_same_shapes(before, earlier)
-    metadata = settings.describe() | ({"from_course": "1"} if earlier is not None and not settings.lossless else {})
+    metadata = codec.describe() | ({"from_course": "1"} if earlier is not None and not codec.lossless else {})
     layout = _Layout(tensor_shapes(after))
-    values = _Differences(layout, None if settings.lossless else before, after, earlier)
-    coded = encode_vector(values, layout.size, settings)
-    return encode(coded, {"update": FORMAT, "layout": layout.name, **metadata})
+    values = _Differences(layout, None if codec.lossless else before, after, earlier)
+    parts = codec.encode(values, layout.size)
+    return encode(parts, {"update": FORMAT, "layout": layout.name, **metadata})
 
 
 def course(earlier: Array, base: Array) -> Floats:
-    """The change that a tensor is taken to make next, after that from the version before its base to its base."""
-    return COURSE_SHARE * (plain(earlier) - plain(base))
+    """The change that is expected of a tensor next, from its change between the version before its base and its
+    base."""
+    return COURSE_SHARE * (as_float32(earlier) - as_float32(base))
 
 
 def read_update(
-    data: Encoded, shapes: Shapes, *, expected: CodecSettings | None = None, max_bytes: int | None = None
+    data: Encoded, shapes: Shapes, *, expected: Codec | None = None, max_bytes: int | None = None
 ) -> EncodedUpdate:
-    """Bytes from anyone, for a block of these shapes. With `expected`, no other codec or setting is accepted.
+    """Reads bytes that anyone may have sent, for a block of these shapes. With `expected`, no other codec or setting is
+    accepted.
 
-    Names, types and sizes of all parts are checked before anything is decoded; memory is bounded by the shapes."""
-    limits = [max_update_bytes(expected or CodecSettings("fp32"), shapes), *([] if max_bytes is None else [max_bytes])]
+    Names, types and sizes of all parts are checked before anything is decoded. The shapes bound the memory."""
+    limits = [max_update_bytes(expected or Float32(), shapes), *([] if max_bytes is None else [max_bytes])]
     parts, metadata = decode(data, max_bytes=min(limits), in_place=True)
     from_course = metadata.pop("from_course", None)
-    settings = _read_settings(metadata)
-    if from_course not in (None, "1") or (from_course and settings.lossless):
-        raise damaged(f'its metadata says from_course = "{from_course}", which only a lossy update may, as "1"')
-    if expected is not None and not expected.covers(settings):
+    codec = _read_codec(metadata)
+    if from_course not in (None, "1") or (from_course and codec.lossless):
+        raise damaged(
+            f'its metadata says from_course = "{from_course}": only a lossy update may have it, and only as "1"'
+        )
+    if expected is not None and not expected.covers(codec):
         raise TensorError(
-            f"the update is coded as {_words(settings)} and {_words(expected)} is expected: "
+            f"the update is coded as {_in_words(codec)} and {_in_words(expected)} is expected: "
             f"code it with the settings of the run"
         )
     layout = _Layout(shapes)
     if metadata["layout"] != layout.name:
         raise TensorError(
             f'the update is made for tensors of layout "{metadata["layout"]}" and this block of {len(shapes)} tensors '
-            f'is of "{layout.name}": train the block that was leased, with the spec of the run',
+            f'has layout "{layout.name}": train the block that was leased, with the spec of the run',
             code="shapes",
         )
-    check_parts(parts, parts_of(settings, layout.size))
-    return EncodedUpdate(settings, layout, decode_vector(parts, settings, layout.size), from_course == "1")
+    check_parts(parts, codec.parts(layout.size))
+    return EncodedUpdate(codec, layout, codec.decode(parts, layout.size), from_course == "1")
 
 
-def max_update_bytes(settings: CodecSettings, shapes: Shapes) -> int:
-    """No update of a block of these shapes is larger: what to allow an upload before its first byte is read."""
-    parts = parts_of(settings, sum(map(math.prod, shapes.values())))
-    return MAX_HEADER_BYTES + sum(math.prod(shape) * dtype.itemsize for dtype, shape in parts.values())
+def max_update_bytes(codec: Codec, shapes: Shapes) -> int:
+    """The largest size of an update of a block of these shapes: the limit of an upload before its first byte is
+    read."""
+    return MAX_HEADER_BYTES + codec.num_bytes(sum(map(math.prod, shapes.values())))
 
 
 class EncodedUpdate:
-    """A checked update, decoded tensor by tensor, so that a merge holds one tensor of it at a time."""
+    """A checked update. It is decoded tensor by tensor, so that a merge holds one tensor of it at a time."""
 
-    def __init__(self, settings: CodecSettings, layout: _Layout, values: Values, from_course: bool) -> None:
-        self.settings, self.from_course = settings, from_course
+    def __init__(self, codec: Codec, layout: _Layout, values: Values, from_course: bool) -> None:
+        self.codec, self.from_course = codec, from_course
         self._layout, self._values = layout, values
 
     @property
@@ -120,22 +115,22 @@ class EncodedUpdate:
 
     @property
     def needs_base(self) -> bool:
-        """Whether Δ is known only together with the version that the update was built on; where it is coded from the
-        block's course, also with the one before that, `earlier`."""
-        return self.settings.lossless or self.from_course
+        """Whether computing Δ needs `base`, the version that the update was built on. An update that is coded from the
+        course also needs `earlier`, the version before that."""
+        return self.codec.lossless or self.from_course
 
     def delta(self, name: str, base: Array | None = None, earlier: Array | None = None) -> Floats:
         """Δ of one tensor in float64.
 
-        base - Δ in float64 is `after` of fp32 exactly, but for values that shrank 2^29-fold: there, use `after`."""
+        With fp32, base - Δ in float64 is exactly `after`, except for values that shrank 2^29-fold: use `after`
+        there."""
         pieces = self.pieces(name, base, earlier)
         return np.concatenate([np.empty(0), *pieces]).reshape(self._layout.shapes[name])
 
     def pieces(self, name: str, base: Array | None = None, earlier: Array | None = None) -> Iterator[Floats]:
-        """The same, flat, in pieces that stay in a processor's cache while somebody works on them. None is held here
-        while the next is waited for."""
+        """The same, flat, in pieces that fit a processor's cache. No piece is held here after it was handed out."""
         begin, end = self._layout.spans[name]
-        before = self._known(name, base, "base").reshape(-1) if self.settings.lossless else None
+        before = self._known(name, base, "base").reshape(-1) if self.codec.lossless else None
         ahead = self._ahead(name, base, earlier).reshape(-1) if self.from_course else None
 
         def piece(start: int) -> Floats:
@@ -154,19 +149,19 @@ class EncodedUpdate:
         return self._filled(name, earlier, base, lambda change, _: change)
 
     def after(self, name: str, base: Array | None = None, earlier: Array | None = None) -> Floats:
-        """base - Δ of one tensor in float32, the same bits on every machine; of fp32 exactly what was sent."""
-        if self.settings.lossless:
+        """base - Δ of one tensor in float32, the same bits on every machine. With fp32, exactly what was sent."""
+        if self.codec.lossless:
             return self._filled(name, None, None, lambda sent, _: sent)
         return self._filled(name, earlier, self._known(name, base, "base"), lambda change, before: before - change)
 
     def _filled(
         self, name: str, earlier: Array | None, base: Array | None, result: Callable[[Floats, Floats], Floats]
     ) -> Floats:
-        """The results of each piece of Δ in float32 and of the base, as one tensor."""
+        """`result` of each piece of Δ in float32 and of the same piece of the base, as one tensor."""
         begin, end = self._layout.spans[name]
         ahead = self._ahead(name, base, earlier).reshape(-1) if self.from_course else None
         whole = np.empty(end - begin, np.float32)
-        before = whole if base is None else plain(base).reshape(-1)
+        before = whole if base is None else as_float32(base).reshape(-1)
         for start in range(begin, end, PIECE):
             stop = min(start + PIECE, end)
             here, values = slice(start - begin, stop - begin), self._values.slice(start, stop)
@@ -191,18 +186,19 @@ class EncodedUpdate:
                 f'a {what} of shape {shape} is needed for tensor "{name}" and {got} was given: '
                 f"give the version that the update was built on and, where it is coded from the course, the one before"
             )
-        return plain(tensor)
+        return as_float32(tensor)
 
 
 def apply_update(base: Named, update: EncodedUpdate, earlier: Named | None = None) -> dict[str, Floats]:
-    """base - Δ: what the sender had, as far as the codec tells."""
+    """base - Δ: the sender's weights, as precisely as the codec sent them."""
     return {name: update.after(name, base.get(name), (earlier or {}).get(name)) for name in update.names}
 
 
-def encode_difference(old: Named, new: Named, settings: CodecSettings) -> tuple[bytes, dict[str, Floats]]:
-    """The bytes that lead from a published version to the next, and the next: what they decode to, near `new`."""
-    data = encode_update(old, new, settings)
-    return data, apply_update(old, read_update(data, tensor_shapes(new), expected=settings))
+def encode_difference(old: Named, new: Named, codec: Codec) -> tuple[bytes, dict[str, Floats]]:
+    """The bytes that lead from a published version to the next one, and the next version: what they decode to, near
+    `new`."""
+    data = encode_update(old, new, codec)
+    return data, apply_update(old, read_update(data, tensor_shapes(new), expected=codec))
 
 
 class _Layout:
@@ -217,17 +213,17 @@ class _Layout:
 
     @property
     def name(self) -> str:
-        """Other names or shapes have another one."""
+        """Differs for other tensor names or shapes."""
         return hashlib.sha256(json.dumps(list(self.shapes.items())).encode()).hexdigest()[:16]
 
 
 class _Differences:
-    """The one vector of an update, made piece by piece: before - after and, from the course, less what was to come; or
-    `after` itself, without `before`."""
+    """The vector of an update, computed piece by piece: before - after, minus the course if `earlier` is given; without
+    `before`, `after` itself."""
 
     def __init__(self, layout: _Layout, before: Named | None, after: Named, earlier: Named | None) -> None:
         def flattened(state: Named) -> dict[str, Floats]:
-            return {name: plain(state[name]).reshape(-1) for name in layout.spans}
+            return {name: as_float32(state[name]).reshape(-1) for name in layout.spans}
 
         self._spans, self._after = list(layout.spans.items()), flattened(after)
         self._before = None if before is None else flattened(before)
@@ -239,7 +235,7 @@ class _Differences:
             if position >= end:
                 break
             until = min(end, last)
-            parts.append(_sane(name, self._piece(name, position - first, until - first)))
+            parts.append(_require_sane(name, self._piece(name, position - first, until - first)))
             position = until
         return parts[1] if len(parts) == 2 else np.concatenate(parts)
 
@@ -248,29 +244,29 @@ class _Differences:
         if self._before is None:
             return after
         before = self._before[name][begin:end]
-        return (
-            before - after if self._earlier is None else before - after - course(self._earlier[name][begin:end], before)
-        )
+        if self._earlier is None:
+            return before - after
+        return before - after - course(self._earlier[name][begin:end], before)
 
 
 def difference(before: Named, after: Named) -> dict[str, Floats]:
     require_same_shapes(before, after)
-    return {name: np.asarray(plain(before[name]) - plain(tensor)) for name, tensor in after.items()}
+    return {name: np.asarray(as_float32(before[name]) - as_float32(tensor)) for name, tensor in after.items()}
 
 
 def energy(values: Floats) -> float:
-    """The sum of their squares, in float64. Not by a library of matrices, which would begin threads for it."""
+    """The sum of their squares in float64. Not computed by BLAS, which would start threads for it."""
     return float(np.einsum("i,i->", values, values, dtype=np.float64))
 
 
-def plain(tensor: Array) -> Floats:
+def as_float32(tensor: Array) -> Floats:
     return tensor.astype(np.float32, copy=False)
 
 
-def _sane(name: str, values: Array) -> Floats:
+def _require_sane(name: str, values: Array) -> Floats:
     if not within(values, MAX_MAGNITUDE):
         raise TensorError(
-            f'tensor "{name}" holds NaN, Inf or more than {MAX_MAGNITUDE:.0e}, which no update may: '
+            f'tensor "{name}" holds NaN, Inf or more than {MAX_MAGNITUDE:.0e}, which no update may hold: '
             f"train again from the last version, with a smaller learning rate"
         )
     return values
@@ -281,7 +277,6 @@ def tensor_shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
 
 
 def require_same_shapes(before: Named, after: Named) -> None:
-    """Two states of one block."""
     if tensor_shapes(before) != tensor_shapes(after):
         name = min(dict(set(tensor_shapes(before).items()) ^ set(tensor_shapes(after).items())))
         raise TensorError(
@@ -290,31 +285,31 @@ def require_same_shapes(before: Named, after: Named) -> None:
         )
 
 
-def _read_settings(metadata: Mapping[str, str]) -> CodecSettings:
-    fields = dict(metadata)
-    if any(len(key) + len(value) > MAX_METADATA for key, value in fields.items()):
+def _read_codec(metadata: Mapping[str, str]) -> Codec:
+    given = dict(metadata)
+    if any(len(key) + len(value) > MAX_METADATA for key, value in given.items()):
         raise damaged(f"its metadata holds more than {MAX_METADATA} characters under one key")
-    version, layout, codec = (fields.pop(key, None) for key in ("update", "layout", "codec"))
+    version, layout, name = (given.pop(key, None) for key in ("update", "layout", "codec"))
     if version != FORMAT:
         raise TensorError(
             f'got an update of format "{version}" and "{FORMAT}" is read here: '
             f"run the version of blocktrain that the coordinator runs"
         )
-    if layout is None or codec is None:
+    if layout is None or name is None:
         raise damaged(f"its metadata names no {'layout' if layout is None else 'codec'}")
     try:
-        given = {key: _whole(fields[key]) for key in SETTINGS.get(codec, ()) if key in fields}
-        settings = CodecSettings(codec, **given)
+        kind = codec_type(name)
+        codec = kind(**{key: _whole_number(given[key]) for key in kind.setting_names() if key in given})
     except ConfigError as error:
         raise damaged(str(error)) from None
-    if settings.describe() != {"codec": codec, **fields}:
-        raise damaged(f"its metadata is not exactly what codec {codec} takes: {', '.join(settings.describe())}")
-    return settings
+    if codec.describe() != {"codec": name, **given}:
+        raise damaged(f"its metadata is not exactly what codec {name} takes: {', '.join(codec.describe())}")
+    return codec
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
 
-def _words(settings: CodecSettings) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in settings.describe().items())
+def _in_words(codec: Codec) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in codec.describe().items())

@@ -100,10 +100,15 @@ def closed_port() -> int:
 @pytest.mark.parametrize(
     "change, fails, words, not_tried",
     [
-        ({"token": "not-a-token-of-this-run"}, "token", "ask the operator of the swarm for an invite", THERE[5:]),
+        (
+            {"access_token": "not-a-token-of-this-run"},
+            "token",
+            "ask the operator of the swarm for an invite",
+            THERE[5:],
+        ),
         ({"port": closed_port()}, "reachable", "start the coordinator", THERE[2:]),
         ({"host": "no-such-host.invalid"}, "DNS", "check the invite's host", THERE[1:]),
-        ({"tls": True}, "TLS", "check that it runs and is in reach", THERE[3:]),
+        ({"tls": True}, "TLS", "check that it runs and can be reached", THERE[3:]),
         ({"tls": True, "fingerprint": "0" * 64}, "TLS", "check that it runs", THERE[3:]),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_coordinator_that_is_not_there_is_said_with_the_remedy(run, monkeypatc
     monkeypatch.setattr(client, "FIRST_PAUSE_S", 100.0)  # longer than patience: no second try
     result = run(command[0], NOBODY, *command[1:])
     assert result.exit_code == 2
-    assert "check that it runs and is in reach" in result.stderr
+    assert "check that it runs and can be reached" in result.stderr
 
 
 def test_a_wrong_token_is_refused_with_the_remedy(run, swarm):

@@ -20,7 +20,7 @@ from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.signatures import sign
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker
-from blocktrain.wire.codecs.base import CodecSettings
+from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
     PROTOCOL_VERSION,
@@ -76,7 +76,7 @@ def send_tensors(meddle: Callable[[dict], dict]) -> Attempt:
     def attempt(house, member, lease) -> httpx.Response:
         other = meddle(member.tensors(lease))
         shapes = {name: tuple(tensor.shape) for name, tensor in other.items()}
-        return member.send(lease, encode_update(other, other, CodecSettings("fp32")), tensors=shapes)
+        return member.send(lease, encode_update(other, other, make_codec("fp32")), tensors=shapes)
 
     return attempt
 
@@ -94,7 +94,7 @@ def announce_before_upload(tensors: Callable[[dict], dict]) -> Attempt:
 def send_unlike_announced(meddle: Callable[[dict], dict]) -> Attempt:
     def attempt(house, member, lease) -> httpx.Response:
         other = meddle(member.tensors(lease))
-        return member.send(lease, encode_update(other, other, CodecSettings("fp32")))
+        return member.send(lease, encode_update(other, other, make_codec("fp32")))
 
     return attempt
 
@@ -146,7 +146,7 @@ def signed_by_another(house, member, lease) -> httpx.Response:
 def in_coded_with(codec: str) -> Attempt:
     def attempt(house, member, lease) -> httpx.Response:
         before = member.tensors(lease)
-        return member.send(lease, encode_update(before, before, CodecSettings(codec)))
+        return member.send(lease, encode_update(before, before, make_codec(codec)))
 
     return attempt
 

@@ -1,4 +1,4 @@
-"""The client against a transport that fails as planned, on a clock that only sleeping moves; one real TLS server."""
+"""The client with a transport that fails as planned and a clock that only sleeping moves; one real TLS server."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def one_after_the_other(*answers: httpx.Response | Answerer) -> tuple[Answerer, 
 
 def test_pauses_grow_to_a_bound_until_patience_ends():
     time = Time()
-    with client_of(silence, time, patience_s=600) as client, pytest.raises(CoordinatorUnreachable, match="in reach"):
+    with (
+        client_of(silence, time, patience_s=600) as client,
+        pytest.raises(CoordinatorUnreachable, match="can be reached"),
+    ):
         client.status()
     longest = [min(0.5 * 2**n, LONGEST_PAUSE_S) for n in range(len(time.pauses_s))]
     assert len(longest) > 12
@@ -339,11 +342,12 @@ def test_the_certificate_that_the_invite_names_is_trusted_and_no_other(tls_serve
 
 
 def test_a_coordinator_that_is_not_there_yet_is_waited_for_before_its_certificate_is_known():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     time = Time()
-    with pytest.raises(CoordinatorUnreachable, match="check that it runs"):
-        CoordinatorClient(Invite("127.0.0.1", port, TOKEN, True, "0" * 64), clock=time.clock, sleep=time.sleep)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # it never listens, and nobody else can take the port
+        invite = Invite("127.0.0.1", silent.getsockname()[1], TOKEN, True, "0" * 64)
+        with pytest.raises(CoordinatorUnreachable, match="check that it runs"):
+            CoordinatorClient(invite, clock=time.clock, sleep=time.sleep)
     assert len(time.pauses_s) > 3
 
 

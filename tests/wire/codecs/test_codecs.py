@@ -6,24 +6,26 @@ import hashlib
 import json
 import math
 import struct
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from blocktrain.model.block import block_shapes
-from blocktrain.spec import preset
-from blocktrain.wire.codecs.base import CodecSettings, update_settings
+from blocktrain.spec import SwarmSpec, preset
+from blocktrain.wire.codecs.integers import Int6, Int8
+from blocktrain.wire.codecs.sparse import Sparse
+from blocktrain.wire.codecs.table import CODECS, make_codec, update_codec
+from blocktrain.wire.codecs.vector import MAX_SPENT, Vector
 from blocktrain.wire.updates import encode_update, max_update_bytes, read_update
 
 WIKITEXT = preset("wikitext")
 SHAPES = {"up": (40, 30), "gain": (7,)}
 
 
-def settings_of_all_rounds(spec, phase):
+def codecs_of_all_rounds(spec, phase):
     swarm = spec.swarm
-    return [
-        update_settings(swarm, phase.steps, s + swarm.round_steps) for s in range(0, phase.steps, swarm.round_steps)
-    ]
+    return [update_codec(swarm, phase.steps, s + swarm.round_steps) for s in range(0, phase.steps, swarm.round_steps)]
 
 
 @pytest.mark.parametrize("codec", ["sparse", "vector"])
@@ -35,8 +37,8 @@ def test_the_updates_of_a_whole_run_are_that_much_smaller_than_fp32(ratio, round
     for phase in spec.phases:
         shapes = {f"{b}.{name}": shape for b in phase.blocks for name, shape in block_shapes(spec, b).items()}
         zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-        sizes = {x: len(encode_update(zeros, zeros, x)) for x in set(settings_of_all_rounds(spec, phase))}
-        rounds = settings_of_all_rounds(spec, phase)
+        sizes = {x: len(encode_update(zeros, zeros, x)) for x in set(codecs_of_all_rounds(spec, phase))}
+        rounds = codecs_of_all_rounds(spec, phase)
         plain += len(rounds) * 4 * sum(map(math.prod, shapes.values()))
         sent += sum(sizes[x] for x in rounds)
     header = 0.02 if (codec, ratio) == ("vector", 200.0) else 0.0  # it counts in the smallest
@@ -47,23 +49,34 @@ def test_the_updates_of_a_whole_run_are_that_much_smaller_than_fp32(ratio, round
 def test_the_last_rounds_keep_more_and_no_round_more_than_the_run_takes(codec, setting):
     spec = WIKITEXT.with_(**{"swarm.update": codec, "swarm.round_steps": 20})
     phase = spec.phases[0]
-    kept = [getattr(settings, setting) for settings in settings_of_all_rounds(spec, phase)]
+    kept = [getattr(one, setting) for one in codecs_of_all_rounds(spec, phase)]
     usual, more = set(kept[:-3]), set(kept[-3:])
     assert len(kept) == 24
     assert len(usual) == len(more) == 1
     assert more.pop() > 4 * usual.pop()
-    widest = update_settings(spec.swarm, phase.steps, phase.steps)
-    assert all(widest.covers(settings) for settings in settings_of_all_rounds(spec, phase))
+    widest = update_codec(spec.swarm, phase.steps, phase.steps)
+    assert all(widest.covers(one) for one in codecs_of_all_rounds(spec, phase))
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_other_codecs_are_the_same_in_every_round(codec):
     spec = WIKITEXT.with_(**{"swarm.update": codec})
-    assert set(settings_of_all_rounds(spec, spec.phases[0])) == {CodecSettings(codec)}
+    assert set(codecs_of_all_rounds(spec, spec.phases[0])) == {make_codec(codec)}
+
+
+def test_a_spec_allows_exactly_the_codecs_of_the_table():
+    allowed = [get_args(SwarmSpec.model_fields[key].annotation) for key in ("update", "download")]
+    assert {name for names in allowed for name in names} == CODECS.keys()
+
+
+def test_no_round_spends_more_than_the_codec_can():
+    spec = WIKITEXT.with_(**{"swarm.update": "vector", "swarm.update_ratio": 20.0, "swarm.round_steps": 1})
+    steps = spec.phases[0].steps
+    assert update_codec(spec.swarm, steps, steps) == Vector(MAX_SPENT)
 
 
 def test_more_values_never_take_fewer_bytes():
-    sizes = [max_update_bytes(CodecSettings("sparse", kept=kept), SHAPES) for kept in range(8, 2049, 8)]
+    sizes = [max_update_bytes(Sparse(kept=kept), SHAPES) for kept in range(8, 2049, 8)]
     assert sizes == sorted(sizes)
 
 
@@ -148,19 +161,19 @@ def steps_by_the_page(data, n):
 
 
 @pytest.mark.parametrize(
-    "settings, reader",
+    "codec, reader",
     [
-        (CodecSettings("sparse", 256, 24), sparse_by_the_page),
-        (CodecSettings("sparse", 500, 33, 3), sparse_by_the_page),
-        (CodecSettings("vector", spent=3500), vector_by_the_page),
-        (CodecSettings("int8"), steps_by_the_page),
-        (CodecSettings("int6"), steps_by_the_page),
+        (Sparse(256, 24), sparse_by_the_page),
+        (Sparse(500, 33, 3), sparse_by_the_page),
+        (Vector(spent=3500), vector_by_the_page),
+        (Int8(), steps_by_the_page),
+        (Int6(), steps_by_the_page),
     ],
-    ids=lambda value: getattr(value, "codec", ""),
+    ids=lambda value: getattr(value, "name", ""),
 )
-def test_the_page_on_the_protocol_says_enough_to_read_an_update(settings, reader):
+def test_the_page_on_the_protocol_says_enough_to_read_an_update(codec, reader):
     before = {name: np.random.default_rng(1).standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
-    data = encode_update(before, {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}, settings)
+    data = encode_update(before, {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}, codec)
     update = read_update(data, SHAPES)
     ours = np.concatenate([update.delta(name).reshape(-1) for name in ("up", "gain")]).astype(np.float32)
     assert np.array_equal(np.array(reader(data, 1207), np.float32), ours)

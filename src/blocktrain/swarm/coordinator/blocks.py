@@ -14,7 +14,8 @@ from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Version
 from blocktrain.swarm.policy.averaging import norm_of
-from blocktrain.wire.codecs.base import CodecSettings, update_settings
+from blocktrain.wire.codecs.base import Codec
+from blocktrain.wire.codecs.table import update_codec
 from blocktrain.wire.messages import Blob, BlockVersion
 from blocktrain.wire.safetensors import Array, decode, flat
 from blocktrain.wire.updates import EncodedUpdate
@@ -43,10 +44,10 @@ class Blocks:
             }
         return self._shapes[phase]
 
-    def codec(self, phase: int) -> CodecSettings:
+    def codec(self, phase: int) -> Codec:
         """The widest that updates of this phase may have: that of its last round."""
         steps = self._spec.phases[phase].steps
-        return update_settings(self._spec.swarm, steps, steps)
+        return update_codec(self._spec.swarm, steps, steps)
 
     def tensors(self, sha256: str) -> Tensors:
         """To be read, not to be written to."""

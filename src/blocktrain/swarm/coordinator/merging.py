@@ -17,9 +17,9 @@ from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, before
 from blocktrain.swarm.ledger.records import NewVersion, Update
 from blocktrain.swarm.policy.averaging import Deltas, Part, merge, outer_step, shares
 from blocktrain.swarm.policy.rounds import Round
-from blocktrain.wire.codecs.base import CodecSettings
+from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import Blob
-from blocktrain.wire.recipes import MAX_RELAYED, Recipe, Relayed, follow
+from blocktrain.wire.recipes import MAX_RECIPE_UPDATES, Recipe, RecipeUpdate, follow_recipe
 from blocktrain.wire.safetensors import Floats, by_block, encode_chunks
 from blocktrain.wire.updates import EncodedUpdate, encode_difference, max_update_bytes, read_update
 
@@ -52,16 +52,16 @@ class Merger:
     def _recipe(self, round: Round, updates: Sequence[Update], parts: Sequence[Part]) -> Recipe | None:
         """What the versions are made of, where fetching that is less than fetching differences: each of the updates
         serves all blocks of the phase. Late ones were built on versions that workers may not have any more."""
-        codec, download = self._blocks.codec(round.phase), CodecSettings(self._spec.download)
+        codec, download = self._blocks.codec(round.phase), make_codec(self._spec.download)
         own_shares = shares(parts, self._spec)
-        if own_shares is None or not codec.gains_from_course or download.lossless or len(updates) > MAX_RELAYED:
+        if own_shares is None or not codec.uses_course or download.lossless or len(updates) > MAX_RECIPE_UPDATES:
             return None
         if any(update.base != round.base for update in updates):
             return None
         if sum(update.num_bytes for update in updates) >= max_update_bytes(download, self._blocks.shapes(round.phase)):
             return None
         relayed = [
-            Relayed(payload=Blob(sha256=update.id, num_bytes=update.num_bytes), share=share)
+            RecipeUpdate(payload=Blob(sha256=update.id, num_bytes=update.num_bytes), share=share)
             for update, share in zip(updates, own_shares, strict=True)
         ]
         return Recipe(blocks=tuple(round.base), updates=tuple(relayed))
@@ -72,7 +72,7 @@ class Merger:
         for block, version in round.base.items():
             base, by_course = {block: version}, any(update.from_course for update, _ in opened)
             earlier = self._blocks.named(before(base) if by_course else {})
-            after = by_block(follow(self._blocks.named(base), opened, earlier))[block]
+            after = by_block(follow_recipe(self._blocks.named(base), opened, earlier))[block]
             sha256 = self._blobs.put(encode_chunks(after))
             yield NewVersion(block=block, version=version + 1, sha256=sha256, difference_sha256=difference)
 
@@ -89,7 +89,7 @@ class Merger:
                 momentum[name] = moved
         difference = None
         if self._spec.download != "fp32":
-            data, after = encode_difference(base, after, CodecSettings(self._spec.download))
+            data, after = encode_difference(base, after, make_codec(self._spec.download))
             difference = self._blobs.put(data)
         return NewVersion(
             block=block,

@@ -39,7 +39,7 @@ from blocktrain.wire.messages import (
     EvaluationNotice,
     EventEntry,
     EventPage,
-    InviteText,
+    InviteReply,
     LeaseReply,
     LeaseRequest,
     Message,
@@ -250,11 +250,11 @@ def _add_admin_routes(
 ) -> None:
 
     @service.get("/v1/invite", dependencies=role, responses=problems(404))
-    def show_invite() -> InviteText:
+    def show_invite() -> InviteReply:
         if invite is None or ledger.role_of(invite.access_token) != "worker":
             remedy = "make one with blocktrain token add"
             raise RequestRefused(f"the invite for workers is missing or revoked: {remedy}", code="invite")
-        return InviteText(invite=str(invite))
+        return InviteReply(invite=str(invite))
 
     @service.post("/v1/pause", dependencies=role, status_code=204, responses=problems())
     def pause() -> None:

@@ -1,6 +1,6 @@
-"""Capacity: what a machine could do for a run: which phases fit its memory, how many steps it would do in a deadline,
-what that would cost in traffic. Measures a few steps of a real block, the rest is arithmetic. Next:
-cli/commands/swarm/doctor.py."""
+"""Capacity: what a machine could do for a run: which phases fit its memory, how many steps it would do before a
+deadline, how much traffic that would cost. Measures a few steps of a real block; the rest is arithmetic.
+Next: cli/commands/swarm/doctor.py, which prints it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from blocktrain.swarm.policy.leases import FILL_SHARE
 from blocktrain.train.flops import phase_flops
 from blocktrain.train.memory_estimate import training_memory_bytes
 from blocktrain.train.trainer import BlockTrainer
-from blocktrain.wire.codecs.base import CodecSettings, update_settings
+from blocktrain.wire.codecs.table import make_codec, update_codec
 from blocktrain.wire.updates import max_update_bytes
 
 DAY_S = 86_400.0
 MEASURED_STEPS = 3  # after one that warms up
-PROBE_FLOPS = 2e10  # a step: about a second of one core, also where the run's own steps take minutes
+PROBE_FLOPS = 2e10  # per step: about a second on one core, even if the run's own steps take minutes
 
 
 @dataclass(frozen=True)
 class TransferRates:
-    """How fast bytes come and go; None where it was not measured, which counts as no time at all."""
+    """The speed of a connection. None if it was not measured: transfers then count as taking no time."""
 
     down_bytes_per_s: float | None = None
     up_bytes_per_s: float | None = None
@@ -40,7 +40,7 @@ class TransferRates:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """What a machine would do in one phase of a run. Bytes are the most that the run's codecs take."""
+    """What a machine would do in one phase of a run. Bytes are upper bounds for the run's codecs."""
 
     phase: int
     blocks: tuple[int, ...]
@@ -57,8 +57,8 @@ class PhasePlan:
 def plan(
     spec: RunSpec, memory_bytes: int, speeds: Mapping[int, float], rates: TransferRates, deadline_s: Mapping[int, float]
 ) -> list[PhasePlan]:
-    """One entry a phase. `speeds` holds the steps a second of each phase, `deadline_s` how long its rounds may take
-    (the ceiling where it is not known). It counts a machine that works all day, alone on the phase."""
+    """One entry per phase. `speeds` holds the steps per second of each phase, `deadline_s` how long its rounds may take
+    (the ceiling if it is not known). Assumes a machine that works all day, alone on the phase."""
     return [
         _planned(spec, phase, memory_bytes, speeds.get(phase.index, 0.0), rates, deadline_s.get(phase.index))
         for phase in spec.phases
@@ -89,14 +89,14 @@ def _planned(
 
 
 def round_bytes(spec: RunSpec, phase: Phase) -> tuple[int, int]:
-    """(down, up) of one round of a phase, at most: the next version of its blocks, and the update to this one."""
+    """Upper bounds (down, up) for one round of a phase: the next version of its blocks, and the update."""
     shapes = {f"{k}.{name}": shape for k in phase.blocks for name, shape in block_shapes(spec, k).items()}
-    up = update_settings(spec.swarm, phase.steps, phase.steps)
-    return max_update_bytes(CodecSettings(spec.swarm.download), shapes), max_update_bytes(up, shapes)
+    up = update_codec(spec.swarm, phase.steps, phase.steps)
+    return max_update_bytes(make_codec(spec.swarm.download), shapes), max_update_bytes(up, shapes)
 
 
 def measure_speeds(spec: RunSpec, memory_bytes: int, text: bytes, device: torch.device) -> dict[int, float]:
-    """Steps a second of every phase that fits. One is measured, the first; the others do so much more work a step."""
+    """Steps per second of every phase that fits. The first phase is measured; the others follow from their FLOPs."""
     fitting = [phase for phase in spec.phases if training_memory_bytes(spec, phase) <= memory_bytes]
     if not fitting:
         return {}
@@ -105,8 +105,8 @@ def measure_speeds(spec: RunSpec, memory_bytes: int, text: bytes, device: torch.
 
 
 def measure_flops_per_s(spec: RunSpec, phase: Phase, text: Bytes, device: torch.device) -> float:
-    """From steps of a new block, with fewer windows where a whole step would take long; not compiled, so a worker whose
-    run is large enough to be compiled will be faster."""
+    """Measured on steps of an initial block, with fewer windows if a whole step would take long. Not compiled: a worker
+    of a run that is large enough to be compiled will be faster."""
     windows = max(1, min(spec.train.windows, int(spec.train.windows * PROBE_FLOPS / phase_flops(spec, phase))))
     spec = spec.with_(**{"train.windows": windows})
     newborn = newborn_of(spec)
@@ -120,7 +120,7 @@ def measure_flops_per_s(spec: RunSpec, phase: Phase, text: Bytes, device: torch.
 
 
 def _enough(text: bytes, spec: RunSpec) -> Bytes:
-    """Repeated, where it is too short for a window: the speed does not depend on what is written."""
+    """The text, repeated if it is too short for a window: the speed does not depend on its content."""
     least = spec.model.context + 1
     text = text or b"\n"
     return np.frombuffer(text * -(-least // len(text)), dtype=np.uint8)

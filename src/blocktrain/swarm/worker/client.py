@@ -1,5 +1,6 @@
-"""The coordinator as a worker sees it: one method a request, retries with backoff, downloads and uploads that go on
-where they broke. Knows HTTP and nothing of training. Next: worker.py, which uses it; wire/messages.py, what is said."""
+"""Requests to the coordinator: one method per request, retries with backoff, downloads and uploads that continue where
+they broke off. Knows HTTP and nothing about training. Next: worker.py, which uses it; wire/messages.py, the
+messages."""
 
 from __future__ import annotations
 
@@ -36,15 +37,15 @@ from blocktrain.wire.messages import (
 
 Answer = TypeVar("Answer")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-SEND_BYTES = 2**20  # of an upload that are handed to the socket at once
-FEW_BYTES = 4 * 2**20  # that are as soon sent as it is asked whether they have come
+SEND_BYTES = 2**20  # of an upload, given to the socket at once
+FEW_BYTES = 4 * 2**20  # an upload up to this size is sent without asking first how much of it has arrived
 TIMEOUT_S = 30.0
-WAITING = {"Prefer": "wait=2"}  # seconds that an answer without work may be held back, and Ctrl-C with it
-LEASE_REPLY: TypeAdapter[Any] = TypeAdapter(LeaseReply)
+WAITING = {"Prefer": "wait=2"}  # the coordinator may wait 2 s for work before it answers; Ctrl-C waits as long
+LEASE_REPLY: TypeAdapter[LeaseReply] = TypeAdapter(LeaseReply)
 
 
 class CoordinatorClient:
-    """`patience_s` is how long a request is tried again before CoordinatorUnreachable; a worker has plenty."""
+    """`patience_s` is how long a request is retried before CoordinatorUnreachable; workers set it high."""
 
     def __init__(
         self,
@@ -74,11 +75,11 @@ class CoordinatorClient:
     def run_info(self) -> RunInfo:
         return self._ask("GET", "/v1/run", RunInfo)
 
-    def lease(self, request: Callable[[], LeaseRequest]) -> Any:
-        """Every try asks with a request of its own: the coordinator answers none twice. From the first on, fetches
-        name the worker too, so that people see how much each takes."""
+    def lease(self, request: Callable[[], LeaseRequest]) -> LeaseReply:
+        """Every attempt makes a new request, because the coordinator answers no nonce twice. From the first request on,
+        downloads name the worker too, so that the status shows each worker's traffic."""
 
-        def ask() -> Any:
+        def ask() -> LeaseReply:
             asked = request()
             self._http.headers[WORKER_HEADER] = asked.worker
             return self._ask_once(
@@ -112,9 +113,9 @@ class CoordinatorClient:
         return list(self._send("GET", "/v1/contributions", params={"after": after}).json())
 
     def download(self, blob: Blob, cache: Path) -> memoryview:
-        """The bytes of a blob, left in the cache's file; a broken download goes on where it broke."""
+        """The bytes of a blob, mapped from its file in the cache. A broken download continues where it broke off."""
         kept = cache / blob.sha256
-        with suppress(FileNotFoundError):  # never fetched, or just pruned by another worker of the same home
+        with suppress(FileNotFoundError):  # never fetched, or just removed by another worker of the same home
             if hashlib.sha256(data := mapped(kept)).hexdigest() == blob.sha256:
                 return data
         cache.mkdir(parents=True, exist_ok=True)
@@ -122,16 +123,16 @@ class CoordinatorClient:
         return mapped(kept)
 
     def _fetch_whole(self, blob: Blob, path: Path) -> None:
-        """All of a blob, each byte once: what had come before a connection broke is kept."""
+        """Downloads a whole blob, every byte once: bytes that arrived before the connection broke are kept."""
         digest = hashlib.sha256()
-        with written_whole(path, synced=False) as file:  # its hash is checked again when it is read later
+        with written_whole(path, synced=False) as file:  # not synced: its hash is checked whenever it is read
             while file.tell() < blob.num_bytes:
                 self._patiently(lambda: self._fetch_rest(blob, file, digest))
             if digest.hexdigest() != blob.sha256:
                 raise CoordinatorUnreachable(f"the bytes of blob {blob.sha256[:12]}… arrived damaged: try again")
 
     def _fetch_rest(self, blob: Blob, file: BinaryIO, digest: hashlib._Hash) -> None:
-        """Adds what comes of the bytes that the file lacks, be it less than all."""
+        """Appends the missing bytes, or as many of them as arrive."""
         start = file.tell()
         path, headers = f"/v1/blobs/{blob.sha256}", {"Range": f"bytes={start}-{blob.num_bytes - 1}"}
         with _reached(self.invite), self._http.stream("GET", path, headers=headers) as response:
@@ -143,10 +144,10 @@ class CoordinatorClient:
                 file.write(wanted)
                 digest.update(wanted)
         if file.tell() == start:
-            raise CoordinatorUnreachable(f"{self.invite.url} did not give the bytes from {start} on: try again")
+            raise CoordinatorUnreachable(f"{self.invite.url} did not send the bytes from {start} on: try again")
 
     def upload(self, payload: bytes, lease: str) -> Blob:
-        """Send bytes; what has arrived already, of this or an earlier try, is not sent again."""
+        """Sends bytes. Those that arrived in an earlier attempt are not sent again."""
         blob = Blob(sha256=hashlib.sha256(payload).hexdigest(), num_bytes=len(payload))
         path = f"/v1/leases/{lease}/uploads/{blob.sha256}"
         received = self._received(path) if len(payload) > FEW_BYTES else 0
@@ -158,7 +159,7 @@ class CoordinatorClient:
         return self._ask("GET", path, Received).received
 
     def _send_rest(self, path: str, payload: bytes, offset: int) -> int:
-        """How much has come then: all, or what had come when the connection broke, by the coordinator's account."""
+        """Sends the rest. Returns how many bytes the coordinator then has: all, or fewer if the connection broke."""
         chunks = (payload[start : start + SEND_BYTES] for start in range(offset, len(payload), SEND_BYTES))
         headers, params = {"Content-Length": str(len(payload) - offset)}, {"offset": offset, "size": len(payload)}
         try:
@@ -183,7 +184,7 @@ class CoordinatorClient:
             return adapter.validate_json(response.content)
         except ValidationError as error:
             raise RequestRefused(
-                f"{self.invite.url}{path} answered what this version does not understand ({error.errors()[0]['msg']}): "
+                f"{self.invite.url}{path} sent an answer that this version cannot read ({error.errors()[0]['msg']}): "
                 f"install the coordinator's version of blocktrain",
                 code="protocol",
             ) from None
@@ -192,7 +193,7 @@ class CoordinatorClient:
         return self._patiently(lambda: self._once(method, path, **options))
 
     def _patiently(self, attempt: Callable[[], Answer]) -> Answer:
-        """What it gives, tried again while that can help and patience lasts."""
+        """The result of `attempt`, which is repeated while it raises CoordinatorUnreachable and patience lasts."""
         give_up_s, pause_s = self._clock() + self._patience_s, FIRST_PAUSE_S
         while True:
             try:
@@ -201,7 +202,7 @@ class CoordinatorClient:
                 after_s = error.after_s
                 if self._clock() + max(pause_s, after_s) > give_up_s:
                     raise
-            # So that workers do not come back all at once, and none before it was asked to.
+            # Random, so that workers do not come back all at once; and none before the time the coordinator asked for.
             self._sleep(after_s + pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -219,12 +220,12 @@ def _reached(invite: Invite) -> Iterator[None]:
     except httpx.HTTPError as error:
         detail = str(error) or type(error).__name__
         raise CoordinatorUnreachable(
-            f"the coordinator at {invite.url} does not answer ({detail}): check that it runs and is in reach"
+            f"the coordinator at {invite.url} does not answer ({detail}): check that it runs and can be reached"
         ) from None
 
 
 def _require_success(response: httpx.Response) -> None:
-    """Else the coordinator's own sentence, as the error that says whether trying again can help."""
+    """Raises the coordinator's own message as CoordinatorUnreachable if a retry can help, else as RequestRefused."""
     if response.is_success:
         return
     problem = _problem(response)
@@ -234,7 +235,7 @@ def _require_success(response: httpx.Response) -> None:
 
 
 def _retry_after_s(response: httpx.Response) -> float:
-    """Whole seconds; a date, which our coordinator does not send, is as good as nothing."""
+    """Whole seconds. A date, which our coordinator never sends, counts as no header."""
     given = response.headers.get("Retry-After", "")
     return float(given) if given.isdecimal() and len(given) < 7 else 0.0
 
@@ -248,7 +249,7 @@ def _problem(response: httpx.Response) -> Problem:
 
 
 def _trusted(invite: Invite) -> ssl.SSLContext:
-    """Trust what the system trusts, or with a fingerprint exactly that certificate."""
+    """Trusts what the system trusts or, if the invite names a fingerprint, exactly that certificate."""
     if invite.fingerprint is None:
         return ssl.create_default_context()
     try:
@@ -264,7 +265,7 @@ def _trusted(invite: Invite) -> ssl.SSLContext:
             f"{invite.fingerprint[:16]}…: ask for a new invite, somebody else may be answering"
         )
     context = ssl.create_default_context(cadata=certificate)
-    context.check_hostname = False  # the certificate itself is what was agreed on
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever issued it
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # and however it is filled in
+    context.check_hostname = False  # the fingerprint identifies the certificate
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # no matter who issued it
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # and how its fields are filled in
     return context

@@ -1,5 +1,5 @@
-"""Export: the newest model of a run, fetched from its coordinator into a run directory. Next: checkpoint.py, what such
-a directory is; client.py, which fetches."""
+"""Export: downloads the newest model of a run from its coordinator into a run directory.
+Next: io/checkpoint.py, the run directory; client.py, the downloads."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def export_model(
     cache: Path,
     precision: torch.dtype = torch.float32,
 ) -> RunDirectory:
-    """All is fetched before anything is replaced, so that a broken connection leaves an older export as it was. One
-    block is in memory at a time. The weights of the composition come last: they belong to exactly these blocks."""
+    """Downloads everything before it replaces anything, so that a broken connection leaves an older export as it was.
+    One block is in memory at a time. The weights of the combination come last: they belong to exactly these blocks."""
     spec = RunSpec.model_validate(manifest.spec)
     run = RunDirectory.create(out, spec, manifest.corpus_sha256)
     steps = _steps_of_blocks(spec, manifest)
@@ -42,7 +42,7 @@ def export_model(
 
 
 def _steps_of_blocks(spec: RunSpec, manifest: ModelManifest) -> dict[int, int]:
-    """Block: the step of the last phase that has trained it."""
+    """Block -> the step of the last phase that has trained it."""
     return {
         block: step for phase, step in sorted(manifest.steps.items()) if step for block in spec.phases[phase].blocks
     }

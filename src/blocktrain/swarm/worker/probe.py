@@ -1,6 +1,6 @@
-"""ProbeClient: the coordinator examined without a trace: its clock, what a token may do, how fast bytes go there and
-back. Nothing here changes a fact of the run. Next: cli/commands/swarm/doctor.py, which asks; capacity.py, what
-follows from it."""
+"""ProbeClient: measures the coordinator's clock, what the access token allows, and the speed of downloads and uploads.
+Changes nothing in the run. Next: cli/commands/swarm/doctor.py, which uses it; capacity.py, which computes what follows
+from the speeds."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from blocktrain.wire.messages import Blob
 
 NO_LEASE = "/v1/leases/none/uploads/" + "0" * 64
 DOWNLOAD_PROBE_BYTES = 4 * 2**20
-UPLOAD_PROBE_BYTES = 2**19  # half of what a message may have
-LEAST_S = 1e-3  # shorter times say more of the clock than of the line
+UPLOAD_PROBE_BYTES = 2**19  # half of the largest message
+LEAST_S = 1e-3  # shorter times measure the clock, not the connection
 
 
 class ProbeClient(CoordinatorClient):
     def clock_s(self) -> float | None:
-        """The coordinator's time by its Date header, whole seconds; None where something on the way removed it."""
+        """The coordinator's time from its Date header, in whole seconds. None if a proxy removed the header."""
         date = self._send("GET", "/healthz").headers.get("Date")
         return parsedate_to_datetime(date).timestamp() if date else None
 
     def may_work(self) -> bool:
-        """Whether the token is a worker's or an admin's: asks after an upload that only they may ask after. There is
-        no such lease, and being told so means that asking was allowed."""
+        """Whether the access token is a worker's or an admin's. Asks for the state of an upload, which only they may
+        do. The lease does not exist: the refusal that says so means that the question was allowed."""
         try:
             self._received(NO_LEASE)
         except RequestRefused as refused:
@@ -39,15 +39,15 @@ class ProbeClient(CoordinatorClient):
         return True
 
     def download_rate(self, blob: Blob) -> tuple[float, bytes]:
-        """Bytes a second, measured on the first part of a blob; and those bytes."""
+        """Bytes per second, measured on the first part of a blob; and those bytes."""
         part = Blob(sha256=blob.sha256, num_bytes=min(DOWNLOAD_PROBE_BYTES, blob.num_bytes))
         data = BytesIO()
         seconds = _seconds(lambda: self._fetch_rest(part, data, hashlib.sha256()))
         return data.tell() / max(seconds - self._round_trip_s(), LEAST_S), data.getvalue()
 
     def upload_rate(self) -> float:
-        """Bytes a second. The protocol has no upload that leaves nothing behind, so blanks are sent where a message
-        belongs: the coordinator reads them to the end and refuses them as malformed, which changes nothing."""
+        """Bytes per second. Every upload of the protocol leaves something behind, so this sends blanks in place of a
+        message: the coordinator reads all of them and refuses them as malformed, which changes nothing."""
         seconds = _seconds(lambda: self._send_blanks(UPLOAD_PROBE_BYTES))
         return UPLOAD_PROBE_BYTES / max(seconds - _seconds(lambda: self._send_blanks(1)), LEAST_S)
 

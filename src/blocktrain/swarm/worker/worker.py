@@ -1,6 +1,7 @@
-"""Worker: lease, fetch, train to the deadline, submit; again. Plain synchronous code around the same BlockTrainer that
-trains locally. It keeps its optimiser state and what its codec left out; all else it can fetch again.
-Next: block_cache.py, the blocks it has at hand; client.py, the coordinator as seen from here; train/trainer.py."""
+"""Worker: get a lease, fetch blocks, train until the deadline, submit the update; then again. Synchronous code around
+the same BlockTrainer that trains locally. A worker keeps its optimiser state and what its codec left out; it can fetch
+everything else again.
+Next: block_cache.py, the blocks it holds; client.py, its requests to the coordinator; train/trainer.py, the steps."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from blocktrain.swarm.worker.block_cache import BlockCache, prune_cache
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer, pick_device
-from blocktrain.wire.codecs.base import CodecSettings, update_settings
+from blocktrain.wire.codecs.table import codec_type, update_codec
 from blocktrain.wire.error_feedback import ErrorFeedback
 from blocktrain.wire.messages import (
     PROTOCOL_VERSION,
@@ -43,15 +44,21 @@ from blocktrain.wire.messages import (
 from blocktrain.wire.safetensors import Array, by_block, flat
 
 Tensors = dict[str, Array]
-FOR_GOOD = ("token", "role", "protocol", "signature", "replayed")  # refusals that no other lease would mend
+FINAL_CODES = (
+    "token",
+    "role",
+    "protocol",
+    "signature",
+    "replayed",
+)  # refusals of the worker itself: no other lease helps
 REFUSED_PAUSE_S = 1.0
-UNWANTED_S = 60.0  # until a cached blob that no lease needs is removed: another worker of this home may be reading it
-MARGIN_SHARE = 0.1  # of the time to the deadline, kept for the upload
+UNNEEDED_S = 60.0  # how long a cached blob that no lease needs is kept: another worker of the same home may read it
+UPLOAD_SHARE = 0.1  # of the time until the deadline, kept for the upload
 
 
 @dataclass(frozen=True)
 class WorkReport:
-    """What a worker tells whoever watches it."""
+    """What a worker reports while it works."""
 
     kind: str  # "lease", "step", "submitted", "refused", "wait", "evaluated", "finished"
     text: str
@@ -59,7 +66,8 @@ class WorkReport:
 
 
 class Worker:
-    """One volunteer. `home` keeps the key and a cache of blobs: the corpus and what the lease at hand needs."""
+    """One volunteer's machine. `home` holds the key and a cache of blobs: the corpus and what the current lease
+    needs."""
 
     def __init__(
         self,
@@ -86,17 +94,15 @@ class Worker:
         self._trainer: BlockTrainer | None = None
 
     def run(self) -> None:
-        """Work until the run is finished or somebody says stop."""
+        """Works until the run is finished or `stop` returns true."""
         info = self._client.run_info()
         self._spec = RunSpec.model_validate(info.spec)
-        by_course = CodecSettings(self._spec.swarm.update).gains_from_course
-        shapes = lru_cache(None)(partial(block_shapes, self._spec))
         self._block_cache = BlockCache(
             self._client,
             self._cache,
-            shapes=shapes,
-            newborn=lambda block: as_arrays(build_block(self._spec, block).state_dict()),
-            by_course=by_course,
+            shapes=lru_cache(None)(partial(block_shapes, self._spec)),
+            make_initial=lambda block: as_arrays(build_block(self._spec, block).state_dict()),
+            keep_earlier=codec_type(self._spec.swarm.update).uses_course,
         )
         self._feedback = ErrorFeedback()
         self._corpus = self._fetch_corpus(info)
@@ -106,7 +112,7 @@ class Worker:
                 return
 
     def _work_once(self) -> bool:
-        """One lease; False when there will be none any more."""
+        """Works on one lease. False if the run is finished and there will be no more."""
         reply = self._client.lease(self._request)
         match reply:
             case Finished():
@@ -116,17 +122,17 @@ class Worker:
                 self._report(WorkReport("wait", reply.reason))
                 self._sleep(reply.seconds)
             case TrainLease() | EvaluateLease():
-                wanted = self._corpus_blobs | self._block_cache.wanted(reply)
-                prune_cache(self._cache, wanted, before_s=self._wall_clock() - UNWANTED_S)
+                needed = self._corpus_blobs | self._block_cache.needed_blobs(reply)
+                prune_cache(self._cache, needed, before_s=self._wall_clock() - UNNEEDED_S)
                 try:
                     self._train(reply) if isinstance(reply, TrainLease) else self._evaluate(reply)
                 except RequestRefused as refused:
-                    self._go_on_after(refused)
+                    self._continue_after(refused)
         return True
 
-    def _go_on_after(self, refused: RequestRefused) -> None:
-        """Another lease may go well, unless it is the worker itself that is refused."""
-        if refused.code in FOR_GOOD:
+    def _continue_after(self, refused: RequestRefused) -> None:
+        """Another lease may succeed, unless the coordinator refuses the worker itself."""
+        if refused.code in FINAL_CODES:
             raise refused
         self._report(WorkReport("refused", str(refused)))
         self._sleep(REFUSED_PAUSE_S)
@@ -150,28 +156,28 @@ class Worker:
         started_s = self._clock()
         around = self._block_cache.mapped((*lease.below, *lease.ahead))
         trained = self._block_cache.trained(lease.trained)
-        trainer = self._prepared(lease, by_block(self._feedback.start(flat(trained))), around)
-        losses = self._steps(trainer, lease, started_s)
+        trainer = self._prepare_trainer(lease, by_block(self._feedback.start(flat(trained))), around)
+        losses = self._run_steps(trainer, lease, started_s)
         published, after = flat(trained), as_arrays(flat(trainer.current()))
         earlier = self._block_cache.earlier(lease.trained)
-        payload = self._feedback.compress(published, after, self._codec(lease), earlier)
+        phase, steps_done = self._spec.phases[lease.phase], lease.step_start + self._spec.swarm.round_steps
+        codec = update_codec(self._spec.swarm, phase.steps, steps_done)
+        payload = self._feedback.compress(published, after, codec, earlier)
         self._block_cache.keep_payload(payload)
         try:
             receipt = self._submit(lease, payload, len(losses), losses[-1])
         except RequestRefused as refused:
-            self._go_on_after(refused)  # the optimiser's state stays, and what was unsent before
+            self._continue_after(refused)  # with the optimiser state and the unsent part as they were
             return
         self._feedback.accepted(payload, published, after, earlier)
         self._report(
             WorkReport("submitted", f"{len(losses)} steps, {len(payload)} bytes, lag {receipt.lag}", losses[-1])
         )
 
-    def _codec(self, lease: TrainLease) -> CodecSettings:
-        phase, round_steps = self._spec.phases[lease.phase], self._spec.swarm.round_steps
-        return update_settings(self._spec.swarm, phase.steps, lease.step_start + round_steps)
-
-    def _prepared(self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]) -> BlockTrainer:
-        """The trainer of the lease's phase: the one at hand, its optimiser warm, or a new one."""
+    def _prepare_trainer(
+        self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]
+    ) -> BlockTrainer:
+        """The trainer of the lease's phase: the current one with its optimiser state, or a new one."""
         phase, trained, others = self._spec.phases[lease.phase], _as_weights(start), _as_weights(around)
         if self._trainer is None or self._trainer.phase != phase:
             self._trainer = BlockTrainer(self._spec, phase, self._corpus.train, trained | others, device=self._device)
@@ -181,9 +187,9 @@ class Worker:
         self._trainer.shard, self._trainer.step_done = lease.shard, lease.step_start
         return self._trainer
 
-    def _steps(self, trainer: BlockTrainer, lease: TrainLease, started_s: float) -> list[float]:
-        """At least one step; as many as leased, or as the deadline and the user leave time for."""
-        end_s, begun_s = started_s + (1 - MARGIN_SHARE) * lease.deadline_s, self._clock()
+    def _run_steps(self, trainer: BlockTrainer, lease: TrainLease, started_s: float) -> list[float]:
+        """The losses of the leased steps, or of fewer if the deadline comes or the user stops. At least one step."""
+        end_s, begun_s = started_s + (1 - UPLOAD_SHARE) * lease.deadline_s, self._clock()
         losses: list[float] = []
         while len(losses) < lease.steps:
             losses.append(trainer.step().loss)
@@ -209,10 +215,10 @@ class Worker:
         model = BlockModel.from_tensors(self._spec, _as_weights(self._block_cache.mapped(lease.blocks))).to(
             self._device
         )
-        unborn = set(range(self._spec.model.blocks)) - {each.block for each in lease.blocks}
-        combine = {} if unborn else fit_combination(model, self._corpus.valid)
+        missing = set(range(self._spec.model.blocks)) - {each.block for each in lease.blocks}
+        combine = {} if missing else fit_combination(model, self._corpus.valid)
         model.combine = dict(combine)
-        scores = evaluate(model, self._corpus.valid, max_windows=lease.max_windows, missing=unborn)
+        scores = evaluate(model, self._corpus.valid, max_windows=lease.max_windows, missing=missing)
         unsigned = EvaluationNotice(
             lease=lease.lease,
             worker=self._public_key,
@@ -224,7 +230,7 @@ class Worker:
         self._report(WorkReport("evaluated", f"{loss:.4f} nats/byte", loss))
 
     def _fetch_corpus(self, info: RunInfo) -> Corpus:
-        """The text of the run, each split checked against its hash."""
+        """The text of the run. The client checks the hash of every split."""
         parts = {
             split: np.frombuffer(self._client.download(blob, self._cache), dtype=np.uint8)
             for split, blob in info.corpus.items()

@@ -1,5 +1,5 @@
-"""Numbers of few bits and rising places <-> bytes. Pure numpy, rows side by side; knows nothing of updates.
-Next: codecs.py, which packs updates with it; docs/protocol.md, "Codecs", the same byte by byte."""
+"""Numbers of a few bits, and rising places, to bytes and back. Pure numpy, many rows at once; knows no codec.
+Next: integers.py, sparse.py and vector.py, which use it; docs/protocol.md, "Codecs", the same byte by byte."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from numpy.typing import NDArray
 Bytes: TypeAlias = NDArray[np.uint8]
 
 
+def ceil_div(count: int, size: int) -> int:
+    return -(-count // size)
+
+
 def pack(codes: Bytes, bits: int) -> Bytes:
-    """Codes of up to eight bits each: every eight of a row, the last filled with zeros, become `bits` whole bytes."""
-    rows, groups = len(codes), ceil(codes.shape[1], 8)
+    """Codes of at most eight bits. Every eight codes of a row become `bits` whole bytes; zeros fill the last eight."""
+    rows, groups = len(codes), ceil_div(codes.shape[1], 8)
     if bits == 8 and codes.shape[1] == 8 * groups:
         return codes
     eights = np.pad(codes, ((0, 0), (0, groups * 8 - codes.shape[1]))).reshape(rows, groups, 8)
@@ -26,7 +30,7 @@ def pack(codes: Bytes, bits: int) -> Bytes:
 
 def unpack(packed: Bytes, bits: int, count: int) -> Bytes:
     """The first `count` codes of each row."""
-    rows, groups = len(packed), ceil(count, 8)
+    rows, groups = len(packed), ceil_div(count, 8)
     if bits == 8:
         return packed[:, :count]
     padded = np.zeros((rows, groups, 8), np.uint8)
@@ -38,14 +42,10 @@ def unpack(packed: Bytes, bits: int, count: int) -> Bytes:
     return codes.reshape(rows, groups * 8)[:, :count]
 
 
-def ceil(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 @dataclass(frozen=True)
 class EliasFano:
-    """Rising places of each row (Elias 1974, Fano 1971): `count` different ones below `size`. Their low bits go as they
-    are; the high bits into a bitmap, where the i-th place sets bit (place >> low_bits) + i."""
+    """Rising places of each row (Elias 1974, Fano 1971): `count` different numbers below `size`. The low bits of each
+    place are stored as they are. The high bits go into a bitmap, where place i sets bit (place >> low_bits) + i."""
 
     count: int
     size: int
@@ -56,16 +56,16 @@ class EliasFano:
 
     @property
     def high_bits(self) -> int:
-        """The length of the bitmap: one bit a place, and one a step of the places' upper bits."""
+        """The length of the bitmap: one bit per place and one bit per step of the high bits."""
         return self.count + ((self.size - 1) >> self.low_bits)
 
     @property
     def low_bytes(self) -> int:
-        return ceil(self.count, 8) * self.low_bits
+        return ceil_div(self.count, 8) * self.low_bits
 
     @property
     def high_bytes(self) -> int:
-        return ceil(self.high_bits, 8)
+        return ceil_div(self.high_bits, 8)
 
     def pack(self, places: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
         low = (places & (2**self.low_bits - 1)).astype(np.uint8)
@@ -74,7 +74,7 @@ class EliasFano:
         return pack(low, self.low_bits), np.packbits(bitmap, axis=1, bitorder="little")
 
     def unpack(self, low: Bytes, high: Bytes) -> NDArray[np.int64]:
-        """ValueError where a row does not hold exactly `count` rising places below `size`."""
+        """ValueError if a row does not hold exactly `count` rising places below `size`."""
         bitmap = np.unpackbits(high, axis=1, bitorder="little")
         counts = bitmap.sum(axis=1, dtype=np.int64)
         if (wrong := counts != self.count).any():

@@ -1,33 +1,110 @@
-"""The largest values alone: of each row so many, each a sign and, where there is more than one, one of a few levels
-fitted to the row; their places as Elias-Fano. Pure: knows nothing of updates.
-Next: codecs.py, which sends it; packing.py, its bits; docs/protocol.md, "Codecs", the same byte by byte."""
+"""sparse: the `kept` largest of every `chunk` values (as SparseLoCo, arXiv 2603.08163) and zero for the others. Each
+kept value is a sign and one of a few levels that are fitted to its chunk. The places are stored as Elias-Fano.
+Next: base.py, what a codec is; packing.py, places as bits; docs/protocol.md, "Codecs", the same byte by byte."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blocktrain.wire.codecs.packing import Bytes, EliasFano, pack, unpack
+from blocktrain.wire.codecs.base import (
+    MAX_MAGNITUDE,
+    UINT8,
+    Codec,
+    PartType,
+    Values,
+    as_rows,
+    damaged,
+    encode_pieces,
+    require_between,
+    require_within,
+)
+from blocktrain.wire.codecs.packing import EliasFano, ceil_div, pack, unpack
 from blocktrain.wire.safetensors import BFLOAT16, Array, Floats
+
+CHUNK = 4096
+MAX_CHUNK = 2**16
 
 _LLOYD_ROUNDS = 6
 
 
 @dataclass(frozen=True)
-class Largest:
-    """Of rows of one length."""
+class Sparse(Codec):
+    name, uses_course = "sparse", True
 
-    codes: Bytes  # level and sign of each value
-    high: Bytes  # the places, as Elias-Fano
-    levels: Array  # bfloat16, [rows, levels]
-    low: Bytes
+    chunk: int = CHUNK
+    kept: int = 64
+    value_bits: int = 1  # of a kept value: its sign, and its level if there are several
+
+    def __post_init__(self) -> None:
+        require_between("chunk", self.chunk, 1, MAX_CHUNK)
+        require_between("kept", self.kept, 1, self.chunk)
+        require_between("value_bits", self.value_bits, 1, 4)
+
+    @property
+    def levels(self) -> int:
+        return 1 << self.value_bits - 1
+
+    @property
+    def places(self) -> EliasFano:
+        return EliasFano(self.kept, self.chunk)
+
+    @classmethod
+    def for_budget(cls, bits_per_value: float) -> Self:
+        """The most kept values, a multiple of eight, that the bits of a chunk hold: from eight to half of the chunk."""
+        codecs = (cls(kept=kept) for kept in range(8, CHUNK // 2 + 1, 8))
+        fitting = [codec.kept for codec in codecs if 8 * codec.num_bytes(CHUNK) <= bits_per_value * CHUNK]
+        return cls(kept=max(fitting, default=8))
+
+    def covers(self, other: Codec) -> bool:
+        return isinstance(other, Sparse) and other.kept <= self.kept and replace(other, kept=self.kept) == self
+
+    def parts(self, size: int) -> dict[str, PartType]:
+        rows, places = ceil_div(size, self.chunk), self.places
+        return {
+            "codes": (UINT8, (rows, ceil_div(self.kept, 8) * self.value_bits)),
+            "high": (UINT8, (rows, places.high_bytes)),
+            "levels": (BFLOAT16, (rows, self.levels)),
+            "low": (UINT8, (rows, places.low_bytes)),
+        }
+
+    def encode(self, values: Values, size: int) -> dict[str, Array]:
+        return encode_pieces(self, values, size, self.chunk, self._encode_piece)
+
+    def _encode_piece(self, piece: Floats) -> dict[str, Array]:
+        rows = as_rows(piece, self.chunk)
+        chosen = np.sort(np.argpartition(np.abs(rows), self.chunk - self.kept, axis=1)[:, -self.kept :], axis=1)
+        kept = np.take_along_axis(rows, chosen, axis=1)
+        is_value = chosen + self.chunk * np.arange(len(rows))[:, None] < len(
+            piece
+        )  # not a zero that fills the last row
+        levels = _fit_levels(np.abs(kept), is_value, self.levels).astype(BFLOAT16)
+        codes = (_nearest(np.abs(kept), levels.astype(np.float32)) + self.levels * (kept < 0)).astype(np.uint8)
+        low, high = self.places.pack(chosen)
+        return {"codes": pack(codes, self.value_bits), "high": high, "levels": levels, "low": low}
+
+    def decode(self, parts: Mapping[str, Array], size: int) -> Values:
+        require_within(parts["levels"], MAX_MAGNITUDE, "levels")
+        try:
+            in_row = self.places.unpack(parts["low"], parts["high"])
+        except ValueError as error:
+            raise damaged(str(error)) from None
+        in_vector: NDArray[np.int64] = (in_row + self.chunk * np.arange(len(in_row))[:, None]).ravel()
+        codes = unpack(parts["codes"], self.value_bits, self.kept)
+        level = codes.astype(np.intp) % self.levels
+        magnitude = np.take_along_axis(parts["levels"].astype(np.float32), level, axis=1)
+        values = np.where(codes < self.levels, magnitude, -magnitude).ravel()
+        num_values = int(np.searchsorted(in_vector, size))  # the others are zeros that filled the last row
+        return _SparseValues(in_vector[:num_values], values[:num_values])
 
 
 @dataclass(frozen=True)
-class Scattered:
-    """Values that are zero but in some places of the whole vector, rising."""
+class _SparseValues:
+    """Zero except at some places of the vector. The places rise."""
 
     places: NDArray[np.int64]
     values: Floats
@@ -39,37 +116,14 @@ class Scattered:
         return values
 
 
-def largest(rows: Floats, count: int, places: EliasFano, value_bits: int) -> Largest:
-    """`count` of the values are meant; zeros fill the last row."""
-    num_levels, length = 1 << value_bits - 1, rows.shape[1]
-    chosen = np.sort(np.argpartition(np.abs(rows), length - places.count, axis=1)[:, -places.count :], axis=1)
-    kept = np.take_along_axis(rows, chosen, axis=1)
-    meant = chosen + length * np.arange(len(rows))[:, None] < count
-    levels = _fit_levels(np.abs(kept), meant, num_levels).astype(BFLOAT16)
-    codes = (_nearest(np.abs(kept), levels.astype(np.float32)) + num_levels * (kept < 0)).astype(np.uint8)
-    low, high = places.pack(chosen)
-    return Largest(codes=pack(codes, value_bits), high=high, levels=levels, low=low)
-
-
-def scattered(parts: Largest, count: int, places: EliasFano, value_bits: int) -> Scattered:
-    """The reverse; ValueError where places do not rise."""
-    in_row = places.unpack(parts.low, parts.high)
-    in_vector: NDArray[np.int64] = (in_row + places.size * np.arange(len(in_row))[:, None]).ravel()
-    codes, num_levels = unpack(parts.codes, value_bits, places.count), 1 << value_bits - 1
-    magnitude = np.take_along_axis(parts.levels.astype(np.float32), codes.astype(np.intp) % num_levels, axis=1)
-    values = np.where(codes < num_levels, magnitude, -magnitude).ravel()
-    within = int(np.searchsorted(in_vector, count))  # the rest lies in the zeros that filled the last row
-    return Scattered(in_vector[:within], values[:within])
-
-
-def _fit_levels(magnitude: Floats, meant: NDArray[np.bool], count: int) -> Floats:
-    """The levels of each row that lie nearest to its values in the mean square: Lloyd (1982), from the quantiles."""
+def _fit_levels(magnitude: Floats, is_value: NDArray[np.bool], count: int) -> Floats:
+    """The levels of each row with the least squared distance to its values: Lloyd (1982), starting at the quantiles."""
     quantiles = [(2 * i + 1) * magnitude.shape[1] // (2 * count) for i in range(count)]
     levels = np.sort(magnitude, axis=1)[:, quantiles]
     for _ in range(_LLOYD_ROUNDS):
         mine = _nearest(magnitude, levels)[:, :, None] == np.arange(count)
         totals = np.where(mine, magnitude[:, :, None], 0).sum(axis=1, dtype=np.float32)
-        members = (mine & meant[:, :, None]).sum(axis=1, dtype=np.float32)
+        members = (mine & is_value[:, :, None]).sum(axis=1, dtype=np.float32)
         levels = np.where(members > 0, totals / np.maximum(members, 1), levels)
     return levels
 
