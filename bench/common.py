@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 import torch
 
 from blocktrain.figures import write_figure
-from blocktrain.io.checkpoint import write_whole
+from blocktrain.io.files import write_whole
 from blocktrain.spec import RunSpec
 
 RESULTS = Path(__file__).parent / "results"

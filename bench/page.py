@@ -18,7 +18,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from blocktrain.figures import write_png
-from blocktrain.io.checkpoint import write_whole
+from blocktrain.io.files import write_whole
 from common import RESULTS, Document, Verdict, markdown, read_json
 
 DOCS = Path(__file__).parents[1] / "docs"

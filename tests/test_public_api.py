@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,14 @@ def test_every_public_name_is_there(name):
 def test_an_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(AttributeError, match="BlockModel"):
         blocktrain.Trainer  # noqa: B018
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert blocktrain.__version__ == version("blocktrain")
+
+
+def test_the_public_names_are_listed_by_dir():
+    assert {*blocktrain.__all__, "__version__"} <= set(dir(blocktrain))
 
 
 def test_importing_the_package_does_not_import_torch():
@@ -45,6 +54,12 @@ def test_a_model_is_trained_and_scored_in_five_lines(tmp_path: Path):
     text.write_bytes(b"so it goes, and so it went. " * 200)
     spec = blocktrain.preset("tiny").with_(**{"corpus.source": str(text), "train.steps": 2})
     corpus = blocktrain.load_corpus(spec.corpus, spec.model.context)
-    run = blocktrain.RunDirectory.create(tmp_path / "run", spec, corpus.sha256)
+    run = blocktrain.RunDirectory.create(str(tmp_path / "run"), spec, corpus.sha256)
     blocktrain.train_run(run, corpus)
     assert blocktrain.evaluate(blocktrain.load_model(run), corpus.valid)[-1].nats_per_byte < 5.6
+
+
+def test_paths_may_be_strings(tmp_path: Path):
+    path = str(tmp_path / "run")
+    created = blocktrain.RunDirectory.create(path, blocktrain.preset("tiny"), "c0")
+    assert blocktrain.RunDirectory.open(path).spec == created.spec == blocktrain.load_spec(f"{path}/spec.toml")

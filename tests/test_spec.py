@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from blocktrain.errors import ConfigError
+from blocktrain.presets import PRESETS
 from blocktrain.spec import (
-    PRESETS,
     Denoise,
     EndToEnd,
     ModelSpec,

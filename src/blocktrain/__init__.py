@@ -1,20 +1,21 @@
-"""BlockTrain: train one model together, in blocks that learn alone. This is the public API; the rest may change.
+"""BlockTrain trains one language model in blocks, on many machines. The names below are the public API.
 
     spec = preset("tiny")
     corpus = load_corpus(spec.corpus, spec.model.context)
-    run = RunDirectory.create(Path("run"), spec, corpus.sha256)
+    run = RunDirectory.create("run", spec, corpus.sha256)
     train_run(run, corpus)
     model = load_model(run)
     scores = evaluate(model, corpus.valid)
     print(generate(model, "The president"), score_text(model, "The president").nats_per_byte)
 
-docs/api.md explains every name with an example that runs. Names are imported when first used, so that
-`blocktrain --help` need not wait for torch."""
+docs/api.md explains every name with an example that runs. A name is imported when it is first used, so that
+`blocktrain --help` does not wait for torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
     from blocktrain.data.corpus import load_corpus
     from blocktrain.errors import BlockTrainError
     from blocktrain.io.checkpoint import RunDirectory
@@ -46,7 +47,7 @@ __all__ = [
     "train_run",
 ]
 
-_ROOMS = {
+_MODULES = {
     "io.checkpoint": ("RunDirectory",),
     "data.corpus": ("load_corpus",),
     "errors": ("BlockTrainError",),
@@ -62,7 +63,13 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> object:
-    for room, names in _ROOMS.items():
+    if name == "__version__":
+        return import_module("importlib.metadata").version("blocktrain")
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(f"blocktrain.{room}"), name)
+            return getattr(import_module(f"blocktrain.{module}"), name)
     raise AttributeError(f"module blocktrain has no attribute {name}: the public names are {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", *globals()])

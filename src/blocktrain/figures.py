@@ -15,7 +15,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from blocktrain.io.checkpoint import write_whole
+from blocktrain.io.files import write_whole
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; black is left for references.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -30,7 +30,8 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutput
 
 from blocktrain.errors import ConfigError, StorageError
-from blocktrain.io.checkpoint import RunDirectory, write_whole
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.io.files import write_whole
 from blocktrain.model.block import Block, build_block
 from blocktrain.model.stack import BlockModel, window_start
 from blocktrain.spec import NUM_SYMBOLS, RunSpec

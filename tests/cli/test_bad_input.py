@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from blocktrain.io.checkpoint import RunDirectory, load_tensors, save_tensors
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.io.tensor_file import load_tensors, save_tensors
 
 PRESET = ["--preset", "tiny"]
 

@@ -15,8 +15,11 @@ import pytest
 import torch
 
 from blocktrain.errors import CheckpointError, StorageError
-from blocktrain.io.checkpoint import Manifest, RunDirectory, copy_as, load_tensors, save_tensors, write_whole
-from blocktrain.spec import PRESETS, Denoise, RunSpec, TrainSpec, load_spec, preset
+from blocktrain.io.checkpoint import Manifest, RunDirectory, copy_as
+from blocktrain.io.files import write_whole
+from blocktrain.io.tensor_file import load_tensors, save_tensors
+from blocktrain.presets import PRESETS
+from blocktrain.spec import Denoise, RunSpec, TrainSpec, load_spec, preset
 
 SPEC = preset("tiny")
 SHAPES = {"w": (2, 2)}

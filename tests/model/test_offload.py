@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocktrain.io.checkpoint import save_tensors, stored_as
-from blocktrain.io.mapped import MappedTensors
+from blocktrain.io.tensor_file import MappedTensors, save_tensors, stored_as
 from blocktrain.model.block import Block, DenoiseBlock, block_shapes, build_block
 from blocktrain.model.offload import TILE_VALUES, Stream, streamed_block
 from blocktrain.spec import Denoise, RunSpec, Stacked, preset

@@ -12,7 +12,8 @@ import typer
 
 from blocktrain.cli.console import say
 from blocktrain.errors import ConfigError
-from blocktrain.spec import PRESETS, RunSpec, load_spec, preset
+from blocktrain.presets import PRESETS
+from blocktrain.spec import RunSpec, load_spec, preset
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 

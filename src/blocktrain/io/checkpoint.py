@@ -11,15 +11,13 @@ all. Knows tensors by name and shape only: no model, no training. Next: train/ru
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeAlias
+from typing import Any, Self
 
 import tomli_w
 import torch
@@ -27,14 +25,12 @@ from filelock import FileLock
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from blocktrain.errors import CheckpointError, ConfigError, StorageError, TensorError
+from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.arrays import as_arrays, as_tensors
-from blocktrain.io.files import appearing, put_in_place
-from blocktrain.io.mapped import MappedTensors
+from blocktrain.io.files import make_folder, storage_errors, write_whole
+from blocktrain.io.tensor_file import MappedTensors, Shapes, damage_in, read_file, save_tensors, stored_as, unreadable
 from blocktrain.spec import RunSpec, load_spec
 from blocktrain.wire.safetensors import decode, encode
-
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 SPEC_FILE = "spec.toml"
 MANIFEST_FILE = "manifest.json"
@@ -72,9 +68,10 @@ class RunDirectory:
         self.spec = spec
 
     @classmethod
-    def create(cls, path: Path, spec: RunSpec, corpus_sha256: str) -> Self:
+    def create(cls, path: str | Path, spec: RunSpec, corpus_sha256: str) -> Self:
         """A new directory, or the one that is there when it belongs to the same spec and corpus."""
-        _make_folder(path)
+        path = Path(path)
+        make_folder(path)
         run = cls(path, spec)
         with run._lock():
             run._remove_leftovers()
@@ -89,7 +86,8 @@ class RunDirectory:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: str | Path) -> Self:
+        path = Path(path)
         for name in (SPEC_FILE, MANIFEST_FILE):
             if not (path / name).is_file():
                 raise CheckpointError(
@@ -107,7 +105,7 @@ class RunDirectory:
         """Read afresh, since other processes save blocks too."""
         path = self.path / MANIFEST_FILE
         try:
-            return Manifest.model_validate_json(_read(path))
+            return Manifest.model_validate_json(read_file(path))
         except ValidationError as error:
             detail = error.errors()[0]["msg"]
             raise CheckpointError(
@@ -142,7 +140,7 @@ class RunDirectory:
 
     def load_block(self, block: int, expected: Shapes) -> dict[str, Tensor]:
         path, data = self._read_block(block)
-        with _damage_in(path, _again(block)):
+        with damage_in(path, _again(block)):
             return as_tensors(decode(data, expected=expected)[0])
 
     def map_block(self, block: int, expected: Shapes) -> MappedTensors:
@@ -153,15 +151,15 @@ class RunDirectory:
             with path.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             _require_hash(path, block, found, entry)
-            with _damage_in(path, _again(block)):
+            with damage_in(path, _again(block)):
                 return MappedTensors(path, expected)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self._entry(block) != entry:
                 return self.map_block(block, expected)
-            raise _unreadable(path, error, _again(block)) from None
+            raise unreadable(path, error, _again(block)) from None
 
     def save_progress(self, phase: int, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-        _make_folder(self.path / "progress")
+        make_folder(self.path / "progress")
         with self._lock():
             save_tensors(self.progress_file(phase), tensors, metadata)
 
@@ -170,12 +168,12 @@ class RunDirectory:
         path = self.progress_file(phase)
         if not path.exists():
             return None
-        with _damage_in(path, "delete it to train this phase from its start"):
-            tensors, metadata = decode(_read(path))
+        with damage_in(path, "delete it to train this phase from its start"):
+            tensors, metadata = decode(read_file(path))
             return as_tensors(tensors), metadata
 
     def clear_progress(self, phase: int) -> None:
-        with self._lock(), _storage(self.progress_file(phase)):
+        with self._lock(), storage_errors(self.progress_file(phase)):
             self.progress_file(phase).unlink(missing_ok=True)
 
     def save_combine(self, name: str, weights: Sequence[float]) -> None:
@@ -187,17 +185,17 @@ class RunDirectory:
     def log(self, record: dict[str, Any]) -> None:
         """Append one line, in one write, so that lines of several processes do not mix."""
         path = self.path / METRICS_FILE
-        with _storage(path), path.open("ab+", buffering=0) as file:
+        with storage_errors(path), path.open("ab+", buffering=0) as file:
             file.write(_line_break_after_a_crash(file) + json.dumps(record).encode() + b"\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records in order. A line that a crash cut short is left out: losing it loses no weights."""
         path = self.path / METRICS_FILE
-        lines = _read(path).splitlines() if path.exists() else []
+        lines = read_file(path).splitlines() if path.exists() else []
         return [record for record in map(_parse_line, lines) if record is not None]
 
     def _spec_toml_sha256(self) -> str:
-        return hashlib.sha256(_read(self.path / SPEC_FILE)).hexdigest()
+        return hashlib.sha256(read_file(self.path / SPEC_FILE)).hexdigest()
 
     def _read_block(self, block: int) -> tuple[Path, bytes]:
         """The current file of a block with its hash checked; a version replaced while reading is read anew."""
@@ -208,7 +206,7 @@ class RunDirectory:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self._entry(block) != entry:
                 return self._read_block(block)
-            raise _unreadable(path, error, _again(block)) from None
+            raise unreadable(path, error, _again(block)) from None
         _require_hash(path, block, hashlib.sha256(data).hexdigest(), entry)
         return path, data
 
@@ -233,29 +231,24 @@ class RunDirectory:
     def _remove_old_versions(self, block: int, current: BlockEntry) -> None:
         for path in self.path.glob(f"block-{block}-*.safetensors"):
             if path != self._block_file(block, current):
-                with _storage(path):
+                with storage_errors(path):
                     path.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
         """Temporary files of a killed process: nobody else is writing while we hold the lock."""
         for path in (*self.path.glob(".*.tmp"), *self.path.glob("progress/.*.tmp")):
-            with _storage(path):
+            with storage_errors(path):
                 path.unlink(missing_ok=True)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
         lock = FileLock(self.path / ".lock")
-        with _storage(self.path / ".lock"):
+        with storage_errors(self.path / ".lock"):
             lock.acquire()
         try:
             yield
         finally:
             lock.release()
-
-
-def stored_as(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """A block's tensors as they are kept in another precision: the tables and matrices; vectors are few and stay."""
-    return {name: tensor.to(dtype) if tensor.dim() > 1 else tensor for name, tensor in tensors.items()}
 
 
 def copy_as(source: RunDirectory, path: Path, dtype: torch.dtype, shapes: Callable[[int], Shapes]) -> RunDirectory:
@@ -281,51 +274,6 @@ def _require_hash(path: Path, block: int, found: str, entry: BlockEntry) -> None
         raise CheckpointError(
             f"{path} is damaged (sha256 {found[:12]}… where the manifest says {entry.sha256[:12]}…): {_again(block)}"
         )
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    write_whole(path, encode(as_arrays(tensors), metadata))
-
-
-def load_tensors(path: Path, expected: Shapes | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with _damage_in(path, "make it again, or restore it"):
-        tensors, metadata = decode(_read(path), expected=expected)
-        return as_tensors(tensors), metadata
-
-
-def write_whole(path: Path, data: bytes, *, synced: bool = True) -> None:
-    """The file appears with all its bytes, or stays what it was: written beside, synced, renamed, the folder synced.
-    What can be fetched again, and is checked when it is read, need not be `synced`."""
-    with _storage(path, num_bytes=len(data)):
-        put_in_place(path, [data], _beside(path), synced=synced)
-
-
-@contextmanager
-def written_whole(path: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
-    """The same for bytes that come one after the other: what the block writes."""
-    with _storage(path), appearing(path, _beside(path), synced=synced) as file:
-        yield file
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
-
-
-def _make_folder(path: Path) -> None:
-    with _storage(path):
-        path.mkdir(parents=True, exist_ok=True)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error, "check the path, or restore the file") from None
-
-
-def _unreadable(path: Path, error: OSError, remedy: str) -> CheckpointError:
-    state = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-    return CheckpointError(f"{path} {state}: {remedy}")
 
 
 def _read_spec(path: Path) -> RunSpec:
@@ -387,33 +335,3 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
-
-
-@contextmanager
-def _damage_in(path: Path, remedy: str) -> Iterator[None]:
-    try:
-        yield
-    except TensorError as error:
-        raise CheckpointError(f"{path}: {_without_remedy(error)}: {remedy}") from None
-
-
-def _without_remedy(error: TensorError) -> str:
-    return str(error).rpartition(": ")[0]
-
-
-@contextmanager
-def _storage(path: Path, num_bytes: int | None = None) -> Iterator[None]:
-    """The operating system's refusals as StorageError."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written ({error.strerror}): {_storage_remedy(error, num_bytes)}"
-        ) from None
-
-
-def _storage_remedy(error: OSError, num_bytes: int | None) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        need = f"at least {num_bytes} bytes" if num_bytes else "some space"
-        return f"free {need} on that disk and run the command again, nothing was overwritten"
-    return "make the folder writable or choose another --out, nothing was overwritten"

@@ -1,15 +1,18 @@
-"""Files that appear whole or not at all, after a kill and after a power cut. Raises the operating system's own errors;
-the rooms that write say what they mean. Next: checkpoint.py and swarm/coordinator/blobs.py, which do."""
+"""Files that appear whole or not at all, after a kill and after a power cut. `write_whole` raises StorageError; the
+functions below it raise the operating system's own errors. Next: checkpoint.py and swarm/coordinator/blobs.py."""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from blocktrain.errors import StorageError
 
 
 def put_in_place(path: Path, chunks: Iterable[bytes | memoryview], staged: Path, *, synced: bool = True) -> None:
@@ -75,3 +78,44 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def write_whole(path: Path, data: bytes, *, synced: bool = True) -> None:
+    """The file appears with all its bytes, or stays what it was: written beside, synced, renamed, the folder synced.
+    What can be fetched again, and is checked when it is read, need not be `synced`."""
+    with storage_errors(path, num_bytes=len(data)):
+        put_in_place(path, [data], _beside(path), synced=synced)
+
+
+@contextmanager
+def written_whole(path: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
+    """The same for bytes that come one after the other: what the block writes."""
+    with storage_errors(path), appearing(path, _beside(path), synced=synced) as file:
+        yield file
+
+
+def make_folder(path: Path) -> None:
+    with storage_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def storage_errors(path: Path, num_bytes: int | None = None) -> Iterator[None]:
+    """Raises the operating system's errors as StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written ({error.strerror}): {_storage_remedy(error, num_bytes)}"
+        ) from None
+
+
+def _storage_remedy(error: OSError, num_bytes: int | None) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        need = f"at least {num_bytes} bytes" if num_bytes else "some space"
+        return f"free {need} on that disk and run the command again, nothing was overwritten"
+    return "make the folder writable or choose another --out, nothing was overwritten"
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")

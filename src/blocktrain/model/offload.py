@@ -1,5 +1,5 @@
 """Blocks whose matrices stay where they lie (a mapped file) and pass through memory one by one, so that a block may be
-larger than the memory. For running only, not for training. Next: ../mapped.py, where the matrices lie."""
+larger than the memory. For running only, not for training. Next: io/tensor_file.py, where the matrices lie."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def elsewhere() -> Iterator[ProcessPoolExecutor]:
 
 def raise_blocks(spec: RunSpec, folder: Path) -> dict[int, int]:
     """Every block untrained, in a file of the folder that stays; and what training takes in bytes, phase by phase."""
-    from blocktrain.io.checkpoint import save_tensors
+    from blocktrain.io.tensor_file import save_tensors
     from blocktrain.model.block import build_block
     from blocktrain.train.memory_estimate import training_memory_bytes
 

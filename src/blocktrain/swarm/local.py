@@ -136,12 +136,12 @@ def local_swarm(
     spec: RunSpec,
     *,
     workers: int = 2,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     report: Callable[[str, WorkReport], None] = lambda name, report: None,
 ) -> LocalSwarm:
     """Found a run on this machine, serve it and train it with so many workers. Without a folder it leaves no files;
     with one it can be continued there. `report` is told what each worker does, from the worker's thread."""
-    return LocalSwarm(spec, workers, folder, report)
+    return LocalSwarm(spec, workers, Path(folder) if folder else None, report)
 
 
 def _open_run(spec: RunSpec, folder: Path, opening: ExitStack) -> tuple[RunSpec, Invite]:

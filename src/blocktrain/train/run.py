@@ -1,24 +1,19 @@
-"""A whole run on one machine: its phases in order, or side by side in --jobs processes, saved as it goes.
-Stopping at any step and starting again ends with exactly the weights of an uninterrupted run; after a kill while
-saving, a simultaneous run goes on from its neighbours' newer snapshots. Next: trainer.py, checkpoint.py."""
+"""A whole run on one machine: its phases in order, or side by side in --jobs processes. Progress is saved on the way.
+A run that is stopped and started again ends with exactly the weights of an uninterrupted run. One exception: after a
+kill while saving, a simultaneous run goes on from its neighbours' newer snapshots.
+Next: trainer.py, one phase; io/checkpoint.py, where the blocks are saved; processes.py, for --jobs."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import Corpus
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes
@@ -28,12 +23,63 @@ from blocktrain.train.evaluate import fit_combination
 from blocktrain.train.trainer import BlockTrainer, StepReport, Weights
 
 SAVE_EVERY_S = 20.0
-CHILD_STEPS = 10  # a child process reports after so many steps
 SNAPSHOT = "snapshot:"
 
 
+class Trainers(Protocol):
+    """The trainers of the phases that are trained at the same time. They live in this process (LocalTrainers) or in
+    child processes (processes.py: ProcessTrainers)."""
+
+    slice_steps: int  # the most steps of one call of `advance`
+
+    def start(self, phase: Phase, published: Weights, state: dict[str, Tensor] | None, step_done: int) -> None:
+        """Make the trainer of a phase; with a state, continue where that was saved."""
+
+    def advance(self, steps: Mapping[Phase, int]) -> Mapping[Phase, Sequence[StepReport]]:
+        """Train each phase for so many steps."""
+
+    def refresh(self, phase: Phase, published: Weights) -> None: ...
+
+    def weights(self, phase: Phase) -> Weights: ...
+
+    def state(self, phase: Phase) -> dict[str, Tensor]: ...
+
+    def close(self) -> None: ...
+
+
+class LocalTrainers:
+    """In this process, one step of each phase after the other."""
+
+    slice_steps = 1
+
+    def __init__(self, spec: RunSpec, corpus: Corpus) -> None:
+        self._spec, self._corpus = spec, corpus
+        self._trainers: dict[Phase, BlockTrainer] = {}
+
+    def start(self, phase: Phase, published: Weights, state: dict[str, Tensor] | None, step_done: int) -> None:
+        trainer = BlockTrainer(self._spec, phase, self._corpus.train, published)
+        if state is not None:
+            trainer.restore(state, step_done)
+        self._trainers[phase] = trainer
+
+    def advance(self, steps: Mapping[Phase, int]) -> dict[Phase, list[StepReport]]:
+        return {phase: [self._trainers[phase].step() for _ in range(count)] for phase, count in steps.items()}
+
+    def refresh(self, phase: Phase, published: Weights) -> None:
+        self._trainers[phase].refresh(published)
+
+    def weights(self, phase: Phase) -> Weights:
+        return self._trainers[phase].weights()
+
+    def state(self, phase: Phase) -> dict[str, Tensor]:
+        return self._trainers[phase].state()
+
+    def close(self) -> None:
+        self._trainers.clear()
+
+
 class PublishedBlocks(Mapping[int, Mapping[str, Tensor]]):
-    """The published blocks of a run, read when they are asked for: a worker holds no more of them than it uses."""
+    """The published blocks of a run, read from disk on each access, so that a trainer holds only those that it uses."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -56,115 +102,6 @@ class PublishedBlocks(Mapping[int, Mapping[str, Tensor]]):
         return len(self._run.manifest().blocks)
 
 
-class Trainers:
-    """The live trainers of some phases, in one process."""
-
-    def __init__(self, spec: RunSpec, corpus: Corpus) -> None:
-        self._spec, self._corpus = spec, corpus
-        self._by_phase: dict[int, BlockTrainer] = {}
-
-    def start(self, phase: Phase, published: Weights, state: dict[str, Tensor] | None, step_done: int) -> None:
-        trainer = BlockTrainer(self._spec, phase, self._corpus.train, published)
-        if state is not None:
-            trainer.restore(state, step_done)
-        self._by_phase[phase.index] = trainer
-
-    def advance(self, phase: int, steps: int) -> list[StepReport]:
-        return [self._by_phase[phase].step() for _ in range(steps)]
-
-    def refresh(self, phase: int, published: Weights) -> None:
-        self._by_phase[phase].refresh(published)
-
-    def weights(self, phase: int) -> Weights:
-        return self._by_phase[phase].weights()
-
-    def state(self, phase: int) -> dict[str, Tensor]:
-        return self._by_phase[phase].state()
-
-
-class Crew(Protocol):
-    """Where trainers live: here, or in child processes. `ask` calls a method of Trainers for a phase."""
-
-    slice_steps: int
-
-    def ask(self, phase: Phase, method: str, *arguments: Any) -> Future[Any]: ...
-
-    def close(self) -> None: ...
-
-
-class InlineCrew:
-    slice_steps = 1
-
-    def __init__(self, spec: RunSpec, corpus: Corpus) -> None:
-        self._trainers = Trainers(spec, corpus)
-
-    def ask(self, phase: Phase, method: str, *arguments: Any) -> Future[Any]:
-        answer: Future[Any] = Future()
-        answer.set_result(getattr(self._trainers, method)(*arguments))
-        return answer
-
-    def close(self) -> None: ...
-
-
-class ProcessCrew:
-    """Each phase always meets the same process, so that its trainer stays alive there."""
-
-    slice_steps = CHILD_STEPS
-
-    def __init__(self, spec: RunSpec, jobs: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        threads = max(1, torch.get_num_threads() // jobs)
-        self._executors = [
-            ProcessPoolExecutor(1, context, initializer=_start_child, initargs=(spec.model_dump(mode="json"), threads))
-            for _ in range(jobs)
-        ]
-
-    def ask(self, phase: Phase, method: str, *arguments: Any) -> Future[Any]:
-        with _interrupts_held():  # the first call starts the process
-            return self._executors[phase.index % len(self._executors)].submit(_ask_child, method, *arguments)
-
-    def close(self) -> None:
-        for executor in self._executors:
-            executor.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """A Ctrl-C reaches the whole terminal; a process started here is deaf to it from its first instruction on."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_child: Trainers
-
-
-def _start_child(spec_data: dict[str, Any], threads: int) -> None:
-    global _child
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    spec = RunSpec.model_validate(spec_data)
-    _child = Trainers(spec, load_corpus(spec.corpus, spec.model.context))
-
-
-def _end_with_parent() -> None:
-    """A parent that was killed cannot tell its children to go."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _ask_child(method: str, *arguments: Any) -> Any:
-    return getattr(_child, method)(*arguments)
-
-
 def train_run(
     run: RunDirectory,
     corpus: Corpus,
@@ -175,19 +112,27 @@ def train_run(
     stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Train what is not finished yet. Returns whether all that was asked for is; False after a stop."""
-    crew: Crew = ProcessCrew(run.spec, jobs) if jobs > 1 else InlineCrew(run.spec, corpus)
+    """Train the phases that are not finished yet. Returns False after a stop, else True."""
+    trainers = _trainers(run.spec, corpus, jobs)
     try:
-        for phases in _work(run, wanted_phases(run.spec, only_block), jobs):
-            if not _Group(run, crew, phases, report, stop, clock).train():
+        for phases in _unfinished_groups(run, wanted_phases(run.spec, only_block), jobs):
+            if not _Group(run, trainers, phases, report, stop, clock).train():
                 return False
     finally:
-        crew.close()
+        trainers.close()
     manifest = run.manifest()
     if len(manifest.finished) == len(run.spec.phases) and not manifest.combine:
         for path, weights in fit_combination(load_model(run), corpus.valid).items():
             run.save_combine(path, weights)
     return True
+
+
+def _trainers(spec: RunSpec, corpus: Corpus, jobs: int) -> Trainers:
+    if jobs == 1:
+        return LocalTrainers(spec, corpus)
+    from blocktrain.train.processes import ProcessTrainers  # which imports this module
+
+    return ProcessTrainers(spec, jobs)
 
 
 def wanted_phases(spec: RunSpec, only_block: int | None) -> tuple[Phase, ...]:
@@ -212,8 +157,8 @@ def _coupled(spec: RunSpec) -> bool:
     return isinstance(spec.objective, Stacked) and spec.objective.schedule == "simultaneous"
 
 
-def _work(run: RunDirectory, wanted: Sequence[Phase], jobs: int) -> Iterator[Sequence[Phase]]:
-    """The unfinished phases in the order of the groups: coupled ones together, others as many at once as jobs."""
+def _unfinished_groups(run: RunDirectory, wanted: Sequence[Phase], jobs: int) -> Iterator[Sequence[Phase]]:
+    """The unfinished phases in the order of the groups. Coupled phases come together, others `jobs` at a time."""
     for group in run.spec.groups:
         todo = [phase for phase in group if phase in wanted and phase.index not in run.manifest().finished]
         at_once = len(todo) if _coupled(run.spec) else jobs
@@ -221,19 +166,19 @@ def _work(run: RunDirectory, wanted: Sequence[Phase], jobs: int) -> Iterator[Seq
 
 
 class _Group:
-    """The phases of a group, advanced in turn. Independent ones run to their ends; simultaneous stacked ones meet every
-    refresh_steps to exchange snapshots."""
+    """Phases that are trained at the same time. Independent phases run to their ends. Simultaneous stacked phases stop
+    every refresh_steps to exchange snapshots."""
 
     def __init__(
         self,
         run: RunDirectory,
-        crew: Crew,
+        trainers: Trainers,
         phases: Sequence[Phase],
         report: Callable[[StepReport], None],
         stop: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
-        self._run, self._crew, self._phases = run, crew, phases
+        self._run, self._trainers, self._phases = run, trainers, phases
         self._report, self._stop, self._clock = report, stop, clock
         self._steps = dict.fromkeys(phases, 0)
         objective = run.spec.objective
@@ -257,7 +202,7 @@ class _Group:
         progress = {phase: self._run.load_progress(phase.index) for phase in self._phases}
         published = PublishedBlocks(self._run)
         self._require_below(published)
-        self._snapshots: dict[int, Any] = dict(published) if self._refresh_steps else {}
+        self._snapshots: dict[int, Mapping[str, Tensor]] = dict(published) if self._refresh_steps else {}
         for found in filter(None, progress.values()):
             self._snapshots |= _snapshots(found[0])
         for phase, saved in progress.items():
@@ -265,7 +210,7 @@ class _Group:
             with _unusable(self._run.progress_file(phase.index)):
                 self._steps[phase] = int(metadata["step"])
                 start_from = self._snapshots if self._refresh_steps else published
-                self._crew.ask(phase, "start", phase, start_from, state, self._steps[phase]).result()
+                self._trainers.start(phase, start_from, state, self._steps[phase])
         if self._refresh_steps and not self._snapshots:
             self._exchange()
 
@@ -279,18 +224,19 @@ class _Group:
                 )
 
     def _advance(self, unfinished: Sequence[Phase]) -> None:
-        """One slice of every phase; coupled phases wait for each other at their meeting points."""
-        slices = {phase: min(self._crew.slice_steps, self._meeting(phase) - self._steps[phase]) for phase in unfinished}
+        """One slice of every phase. Coupled phases wait for each other at their meeting points."""
+        slices = {
+            phase: min(self._trainers.slice_steps, self._meeting(phase) - self._steps[phase]) for phase in unfinished
+        }
         if self._refresh_steps:
             first = min(self._meeting(phase) for phase in unfinished)
             slices = {phase: steps for phase, steps in slices.items() if self._meeting(phase) == first}
-        answers = {phase: self._crew.ask(phase, "advance", phase.index, steps) for phase, steps in slices.items()}
-        for phase, answer in answers.items():
-            for step in answer.result():
+        for phase, reports in self._trainers.advance(slices).items():
+            for step in reports:
                 self._steps[phase] = step.step
                 self._report(step)
                 self._run.log({"phase": step.phase, "step": step.step, "loss": step.loss, "seconds": step.seconds})
-        if self._refresh_steps and all(self._steps[phase] >= first for phase in answers):
+        if self._refresh_steps and all(self._steps[phase] >= first for phase in slices):
             self._exchange()
 
     def _meeting(self, phase: Phase) -> int:
@@ -301,13 +247,13 @@ class _Group:
 
     def _exchange(self) -> None:
         for phase in self._phases:
-            self._snapshots |= self._crew.ask(phase, "weights", phase.index).result()
+            self._snapshots |= self._trainers.weights(phase)
         for phase in self._phases:
-            self._crew.ask(phase, "refresh", phase.index, self._snapshots).result()
+            self._trainers.refresh(phase, self._snapshots)
 
     def _save(self) -> None:
         for phase in self._phases:
-            state = self._crew.ask(phase, "state", phase.index).result()
+            state = self._trainers.state(phase)
             if self._refresh_steps:
                 own = self._snapshots.get(phase.block, {})
                 state |= {f"{SNAPSHOT}{phase.block}.{name}": tensor for name, tensor in own.items()}
@@ -315,14 +261,13 @@ class _Group:
 
     def _finish(self) -> None:
         for phase in self._phases:
-            weights = self._crew.ask(phase, "weights", phase.index).result()
-            self._run.finish_phase(phase.index, weights, phase.steps)
+            self._run.finish_phase(phase.index, self._trainers.weights(phase), phase.steps)
             self._run.clear_progress(phase.index)
 
 
 @contextmanager
 def _unusable(progress: Path) -> Iterator[None]:
-    """A file that is whole but does not hold what this phase needs: torch and dict say so in their own ways."""
+    """The errors that torch and dict raise when an undamaged file does not hold the state of this phase."""
     try:
         yield
     except (KeyError, ValueError, RuntimeError) as error:
@@ -333,7 +278,7 @@ def _unusable(progress: Path) -> Iterator[None]:
 
 
 def _snapshots(state: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """Take the snapshots that a simultaneous phase saved with its state out of it."""
+    """Removes from a state the snapshots that a simultaneous phase saved with it, and returns them by block."""
     found: dict[int, dict[str, Tensor]] = {}
     for label in [name for name in state if name.startswith(SNAPSHOT)]:
         block, name = label.removeprefix(SNAPSHOT).split(".", 1)

@@ -1,6 +1,7 @@
-"""BlockTrainer: one phase of one worker, step by step. No network, no printing, no files.
-What is random is a function of (seed, block, shard, step): a trainer restored at step n goes on as if never stopped.
-Next: run.py, which trains whole runs with it on one machine."""
+"""BlockTrainer: one phase of one worker, step by step, and the losses of the objectives as pure functions.
+No network, no printing, no files. A worker needs no gradient from any other worker. All random numbers are a function
+of (seed, block, shard, step), so a trainer that is restored at step n continues as if it had never stopped.
+Next: optim.py, the optimisers; run.py, which trains whole runs on one machine."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from blocktrain.data.corpus import Bytes, step_seed, windows
@@ -19,7 +21,6 @@ from blocktrain.io.allocator import keep_freed_memory
 from blocktrain.model import noise
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
 from blocktrain.spec import NUM_SYMBOLS, Denoise, Phase, RunSpec, Stacked
-from blocktrain.train import objective
 from blocktrain.train.flops import phase_flops
 from blocktrain.train.optim import BlockOptimizer, lr_factor
 from blocktrain.wire.safetensors import continue_block
@@ -31,7 +32,7 @@ COMPILE_PAYS_FLOPS = 1e13  # about half a minute of one fast core; compiling tak
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. `loss` is the cross entropy at the end of the chain, in nats a byte."""
+    """What one step did. `loss` is the cross entropy at the end of the chain, in nats per byte."""
 
     phase: int
     step: int  # steps done, this one included
@@ -50,8 +51,8 @@ def pick_device() -> torch.device:
 
 
 class BlockTrainer:
-    """Trains the blocks of a phase on `train_bytes`, starting from `published` (or, for a block not in it, from the
-    seed). Holds the trained blocks, the look-ahead's weights, and one earlier block's weights at a time."""
+    """Trains the blocks of a phase on `train_bytes`. They start from `published`; a block that is not in it starts from
+    the seed. Holds the trained blocks, the look-ahead's weights, and the weights of one earlier block at a time."""
 
     def __init__(
         self,
@@ -74,8 +75,8 @@ class BlockTrainer:
         self._in_scratch: dict[tuple[int, int], int] = {}  # depth -> the block whose weights are in its module
         self.refresh(published)
         compiled = compile if compile is not None else compile_pays(spec, phase)
-        self._stacked = _maybe_compile(objective.stacked, compiled)
-        self._denoise = _maybe_compile(objective.denoise, compiled)
+        self._stacked = _maybe_compile(stacked_loss, compiled)
+        self._denoise = _maybe_compile(denoise_loss, compiled)
         self._run_below = _maybe_compile(_run_below, compiled)
 
     def refresh(self, published: Weights) -> None:
@@ -111,24 +112,24 @@ class BlockTrainer:
         return self.step_done >= self.phase.steps
 
     def current(self) -> dict[int, dict[str, Tensor]]:
-        """The trained blocks' tensors themselves: the next step changes them."""
+        """The trained blocks' tensors, not copied: the next step changes them."""
         return {block.index: block.state_dict() for block in self.trained}
 
     def weights(self) -> dict[int, dict[str, Tensor]]:
-        """A copy of them, on the CPU."""
+        """A copy of the trained blocks' tensors, on the CPU."""
         return {
             block: {name: value.detach().cpu().clone() for name, value in tensors.items()}
             for block, tensors in self.current().items()
         }
 
     def adopt(self, weights: Weights) -> None:
-        """Go on from other weights of the trained blocks, such as the mean of several replicas; the optimiser's state
-        stays its own."""
+        """Continue from other weights of the trained blocks, such as the mean of several replicas. The optimiser keeps
+        its state."""
         for block in self.trained:
             block.load_state_dict(dict(weights[block.index]))
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on from here: weights and optimiser state, as named tensors."""
+        """All that is needed to continue from here: weights and optimiser state, as named tensors."""
         weights = {f"weights:{k}.{name}": t for k, block in self.weights().items() for name, t in block.items()}
         return weights | {f"optim:{name}": tensor for name, tensor in self._optimizer.state().items()}
 
@@ -150,12 +151,12 @@ class BlockTrainer:
         return block.to(self._device)
 
     def _scratch_indices(self) -> Sequence[int]:
-        """The frozen modules to build: those ahead, and below one for each distinct depth."""
+        """The frozen blocks to build: every one ahead, and one below for each distinct depth."""
         by_depth = {self._depth(index): index for index in self.phase.below}
         return [*by_depth.values(), *self.phase.ahead]
 
     def _depth(self, index: int) -> tuple[int, int]:
-        """Blocks of one depth can run in the same module."""
+        """The weights of blocks of equal depth can be loaded into the same module."""
         return self.spec.model.layers_of(index), self.spec.model.physical_layers_of(index)
 
     def _batch(self) -> tuple[Tensor, Tensor]:
@@ -207,7 +208,7 @@ class BlockTrainer:
         )
 
     def _state_below(self, inputs: Tensor) -> Tensor | None:
-        """The state that the earlier blocks' snapshots make of these bytes; their weights come in one by one."""
+        """The state that the earlier blocks' snapshots compute from these bytes. Their weights are loaded in turn."""
         state = None
         for index in self.phase.below:
             depth = self._depth(index)
@@ -227,8 +228,60 @@ class BlockTrainer:
         return nullcontext()
 
 
+def byte_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean nats per byte."""
+    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+
+
+def stacked_loss(
+    trained: Sequence[StackedBlock],
+    ahead: Sequence[StackedBlock],
+    bytes_BT: Tensor,
+    targets_BT: Tensor,
+    state_BTD: Tensor | None,
+    own_weight: float,
+    keep_KB: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """The loss at the end of the chain trained + ahead, plus own_weight times that of each trained block before it.
+    With all blocks trained and own_weight = 0 it is end-to-end training. `keep_KB` is 0 where a window loses the state
+    that enters block K of the chain. Returns the unweighted cross entropies that went in, the end of the chain last."""
+    chain = [*trained, *ahead]
+    weights = [own_weight] * len(trained) + [0.0] * len(ahead)
+    weights[-1] = 1.0
+    loss, entropies = targets_BT.new_zeros((), dtype=torch.float32), []
+    for position, (block, weight) in enumerate(zip(chain, weights, strict=True)):
+        if state_BTD is not None and keep_KB is not None:
+            state_BTD = state_BTD * keep_KB[position, :, None, None]
+        state_BTD = block.advance(bytes_BT, state_BTD)
+        if weight:
+            entropy = byte_cross_entropy(block.read_out(state_BTD), targets_BT)
+            loss = loss + weight * entropy
+            entropies.append(entropy.detach())
+    return loss, entropies
+
+
+def denoise_loss(
+    block: DenoiseBlock,
+    bytes_BT: Tensor,
+    targets_BT: Tensor,
+    sigma_B: Tensor,
+    noise_BTV: Tensor,
+    span_start: int | None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Cross entropy of the byte behind z = e_x + σ·noise, weighted by λ(σ). Returns the unweighted one beside it."""
+    z_BTV = torch.addcmul(F.embedding(targets_BT, block.code_table), sigma_B[:, None, None], noise_BTV)
+    scores_BTV = z_BTV @ block.code_table.T
+    del z_BTV, noise_BTV  # the largest tensors here: nothing may hold them through the backward pass
+    logits = block.denoise(bytes_BT, scores_BTV, sigma_B, span_start)
+    entropy_BT = F.cross_entropy(logits.flatten(0, 1).float(), targets_BT.flatten(), reduction="none").view_as(
+        targets_BT
+    )
+    weight_B1 = noise.loss_weight(sigma_B, block.objective.sigma_data)[:, None]
+    return (weight_B1 * entropy_BT).mean(), [entropy_BT.detach().mean()]
+
+
 def compile_pays(spec: RunSpec, phase: Phase) -> bool:
-    """Whether torch.compile is worth its start-up. A function of the spec alone, so that resuming never changes it."""
+    """Whether torch.compile saves more time than it takes. Depends on the spec alone, so resuming never changes it."""
     compiler = torch.cuda.is_available() or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     return bool(compiler) and phase.steps * phase_flops(spec, phase) > COMPILE_PAYS_FLOPS
 

@@ -6,12 +6,13 @@ import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from blocktrain.cli.shared.interrupt import StopOnInterrupt
 from blocktrain.spec import preset
-from blocktrain.train.run import ProcessCrew
+from blocktrain.train.processes import ProcessTrainers
 
 
 def test_the_first_interrupt_asks_for_a_stop(capfd):
@@ -42,12 +43,15 @@ def test_afterwards_interrupts_are_what_they_were():
 
 def test_a_child_is_deaf_to_interrupts_from_its_first_instruction_on(text):
     spec = preset("tiny").with_(**{"corpus.source": str(text)})
-    crew = ProcessCrew(spec, jobs=1)
+    phase, trainers = spec.phases[0], ProcessTrainers(spec, jobs=1)
     try:
-        started = crew.ask(spec.phases[0], "start", spec.phases[0], {}, None, 0)
-        for child in multiprocessing.active_children():
-            os.kill(child.pid, signal.SIGINT)
-        started.result()
-        assert [step.step for step in crew.ask(spec.phases[0], "advance", 0, 2).result()] == [1, 2]
+        with ThreadPoolExecutor(1) as thread:
+            started = thread.submit(trainers.start, phase, {}, None, 0)
+            while not (children := multiprocessing.active_children()) and not started.done():
+                time.sleep(0.001)
+            for child in children:
+                os.kill(child.pid, signal.SIGINT)
+            started.result()
+        assert [step.step for step in trainers.advance({phase: 2})[phase]] == [1, 2]
     finally:
-        crew.close()
+        trainers.close()

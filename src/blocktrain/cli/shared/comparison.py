@@ -20,7 +20,8 @@ from blocktrain.cli.shared.story import history, training_curves
 from blocktrain.cli.shared.training import parameters_of_blocks, training_bytes
 from blocktrain.data.corpus import Corpus
 from blocktrain.figures import line_figure, write_figure
-from blocktrain.io.checkpoint import RunDirectory, write_whole
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.io.files import write_whole
 from blocktrain.train.flops import run_flops
 from blocktrain.train.trainer import pick_device
 

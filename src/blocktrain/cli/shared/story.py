@@ -19,7 +19,7 @@ from blocktrain.cli.shared.private import LEDGER_FILE
 from blocktrain.cli.shared.training import phase_label
 from blocktrain.errors import CheckpointError, StorageError
 from blocktrain.figures import Line
-from blocktrain.io.checkpoint import write_whole
+from blocktrain.io.files import write_whole
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.status import status_for
 from blocktrain.swarm.ledger.ledger import Ledger

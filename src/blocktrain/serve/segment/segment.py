@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blocktrain.errors import ConfigError
 from blocktrain.io.checkpoint import Manifest, RunDirectory
-from blocktrain.io.mapped import MappedTensors
+from blocktrain.io.tensor_file import MappedTensors
 from blocktrain.model.block import Block, DenoiseBlock, block_shapes, build_block
 from blocktrain.model.cpu_draft import QuickBlock, QuickSteps
 from blocktrain.model.kv_cache import Memory, Part, Recall, Strand, Tokens

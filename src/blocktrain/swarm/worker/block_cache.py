@@ -13,8 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from blocktrain.errors import RequestRefused
-from blocktrain.io.checkpoint import write_whole
-from blocktrain.io.files import mapped
+from blocktrain.io.files import mapped, write_whole
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.messages import BlockVersion, EvaluateLease, TrainLease
 from blocktrain.wire.recipes import Recipe, follow_recipe, is_recipe, read_recipe

@@ -18,8 +18,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefused
-from blocktrain.io.checkpoint import written_whole
-from blocktrain.io.files import mapped
+from blocktrain.io.files import mapped, written_whole
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
     WORKER_HEADER,

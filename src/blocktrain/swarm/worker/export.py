@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from blocktrain.io.arrays import as_tensors
-from blocktrain.io.checkpoint import RunDirectory, stored_as
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.io.tensor_file import stored_as
 from blocktrain.model.block import block_shapes
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.worker.client import CoordinatorClient

@@ -22,7 +22,8 @@ from blocktrain.cli.commands.swarm.doctor_checks import Check
 from blocktrain.cli.console import duration, quantity, say, show_table
 from blocktrain.cli.shared.private import cache_home
 from blocktrain.errors import BlockTrainError, RequestRefused
-from blocktrain.spec import PRESETS, RunSpec, preset
+from blocktrain.presets import PRESETS
+from blocktrain.spec import RunSpec, preset
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import PROTOCOL_VERSION
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from blocktrain.errors import TensorError
-from blocktrain.io.checkpoint import save_tensors
-from blocktrain.io.mapped import MappedTensors
+from blocktrain.io.tensor_file import MappedTensors, save_tensors
 from blocktrain.model.block import block_shapes
 from blocktrain.model.offload import streamed_block
 from blocktrain.spec import preset

@@ -1,0 +1,90 @@
+"""One file of named tensors: saved whole, loaded, or left in the file and mapped into memory.
+Knows no model and no run. Next: checkpoint.py, the run directory; model/offload.py, which computes with mapped tensors.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blocktrain.errors import CheckpointError, TensorError
+from blocktrain.io.arrays import as_arrays, as_tensors
+from blocktrain.io.files import mapped, write_whole
+from blocktrain.wire.safetensors import decode, encode
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    write_whole(path, encode(as_arrays(tensors), metadata))
+
+
+def load_tensors(path: Path, expected: Shapes | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with damage_in(path, "make it again, or restore it"):
+        tensors, metadata = decode(read_file(path), expected=expected)
+        return as_tensors(tensors), metadata
+
+
+def stored_as(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """A block's tensors as they are kept in another precision: the tables and matrices; vectors are few and stay."""
+    return {name: tensor.to(dtype) if tensor.dim() > 1 else tensor for name, tensor in tensors.items()}
+
+
+class MappedTensors:
+    """The named tensors of one safetensors file. They stay whole when the file is deleted or replaced."""
+
+    def __init__(self, path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+        self.path = path
+        data = mapped(path)
+        if not isinstance(data.obj, mmap.mmap):
+            raise TensorError(f"{path} is empty: get it again from where it was made")
+        self._pages = data.obj
+        self._begin = np.frombuffer(data, np.uint8).ctypes.data
+        self.tensors = as_tensors(decode(data, expected=expected, in_place=True)[0])
+
+    def expect(self, tensor: Tensor) -> None:
+        """It is used soon: the system may read it from the disk meanwhile."""
+        self._advise(tensor, "MADV_WILLNEED")
+
+    def release(self, tensor: Tensor) -> None:
+        """It is not used for a while: it stops counting as our memory; the system keeps its pages as long as it can."""
+        self._advise(tensor, "MADV_DONTNEED")
+
+    def _advise(self, tensor: Tensor, advice: str) -> None:
+        if not hasattr(mmap, advice):  # Windows
+            return
+        begin = tensor.data_ptr() - self._begin
+        end = begin + tensor.nbytes
+        page_begin = begin - begin % mmap.PAGESIZE
+        self._pages.madvise(getattr(mmap, advice), page_begin, end - page_begin)
+
+
+def read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error, "check the path, or restore the file") from None
+
+
+def unreadable(path: Path, error: OSError, remedy: str) -> CheckpointError:
+    state = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+    return CheckpointError(f"{path} {state}: {remedy}")
+
+
+@contextmanager
+def damage_in(path: Path, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except TensorError as error:
+        raise CheckpointError(f"{path}: {_without_remedy(error)}: {remedy}") from None
+
+
+def _without_remedy(error: TensorError) -> str:
+    return str(error).rpartition(": ")[0]
