@@ -1,4 +1,4 @@
-"""Figures as files. The picture needs a browser, which a machine may not have."""
+"""Figures as files. The PNG needs a browser, which may not be installed."""
 
 from __future__ import annotations
 

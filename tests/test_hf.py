@@ -1,4 +1,4 @@
-"""Through transformers: the same logits, the same text; and the folder that it loads."""
+"""Models in transformers: the same logits and text as ours, and the folder that it loads."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def tokenizer(exported):
 
 
 def test_the_logits_are_the_model_s(exported, loaded):
-    """But for rounding: kernels add up in another order where tensors lie elsewhere in memory."""
+    """Equal except for rounding: kernels sum in another order when tensors are at other addresses."""
     assert torch.allclose(loaded(IDS).logits, exported[0].logits(IDS), atol=1e-5)
 
 
@@ -92,7 +92,7 @@ def test_the_loss_is_of_each_byte_from_those_before_it(loaded):
 
 
 def test_more_than_the_context_is_refused_with_the_remedy(loaded):
-    with pytest.raises(ConfigError, match="cut the text"):
+    with pytest.raises(ConfigError, match="shorten the text"):
         loaded(torch.zeros(1, 65, dtype=torch.long))
 
 

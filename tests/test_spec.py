@@ -1,4 +1,4 @@
-"""RunSpec: what is refused and how it is said, and which phases a run has."""
+"""RunSpec: which settings are refused with which message, and which phases a run has."""
 
 from __future__ import annotations
 

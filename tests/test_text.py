@@ -1,4 +1,4 @@
-"""A model and strings."""
+"""Continuing prompts and scoring texts with a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blocktrain.text import generate, score_text
 
 @pytest.fixture(scope="module")
 def model() -> BlockModel:
-    """Not trained, but with something to say."""
+    """A model that is not trained, with weights that are not zero."""
     made = BlockModel(preset("tiny")).eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in made.parameters():

@@ -1,11 +1,11 @@
-"""What can go wrong, split by who must act. Every message names what was wrong, what was expected and the remedy.
-Foreign exceptions (pydantic's, safetensors', the operating system's) are mapped to these where they come in."""
+"""All exceptions of BlockTrain, divided by who must act. Every message says what is wrong, what was expected and the
+remedy. Exceptions of other libraries (pydantic, safetensors, the operating system) become these where they occur."""
 
 EXIT_USER_ERROR = 2
 
 
 class BlockTrainError(Exception):
-    """The root: the command line prints its one sentence and exits with EXIT_USER_ERROR."""
+    """The base class. The command line prints its message as one line and exits with EXIT_USER_ERROR."""
 
 
 class ConfigError(BlockTrainError):
@@ -17,15 +17,15 @@ class CorpusError(BlockTrainError):
 
 
 class CheckpointError(BlockTrainError):
-    """A file of a model or run directory is damaged, missing or belongs to another run."""
+    """A file of a run directory is damaged, is missing or belongs to another run."""
 
 
 class StorageError(BlockTrainError):
-    """The disk refused: full, read-only or gone. Nothing was overwritten; trying again after making room helps."""
+    """The disk is full, read-only or gone. Nothing was overwritten. The user must make room or choose another place."""
 
 
 class TensorError(BlockTrainError):
-    """Bytes that are not the named tensors they should be: whoever made them must send others. `code` says in what."""
+    """Bytes are not the expected named tensors. The sender must send others. `code` says which check failed."""
 
     def __init__(self, message: str, code: str = "tensors") -> None:
         super().__init__(message)
@@ -33,8 +33,8 @@ class TensorError(BlockTrainError):
 
 
 class CoordinatorUnreachable(BlockTrainError):
-    """The coordinator does not answer, or says that it cannot now: the same request may go through later, and not
-    before `after_s`."""
+    """The coordinator does not answer, or cannot answer now. The same request may succeed later, not before
+    `after_s` seconds."""
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -42,12 +42,11 @@ class CoordinatorUnreachable(BlockTrainError):
 
 
 class GatewayUnreachable(BlockTrainError):
-    """The gateway does not answer, or broke off: the same request may go through later."""
+    """The gateway does not answer, or the connection broke. The same request may succeed later."""
 
 
 class RequestRefused(BlockTrainError):
-    """The coordinator or gateway understood and said no: sending the same again cannot help. `code` names why for
-    programs."""
+    """The coordinator or gateway refused the request. Sending it again cannot help. `code` is the reason."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -55,11 +54,11 @@ class RequestRefused(BlockTrainError):
 
 
 class BlobError(BlockTrainError):
-    """Stored bytes are missing or damaged, or the name of none was given: restore them, or have them sent again."""
+    """Stored bytes are missing or damaged, or the name is not that of any blob: restore them, or send them again."""
 
 
 class UploadError(BlockTrainError):
-    """The sender of an upload must go on elsewhere: at `expected_offset`."""
+    """The sender of an upload must continue at `expected_offset`."""
 
     def __init__(self, message: str, expected_offset: int) -> None:
         super().__init__(message)
@@ -67,23 +66,23 @@ class UploadError(BlockTrainError):
 
 
 class LedgerUnavailable(BlockTrainError):
-    """The database is locked or cannot be reached: nothing was changed, and trying again may help."""
+    """The database is locked or cannot be reached. Nothing was changed. Trying again may help."""
 
 
 class LedgerConflict(BlockTrainError):
-    """What is to be recorded contradicts what is recorded: nothing was changed, and trying again cannot help."""
+    """A new record contradicts the ledger. Nothing was changed. Trying again cannot help."""
 
 
 class FrameError(BlockTrainError):
-    """A message between stages that is none of ours, damaged or too large: whoever made it must send another."""
+    """A message between stages is damaged, too large or not of this protocol. The sender must send another."""
 
 
 class StageUnreachable(BlockTrainError):
-    """Blocks of the model are out of reach, or did not answer in time: the same request may go through later."""
+    """A stage cannot be reached or did not answer in time. The same request may succeed later."""
 
 
 class Overloaded(BlockTrainError):
-    """More requests wait than may: the same one may go through in `retry_after_s` seconds."""
+    """The queue of requests is full. The same request may succeed in `retry_after_s` seconds."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)

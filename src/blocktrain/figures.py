@@ -1,5 +1,5 @@
-"""Figures: lines and bars with titles and units, written as HTML that works offline and, where a browser is found, as
-PNG; and pages of several of them. For the command line and bench/; draws what it is given, computes nothing."""
+"""Line and bar charts with titles and units, written as HTML that works offline and, if a browser is installed, as PNG.
+Also pages of several charts. For the command line and bench/. Computes nothing. Next: cli/shared/comparison.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from blocktrain.io.files import write_whole
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; black is left for references.
+# The colours of Okabe and Ito, which colour-blind readers can distinguish. Black is reserved for references.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 WIDTH_PX, HEIGHT_PX, PNG_SCALE = 960, 540, 2
 PNG_TIMEOUT_S = 180
@@ -28,7 +28,7 @@ class Line:
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    color: str | None = None  # the next one of the palette
+    color: str | None = None  # None: the next colour of the palette
 
 
 def line_figure(lines: Sequence[Line], *, title: str, x_title: str, y_title: str) -> go.Figure:
@@ -57,14 +57,14 @@ def bar_figure(names: Sequence[str], values: Sequence[float], *, title: str, x_t
 
 
 def write_figure(figure: go.Figure, base: Path, skipped: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """base.html, and base.png unless it cannot be drawn here, which `skipped` is told; returns the paths written."""
+    """Write base.html and, if it can be drawn, base.png. Calls `skipped` with the reason if not. Returns the paths."""
     page, image = (base.with_name(base.name + suffix) for suffix in (".html", ".png"))
     write_whole(page, figure.to_html(include_plotlyjs=True).encode())
     return [page, *write_png(figure, image, lambda reason: skipped(f"{reason}; {page} shows the same"))]
 
 
 def write_png(figure: go.Figure, image: Path, skipped: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """The path, if it could be drawn."""
+    """Returns the path if the image was drawn."""
     try:
         write_whole(image, _png(figure))
     except _NotDrawn as reason:
@@ -75,7 +75,7 @@ def write_png(figure: go.Figure, image: Path, skipped: Callable[[str], None] = l
 
 @dataclass(frozen=True)
 class Section:
-    """Of a page: a heading, a sentence, then what there is of a figure and a table."""
+    """A section of a page: a heading, a sentence, and optionally a figure and a table."""
 
     heading: str
     text: str = ""
@@ -85,7 +85,7 @@ class Section:
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """One file that needs no network: plotly's code is in it, once. Text is text, whatever it holds."""
+    """One file that needs no network: it contains plotly's code once. All text is escaped."""
     body = "\n".join(map(_section_html, sections))
     code = f"<script>{get_plotlyjs()}</script>" if any(section.figure for section in sections) else ""
     write_whole(path, _PAGE.format(title=escape(title), code=code, body=body).encode())
@@ -123,10 +123,10 @@ def _table_line(tag: str, cells: Sequence[str]) -> str:
 
 
 class _NotDrawn(Exception):
-    """Why there is no picture."""
+    """The reason why an image was not drawn."""
 
 
-# A process of its own, since a browser that hangs takes the interpreter that waits for it along.
+# In a separate process: if the browser hangs, the process that waits for it hangs too.
 _DRAW = """
 import json, sys, kaleido
 figure, options = json.load(sys.stdin)
@@ -147,5 +147,5 @@ def _png(figure: go.Figure) -> bytes:
     if "No module named 'kaleido'" in said:
         raise _NotDrawn("the package kaleido is not installed: pip install 'blocktrain[png]'")
     if "ChromeNotFoundError" in said:
-        raise _NotDrawn("no Chrome or Chromium was found: install one (Debian and Ubuntu: the package chromium)")
+        raise _NotDrawn("no Chrome or Chromium was found: install one (on Debian and Ubuntu: the package chromium)")
     raise _NotDrawn(f"the browser failed ({said.rpartition(chr(10))[2][:120]})")

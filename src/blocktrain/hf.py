@@ -1,6 +1,6 @@
-"""BlockTrain's models as `transformers` knows models: a config, a causal language model around BlockModel, a tokenizer
-of bytes, and the folder that holds them. Importing this module registers the classes; it needs the extra hf.
-Next: model/stack.py, whose logits these are; docs/hf.md, how to use it.
+"""BlockTrain's models for `transformers`: a config, a causal language model around BlockModel, a tokenizer of bytes,
+and the folder that contains them. Importing this module registers the classes. It needs the extra hf.
+Next: model/stack.py, which computes the logits; docs/hf.md, how to use it.
 
     import blocktrain.hf
     model = AutoModelForCausalLM.from_pretrained("folder")
@@ -47,7 +47,7 @@ __all__ = ["BlockTrainConfig", "BlockTrainForCausalLM"]
 
 
 class BlockTrainConfig(PreTrainedConfig):
-    """The run's spec, and the weights of the composition."""
+    """The run's spec and the weights of the composition."""
 
     model_type = "blocktrain"
 
@@ -72,8 +72,8 @@ class BlockTrainConfig(PreTrainedConfig):
 
 
 class BlockTrainForCausalLM(PreTrainedModel, GenerationMixin):
-    """A token is a byte. There is no cache of keys and values: every step reads its window of the text anew, the same
-    window that BlockModel.generate reads."""
+    """One token is one byte. There is no KV cache: every step reads its whole window of the text again, the same window
+    that BlockModel.generate reads."""
 
     config_class = BlockTrainConfig
     base_model_prefix = "model"
@@ -82,7 +82,7 @@ class BlockTrainForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: BlockTrainConfig) -> None:
         super().__init__(config)
-        with torch.device("cpu"):  # blocks draw their first weights from a generator, which no meta device has
+        with torch.device("cpu"):  # blocks draw their initial weights with a generator, which the meta device lacks
             self.model = BlockModel(config.run_spec, config.combine)
         self.post_init()
 
@@ -102,7 +102,7 @@ class BlockTrainForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: object
     ) -> dict[str, Any]:
-        """The window that each row of the text so far is read in."""
+        """The window of each row that the model reads next."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.clone()
         for row in mask:
             (places,) = row.nonzero(as_tuple=True)
@@ -114,13 +114,13 @@ class BlockTrainForCausalLM(PreTrainedModel, GenerationMixin):
         context = self.config.max_position_embeddings
         if input_ids.size(1) > context:
             raise ConfigError(
-                f"{input_ids.size(1)} bytes were given and this model reads {context} at once: cut the text"
+                f"{input_ids.size(1)} bytes were given and this model reads at most {context} at once: shorten the text"
             )
         path = self.model.paths[0]
         return self.model.combined(self.model.readings(input_ids, path), path)
 
     def _logits_of_rows(self, input_ids: Tensor, mask: Tensor) -> Tensor:
-        """Padding is not read, wherever it is: it would move the positions of the bytes after it. Its logits are 0."""
+        """Padding is not read, because it would shift the positions of the bytes after it. Its logits are 0."""
         logits = torch.zeros(*input_ids.shape, NUM_SYMBOLS, device=input_ids.device, dtype=self.dtype)
         for row, (ids, read) in enumerate(zip(input_ids, mask, strict=True)):
             if read.any():
@@ -128,18 +128,18 @@ class BlockTrainForCausalLM(PreTrainedModel, GenerationMixin):
         return logits
 
     def _init_weights(self, module: nn.Module) -> None:
-        """transformers empties the tables that are computed and not stored; here they are computed again."""
+        """transformers clears tables that are computed and not stored. This computes them again."""
         if isinstance(module, Block):
             with torch.device("cpu"):
-                newborn = build_block(self.config.run_spec, module.index)
+                initial = build_block(self.config.run_spec, module.index)
             stored = module.state_dict()
-            for name, table in newborn.named_buffers():
+            for name, table in initial.named_buffers():
                 if name not in stored:
                     module.get_buffer(name).copy_(table)
 
 
 def byte_tokenizer(context: int) -> PreTrainedTokenizerFast:
-    """A token a byte, its number the byte's. No special tokens: the models know none."""
+    """One token per byte; the token's number is the byte. There are no special tokens."""
     alphabet = _byte_names()
     tokenizer = Tokenizer(BPE(vocab={name: byte for byte, name in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -150,8 +150,8 @@ def byte_tokenizer(context: int) -> PreTrainedTokenizerFast:
 
 
 def write_folder(run: RunDirectory, out: Path) -> None:
-    """What `from_pretrained` loads: weights, config, tokenizer, and the file by which trust_remote_code finds us. All
-    is written beside first, and the config, without which nothing loads, comes last."""
+    """Writes what `from_pretrained` loads: weights, config, tokenizer, and the file that trust_remote_code imports. The
+    files are made in a temporary folder. The config is copied last, because nothing loads without it."""
     with tempfile.TemporaryDirectory(prefix="blocktrain-") as folder:
         _save(run, Path(folder))
         _make_folder(out)
@@ -178,17 +178,17 @@ def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{path} cannot be made ({error.strerror}): choose another folder") from None
+        raise StorageError(f"{path} cannot be created ({error.strerror}): choose another folder") from None
 
 
 def _loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """Nats a byte; the labels are the input, of which each byte is foreseen from those before it. −100 is left out."""
+    """Nats per byte. The labels are the input; each byte is predicted from the bytes before it. −100 is ignored."""
     return F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100)
 
 
 def _byte_names() -> list[str]:
-    """The characters by which byte-level tokenizers call the 256 bytes (Radford et al., 2019): itself where it can be
-    seen, else the next one from 256 on."""
+    """The characters that byte-level tokenizers use for the 256 bytes (Radford et al., 2019): a visible byte is itself,
+    any other is the next character from 256 on."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(NUM_SYMBOLS) if byte not in seen]
     return [chr(byte) if byte in seen else chr(NUM_SYMBOLS + hidden.index(byte)) for byte in range(NUM_SYMBOLS)]

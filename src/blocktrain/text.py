@@ -1,5 +1,5 @@
-"""A model and strings: what a notebook asks of a trained model. Next: model/stack.py, which computes it;
-train/evaluate.py, which scores whole splits."""
+"""Continue a prompt or score a text with a trained model, for notebooks: strings in, strings out.
+Next: model/stack.py, which computes the logits; train/evaluate.py, which scores whole splits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch.nn.functional as F  # noqa: N812
 from blocktrain.errors import ConfigError
 from blocktrain.model.stack import BlockModel
 
-BEFORE_THE_TEXT = b"\n"  # what an empty prompt stands for
+BEFORE_THE_TEXT = b"\n"  # an empty prompt means the start of a line
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """How well a model foresees a text: −ln p of every byte given those before it."""
+    """How well a model predicts a text: −ln p of every byte, given the bytes before it."""
 
     nats: tuple[float, ...]
 
@@ -36,8 +36,8 @@ class TextScore:
 
 @torch.no_grad()
 def score_text(model: BlockModel, text: str | bytes) -> TextScore:
-    """Every byte once. A text longer than the model's context is read in windows that follow each other, as in
-    evaluation, so the first bytes of a window are foreseen from little."""
+    """Predict every byte once. A text longer than the model's context is read in consecutive windows, as in evaluation,
+    so the first bytes of a window are predicted from few bytes."""
     data = _bytes(text)
     if not data:
         raise ConfigError("an empty text has no score: give at least one byte")
@@ -60,7 +60,7 @@ def generate(
     temperature: float = 1.0,
     top_p: float = 1.0,
 ) -> str:
-    """The prompt's continuation. Bytes that are no UTF-8 become �."""
+    """The continuation of the prompt. Bytes that are not UTF-8 become �."""
     if max_bytes < 1:
         raise ConfigError(f"max_bytes = {max_bytes} is too small: give 1 or more")
     generator = torch.Generator().manual_seed(seed)

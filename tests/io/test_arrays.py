@@ -1,4 +1,4 @@
-"""Between torch and numpy: the same numbers, of the same type, where they lie."""
+"""Conversions between torch and numpy keep the numbers, the type and the memory."""
 
 from __future__ import annotations
 

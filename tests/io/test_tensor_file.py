@@ -1,4 +1,4 @@
-"""Tensors left in their file: what is used is resident, what is released is not."""
+"""Mapped tensors: those in use are resident in memory, released ones are not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_is_released_is_not_resident_and_still_readable(path):
 
 
 class Watched(MappedTensors):
-    """Notes how much of the file is resident whenever a matrix has done its work."""
+    """Records how much of the file is resident after each matrix was used."""
 
     def release(self, tensor: torch.Tensor) -> None:
         self.resident = [*getattr(self, "resident", []), resident_bytes(self.path)]

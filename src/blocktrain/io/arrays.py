@@ -1,6 +1,5 @@
-"""Between numpy, in which tensors travel and are kept, and torch, in which they are trained: the same numbers where
-they lie, on the CPU. Next: wire/safetensors.py, their bytes; checkpoint.py and swarm/worker/worker.py, which cross
-here."""
+"""Converts between numpy arrays, which are stored and sent, and torch tensors, which are trained. On the CPU both share
+the same memory. Next: wire/safetensors.py, arrays as bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from blocktrain.wire.safetensors import BFLOAT16, Array
 
-with warnings.catch_warnings():  # torch warns of the first read-only array in a process: of this one
+with warnings.catch_warnings():  # torch warns once per process about a read-only array: here, unseen
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"read only", np.uint8))
 
@@ -23,7 +22,7 @@ def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
 
 
 def as_tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-    """Nobody may write to those of arrays that are to be read only."""
+    """Tensors of read-only arrays must not be written to."""
     return {name: _as_tensor(array) for name, array in arrays.items()}
 
 

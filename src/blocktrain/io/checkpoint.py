@@ -1,12 +1,13 @@
-"""Checkpoints: one block <-> one safetensors file, and the run directory that holds them. Files appear whole or not at
-all. Knows tensors by name and shape only: no model, no training. Next: train/run.py, which fills a directory.
+"""The run directory: the spec, one checkpoint file per trained block, and the progress of unfinished phases.
+Knows tensors by name and shape only: no model, no training. Next: files.py, which writes files whole or not at all;
+train/run.py, which fills a directory.
 
     run/
       spec.toml                        what is trained
-      manifest.json                    which file is the current one of each block; always written last
-      block-0-1f3a52c09b7e.safetensors named by its content, so that a new version never replaces the one in use
-      progress/phase-0.safetensors     where an unfinished phase continues
-      metrics.jsonl                    one record a line
+      manifest.json                    names the current file of each block; always written last
+      block-0-1f3a52c09b7e.safetensors named by its hash, so that a new version never replaces the one in use
+      progress/phase-0.safetensors     state of an unfinished phase
+      metrics.jsonl                    one record per line
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class BlockEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a run directory holds now."""
+    """What a run directory contains."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,11 +58,11 @@ class Manifest(BaseModel):
     corpus_sha256: str
     blocks: dict[int, BlockEntry] = {}
     finished: tuple[int, ...] = ()  # phases
-    combine: dict[str, tuple[float, ...]] = {}  # weights of a composition, fitted to exactly these blocks
+    combine: dict[str, tuple[float, ...]] = {}  # weights of the composition, fitted to exactly these blocks
 
 
 class RunDirectory:
-    """One run on disk. Processes may share it: every change holds the directory's lock, reading needs none."""
+    """One run on disk. Several processes may use it: every change holds the directory's lock; reading needs no lock."""
 
     def __init__(self, path: Path, spec: RunSpec) -> None:
         self.path = path
@@ -69,7 +70,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path, spec: RunSpec, corpus_sha256: str) -> Self:
-        """A new directory, or the one that is there when it belongs to the same spec and corpus."""
+        """A new directory, or the existing one if it has the same spec and corpus."""
         path = Path(path)
         make_folder(path)
         run = cls(path, spec)
@@ -102,7 +103,7 @@ class RunDirectory:
         return run
 
     def manifest(self) -> Manifest:
-        """Read afresh, since other processes save blocks too."""
+        """Read again on each call, because other processes save blocks too."""
         path = self.path / MANIFEST_FILE
         try:
             return Manifest.model_validate_json(read_file(path))
@@ -113,17 +114,17 @@ class RunDirectory:
             ) from None
 
     def save_block(self, block: int, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """A new version of one block."""
+        """Save a new version of one block."""
         self._publish({block: tensors}, steps)
 
     def finish_phase(self, phase: int, blocks: Mapping[int, Mapping[str, Tensor]], steps: int) -> None:
-        """The blocks that a phase trained, and the note that it is done: both or neither."""
+        """Save the blocks that a phase trained and mark the phase as finished: both or neither."""
         self._publish(blocks, steps, finished=phase)
 
     def _publish(self, blocks: Mapping[int, Mapping[str, Tensor]], steps: int, finished: int | None = None) -> None:
-        """The files first, then the manifest that points to them, then the old files go: a kill leaves whole versions.
-
-        A changed block drops the weights of the compositions, which were fitted to the old one."""
+        """Writes the files, then the manifest that names them, then deletes the old files. A kill at any point leaves
+        whole versions. If a block changed, the weights of the composition are dropped: they were fitted to the old one.
+        """
         entries = {}
         with self._lock():
             old = self.manifest()
@@ -144,7 +145,7 @@ class RunDirectory:
             return as_tensors(decode(data, expected=expected)[0])
 
     def map_block(self, block: int, expected: Shapes) -> MappedTensors:
-        """The tensors of a block left in their file, for blocks larger than the memory; as checked as loaded ones."""
+        """The tensors of a block, left in their file, for blocks larger than the memory. Checked like loaded ones."""
         entry = self._entry(block)
         path = self._block_file(block, entry)
         try:
@@ -164,7 +165,7 @@ class RunDirectory:
             save_tensors(self.progress_file(phase), tensors, metadata)
 
     def load_progress(self, phase: int) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-        """Where the phase stopped; None when it has not begun or is finished."""
+        """The saved state of a phase; None if it has not started or is finished."""
         path = self.progress_file(phase)
         if not path.exists():
             return None
@@ -183,13 +184,13 @@ class RunDirectory:
             self._write_manifest(old.model_copy(update={"combine": combine}))
 
     def log(self, record: dict[str, Any]) -> None:
-        """Append one line, in one write, so that lines of several processes do not mix."""
+        """Append one line with one write, so that lines of several processes do not mix."""
         path = self.path / METRICS_FILE
         with storage_errors(path), path.open("ab+", buffering=0) as file:
             file.write(_line_break_after_a_crash(file) + json.dumps(record).encode() + b"\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The records in order. A line that a crash cut short is left out: losing it loses no weights."""
+        """The records in order, without lines that a crash cut short."""
         path = self.path / METRICS_FILE
         lines = read_file(path).splitlines() if path.exists() else []
         return [record for record in map(_parse_line, lines) if record is not None]
@@ -198,7 +199,7 @@ class RunDirectory:
         return hashlib.sha256(read_file(self.path / SPEC_FILE)).hexdigest()
 
     def _read_block(self, block: int) -> tuple[Path, bytes]:
-        """The current file of a block with its hash checked; a version replaced while reading is read anew."""
+        """The current file of a block, with its hash checked. If it is replaced meanwhile, the new one is read."""
         entry = self._entry(block)
         path = self._block_file(block, entry)
         try:
@@ -235,7 +236,7 @@ class RunDirectory:
                     path.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
-        """Temporary files of a killed process: nobody else is writing while we hold the lock."""
+        """Delete the temporary files of a killed process. No other process writes while this one holds the lock."""
         for path in (*self.path.glob(".*.tmp"), *self.path.glob("progress/.*.tmp")):
             with storage_errors(path):
                 path.unlink(missing_ok=True)
@@ -252,8 +253,8 @@ class RunDirectory:
 
 
 def copy_as(source: RunDirectory, path: Path, dtype: torch.dtype, shapes: Callable[[int], Shapes]) -> RunDirectory:
-    """A model directory in another precision, block by block; `shapes` gives those of a block. The weights of the
-    compositions come along: they change less than the blocks."""
+    """A copy in another precision, made block by block. `shapes` gives the shapes of a block. The weights of the
+    composition are copied unchanged."""
     manifest = source.manifest()
     target = RunDirectory.create(path, source.spec, manifest.corpus_sha256)
     for block, entry in manifest.blocks.items():
@@ -322,7 +323,7 @@ def _listing(blocks: Mapping[int, BlockEntry]) -> str:
 
 
 def _line_break_after_a_crash(file: Any) -> bytes:
-    """A line break when the last line was cut short, so that the next record starts its own."""
+    """A line break if the last line was cut short, so that the next record starts on its own line."""
     if file.tell() == 0:
         return b""
     file.seek(-1, os.SEEK_END)

@@ -23,9 +23,9 @@ def put_in_place(path: Path, chunks: Iterable[bytes | memoryview], staged: Path,
 
 @contextmanager
 def appearing(path: Path, staged: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
-    """What the block writes goes to `staged` on the same disk, is synced, renamed, the folder synced. A failure leaves
-    what was there. Not `synced`, it is whole after a kill but not after a power cut: for what is checked when it is
-    read."""
+    """Writes to `staged` on the same disk, syncs it, renames it to `path` and syncs the folder. After a failure `path`
+    is what it was. Without `synced` the file is whole after a kill, but not after a power cut: for files that are
+    checked when they are read."""
     try:
         with staged.open("xb") as file:
             yield file
@@ -42,34 +42,34 @@ def appearing(path: Path, staged: Path, *, synced: bool = True) -> Iterator[Bina
 
 
 def mapped(path: Path) -> memoryview:
-    """The bytes of a file where the system keeps them, to be read only: no copy, and no memory of ours. They stay when
-    the file is deleted or replaced; nobody may shorten it."""
+    """The bytes of a file, mapped read-only: they are not copied and do not count as memory of this process. They stay
+    valid when the file is deleted or replaced. The file must not be shortened."""
     with path.open("rb") as file:
         return mapped_file(file)
 
 
 def mapped_file(file: BinaryIO) -> memoryview:
-    """The same of an open file, which may be closed then."""
+    """The same for an open file, which may be closed afterwards."""
     if not os.fstat(file.fileno()).st_size:
         return memoryview(b"")
-    # shared: a private mapping counts as memory of ours, and the file may be larger than that
+    # shared, because a private mapping counts as memory of this process, and the file may be larger than the memory
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def forget(data: memoryview) -> None:
-    """Of bytes that are mapped, what was read so far stops counting as memory of ours."""
+    """The pages of mapped bytes that were read so far no longer count as memory of this process."""
     if isinstance(data.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         data.obj.madvise(mmap.MADV_DONTNEED)
 
 
 def sync_file(path: Path) -> None:
-    """Makes what was written to it survive a power cut."""
+    """After this the contents survive a power cut."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a rename in it survive a power cut, where the file system can promise that."""
+    """After this a rename in the folder survives a power cut, if the file system supports that."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -81,15 +81,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes, *, synced: bool = True) -> None:
-    """The file appears with all its bytes, or stays what it was: written beside, synced, renamed, the folder synced.
-    What can be fetched again, and is checked when it is read, need not be `synced`."""
+    """The file appears with all its bytes, or stays what it was. A file that can be fetched again and is checked when
+    it is read need not be `synced`."""
     with storage_errors(path, num_bytes=len(data)):
         put_in_place(path, [data], _beside(path), synced=synced)
 
 
 @contextmanager
 def written_whole(path: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
-    """The same for bytes that come one after the other: what the block writes."""
+    """The same for bytes that are written piece by piece."""
     with storage_errors(path), appearing(path, _beside(path), synced=synced) as file:
         yield file
 

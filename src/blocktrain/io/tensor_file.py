@@ -33,28 +33,30 @@ def load_tensors(path: Path, expected: Shapes | None = None) -> tuple[dict[str, 
 
 
 def stored_as(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """A block's tensors as they are kept in another precision: the tables and matrices; vectors are few and stay."""
+    """The tensors with tables and matrices in another precision. Vectors keep theirs, because they are small."""
     return {name: tensor.to(dtype) if tensor.dim() > 1 else tensor for name, tensor in tensors.items()}
 
 
 class MappedTensors:
-    """The named tensors of one safetensors file. They stay whole when the file is deleted or replaced."""
+    """The tensors of one safetensors file, left in the file and read when they are used. They stay valid when the file
+    is deleted or replaced."""
 
     def __init__(self, path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
         self.path = path
         data = mapped(path)
         if not isinstance(data.obj, mmap.mmap):
-            raise TensorError(f"{path} is empty: get it again from where it was made")
+            raise TensorError(f"{path} is empty: get it again from its source")
         self._pages = data.obj
         self._begin = np.frombuffer(data, np.uint8).ctypes.data
         self.tensors = as_tensors(decode(data, expected=expected, in_place=True)[0])
 
     def expect(self, tensor: Tensor) -> None:
-        """It is used soon: the system may read it from the disk meanwhile."""
+        """The tensor is used soon: the system may start to read it from the disk."""
         self._advise(tensor, "MADV_WILLNEED")
 
     def release(self, tensor: Tensor) -> None:
-        """It is not used for a while: it stops counting as our memory; the system keeps its pages as long as it can."""
+        """The tensor is not used for a while. It no longer counts as memory of this process; the system keeps its pages
+        as long as it can."""
         self._advise(tensor, "MADV_DONTNEED")
 
     def _advise(self, tensor: Tensor, advice: str) -> None:

@@ -1,6 +1,6 @@
-"""How good a composed model is: cross entropy on a whole held-out split, for every block, path and composition, with
-its standard error; and the fit of the composition's weights. The target never enters the model. Next:
-cli/commands/training/eval.py."""
+"""Measures a composed model: cross entropy and its standard error on a held-out split, for every block, path and
+composition. Also fits the weights of the composition. The target never enters the model.
+Next: model/stack.py, the composed model; cli/commands/training/eval.py, the command."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from blocktrain.spec import EndToEnd
 
 BATCH_WINDOWS = 32
 FIT_WINDOWS, FIT_BATCH_WINDOWS = 128, 8
-EULER_SEED = 20_240_601  # the Euler path starts from noise; a fixed one makes evaluations repeatable
+EULER_SEED = 20_240_601  # the Euler path starts from noise; a fixed seed makes evaluations repeatable
 
 
 @dataclass(frozen=True)
 class Score:
-    """Cross entropy of one reading of a model. The standard error takes windows as independent."""
+    """Cross entropy of one reading of a model. The standard error assumes that windows are independent."""
 
     path: str
     reading: str  # "block 0", …, "last", "combined"
@@ -54,7 +54,7 @@ def evaluate(
     max_windows: int | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> list[Score]:
-    """Score every reading on the whole of `data` (or its first windows), each byte predicted once."""
+    """Score every reading on all of `data` (or its first windows). Each byte is predicted once."""
     windows = _windows(model, data, max_windows)
     losses: dict[tuple[str, str], list[Tensor]] = {}
     generator = torch.Generator().manual_seed(EULER_SEED)
@@ -71,14 +71,14 @@ def evaluate(
 
 
 def answer(scores: list[Score]) -> Score:
-    """The score of the model's own answer: the first path's composition."""
+    """The score of what the model answers with: the composition of its first path."""
     first_path = [score for score in scores if score.path == scores[0].path]
     return first_path[-1]
 
 
 def fit_combination(model: BlockModel, data: NDArray[Any]) -> dict[str, tuple[float, ...]]:
-    """The weights w_k of log p = Σ w_k logits_k + const that predict `data` best, for the path that is the model's
-    answer. Convex: B numbers, a few iterations of L-BFGS."""
+    """The weights w_k of log p = Σ w_k logits_k + const that predict `data` best, for the model's first path. The
+    problem is convex and has one number per block: a few iterations of L-BFGS."""
     if isinstance(model.spec.objective, EndToEnd) or len(model.blocks) == 1:
         return {}
     device = next(model.parameters()).device
@@ -96,7 +96,9 @@ def fit_combination(model: BlockModel, data: NDArray[Any]) -> dict[str, tuple[fl
     def closure() -> Tensor:
         optimizer.zero_grad()
         total = torch.zeros((), device=device)
-        for logits, targets in zip(logits_KNV, targets_N, strict=True):  # one at a time: their gradients add up
+        for logits, targets in zip(
+            logits_KNV, targets_N, strict=True
+        ):  # one at a time, to save memory: the gradients add up
             mixed = torch.tensordot(weights, logits, dims=1)
             loss = F.cross_entropy(mixed, targets, reduction="sum") / num_bytes
             loss.backward()  # type: ignore[no-untyped-call]

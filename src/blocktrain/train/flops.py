@@ -1,17 +1,17 @@
-"""How much work a step is: floating-point operations, counted from the shapes, so that nobody compares unequal work.
-Multiplications and additions count one each; norms, softmax and the optimiser are left out. Next: trainer.py."""
+"""How much work a training step is: floating-point operations, counted from the shapes, to compare runs at equal work.
+A multiplication counts one, an addition counts one. Norms, softmax and the optimiser are left out. Next: trainer.py."""
 
 from __future__ import annotations
 
 from blocktrain.spec import NUM_SYMBOLS, Denoise, Phase, RunSpec, Stacked
 
-FORWARD, FROZEN, TRAINED = 1, 2, 3  # passes: forward; and back to the input; and back to the weights
+FORWARD, FROZEN, TRAINED = 1, 2, 3  # passes: forward; also back to the input; also back to the weights
 
 
 def layers_flops(spec: RunSpec, block: int, passes: int) -> int:
-    """All layers that a block walks over, real or shared, over one step's bytes. Attention is counted over the whole
-    context, as it is computed; it has no weights, and passing back to its three inputs costs two forwards whether or
-    not the layers are trained."""
+    """All layers that a block runs, real or shared, for the bytes of one step. Attention is counted over the whole
+    context, as it is computed. It has no weights, and its backward pass to its three inputs costs two forward passes
+    whether or not the layers are trained."""
     width, context = spec.model.width, spec.model.context
     attention_passes = FORWARD if passes == FORWARD else TRAINED
     per_byte = passes * 2 * 12 * width**2 + attention_passes * 2 * 2 * context * width
@@ -19,19 +19,19 @@ def layers_flops(spec: RunSpec, block: int, passes: int) -> int:
 
 
 def readout_flops(spec: RunSpec) -> int:
-    """A read-out, forward, over one step's bytes."""
+    """The forward pass of one read-out for the bytes of one step."""
     return spec.step_bytes * 2 * NUM_SYMBOLS * spec.model.width
 
 
 def phase_flops(spec: RunSpec, phase: Phase) -> int:
-    """One training step of a phase: the layers by the passes they take, and the read-outs that carry a loss."""
+    """One training step of a phase: all passes of its layers, and the read-outs that have a loss."""
     passes = ((phase.below, FORWARD), (phase.blocks, TRAINED), (phase.ahead, FROZEN))
     layers = sum(layers_flops(spec, block, times) for blocks, times in passes for block in blocks)
     return layers + _end_flops(spec, phase)
 
 
 def _end_flops(spec: RunSpec, phase: Phase) -> int:
-    """What stands around the layers: read-outs, and for `denoise` the way of z into the stream."""
+    """The work outside the layers: the read-outs, and for `denoise` the projections of z."""
     if isinstance(spec.objective, Denoise):
         z_meets_the_codes = spec.step_bytes * 2 * NUM_SYMBOLS**2
         z_enters = FROZEN * readout_flops(spec)  # forward, and back to the weights alone
@@ -43,5 +43,5 @@ def _end_flops(spec: RunSpec, phase: Phase) -> int:
 
 
 def run_flops(spec: RunSpec) -> int:
-    """All phases to the end: the total work of a run."""
+    """The total work of all phases."""
     return sum(phase.steps * phase_flops(spec, phase) for phase in spec.phases)

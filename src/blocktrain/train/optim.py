@@ -1,6 +1,6 @@
-"""The optimisers and the learning-rate schedule. Muon (Jordan et al. 2024) for the layers' matrices, torch's AdamW for
-the tables. torch.optim has both, and tests hold ours together with them; but its classes import torch's compiler, which
-costs every process 80 MB and a second, and our Muon runs equal shapes as one batch and in fp32, which a CPU is fast at.
+"""The optimisers, Muon (Jordan et al. 2024) for the layers' matrices and AdamW for the tables, and the learning rate.
+torch.optim has both, and tests compare ours with them. But its classes import torch's compiler, which costs every
+process 80 MB and one second. Our Muon also runs equal shapes as one batch and in fp32, which is fast on a CPU.
 Next: trainer.py."""
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ ADAM_EPS = 1e-8
 
 
 def lr_factor(seen_bytes: int, total_bytes: int, step_bytes: int, optim: OptimSpec) -> float:
-    """The learning rate's share of its peak at the step that starts at seen_bytes: warm-up, constant, linear to 0."""
+    """The learning rate of the step that starts at seen_bytes, as a share of its peak: up, constant, linear to 0."""
     warmup = (seen_bytes + step_bytes) / (optim.warmup_steps * step_bytes) if optim.warmup_steps else 1.0
     decay = (total_bytes - seen_bytes) / (optim.decay_share * total_bytes) if optim.decay_share else 1.0
     return min(1.0, warmup, decay)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """The nearest (semi-)orthogonal matrices, roughly: quintic Newton-Schulz iterations, batched over [N, ., .]."""
+    """Roughly the nearest (semi-)orthogonal matrices: quintic Newton-Schulz iterations, batched over [N, ., .]."""
     a, b, c = NEWTON_SCHULZ
     x: Tensor = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
     tall = x.size(-2) > x.size(-1)
@@ -38,7 +38,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 class Muon:
-    """Nesterov momentum, orthogonalised; the step of a matrix is scaled by √(rows / columns), at least 1."""
+    """Orthogonalised Nesterov momentum. The step of a matrix is scaled by √(rows / columns), at least 1."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float) -> None:
         self.parameters, self._lr, self._momentum = parameters, lr, momentum
@@ -63,7 +63,7 @@ class Muon:
 
 
 class AdamW:
-    """Loshchilov and Hutter (2019), without weight decay, by torch's own kernel."""
+    """AdamW of Loshchilov and Hutter (2019), without weight decay, computed by torch's kernel."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, betas: tuple[float, float]) -> None:
         self.parameters, self._lr, self._betas = parameters, lr, betas
@@ -71,7 +71,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
-        """Of those that have a gradient."""
+        """Moves only the parameters that have a gradient."""
         moved = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
         self.state |= {parameter: _unmoved(parameter) for parameter in moved if parameter not in self.state}
         states = [self.state[parameter] for parameter in moved]
@@ -103,7 +103,7 @@ def _unmoved(parameter: nn.Parameter) -> dict[str, Tensor]:
 
 
 class BlockOptimizer:
-    """Muon and AdamW over some blocks, with one learning-rate factor and a state of named tensors."""
+    """Muon and AdamW for some blocks, with one learning-rate factor and a state of named tensors."""
 
     def __init__(self, blocks: Sequence[Block], optim: OptimSpec) -> None:
         self._names: dict[Tensor, str] = {p: f"{b.index}.{name}" for b in blocks for name, p in b.named_parameters()}
@@ -116,7 +116,7 @@ class BlockOptimizer:
         )
 
     def step(self, factor: float) -> float:
-        """Move along the gradients, clipped together, and drop them; returns their norm before clipping."""
+        """Apply the gradients, clipped by their common norm, and clear them. Returns the norm before clipping."""
         norm = nn.utils.clip_grad_norm_(self._names, self._clip_norm)
         for optimizer in self._optimizers:
             optimizer.step(factor)
@@ -133,7 +133,7 @@ class BlockOptimizer:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over a state saved by an optimiser of the same blocks."""
+        """Load a state that an optimiser of the same blocks saved."""
         owners = {self._names[p]: (optimizer, p) for optimizer in self._optimizers for p in optimizer.parameters}
         for label, value in state.items():
             name, key = label.rsplit(":", 1)

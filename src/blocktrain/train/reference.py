@@ -1,5 +1,6 @@
-"""The end-to-end reference: the same blocks, the same bytes, one backward pass through all of them.
-All else is shared with block training, so a difference in quality is a difference in training. Next: evaluate.py."""
+"""The end-to-end reference: the same blocks and the same bytes, trained with one backward pass through all of them.
+Everything else is the same as in block training, so a difference in quality comes from the training. Next: evaluate.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from blocktrain.train.flops import phase_flops, run_flops
 
 
 def reference_of(spec: RunSpec, *, steps: int | None = None) -> RunSpec:
-    """The end-to-end twin of a run: same shape, data order, batch and optimiser; as many steps as the longest phase."""
+    """The end-to-end run with the same shape, data order, batch and optimiser, and the steps of the longest phase."""
     longest = max(phase.steps for phase in spec.phases)
     changes = {
         "objective": EndToEnd(),
@@ -19,13 +20,13 @@ def reference_of(spec: RunSpec, *, steps: int | None = None) -> RunSpec:
 
 
 def equal_work_steps(spec: RunSpec) -> int:
-    """How many end-to-end steps take as much work as the whole run."""
+    """The number of end-to-end steps that take as much work as the whole run."""
     twin = reference_of(spec, steps=1)
     return max(1, round(run_flops(spec) / phase_flops(twin, twin.phases[0])))
 
 
 def of_equal_work(spec: RunSpec, reference_steps: int) -> RunSpec:
-    """The run with its steps scaled so that all phases together do the work of so many end-to-end steps."""
+    """The run with its steps scaled: all phases together do as much work as `reference_steps` end-to-end steps."""
     many = spec.with_(**{"train.steps": 100_000})  # large, so that rounding does not matter
     per_step = run_flops(many) / 100_000
     work = run_flops(reference_of(spec, steps=reference_steps))
@@ -33,7 +34,7 @@ def of_equal_work(spec: RunSpec, reference_steps: int) -> RunSpec:
 
 
 def single_block_of(spec: RunSpec, *, num_layers: int, steps: int) -> RunSpec:
-    """The end-to-end model a small machine would train instead: `num_layers` real ones in one block, all else equal."""
+    """The end-to-end model that a small machine could train instead: one block of `num_layers` real layers."""
     return spec.with_(
         **{
             "objective": EndToEnd(),

@@ -148,12 +148,12 @@ def wanted_phases(spec: RunSpec, only_block: int | None) -> tuple[Phase, ...]:
 
 
 def load_model(run: RunDirectory) -> BlockModel:
-    """The composed model of a run's published blocks; blocks not yet trained are as the seed makes them."""
+    """The composed model of a run's published blocks. Blocks that are not trained yet have their initial weights."""
     return BlockModel.from_tensors(run.spec, PublishedBlocks(run), run.manifest().combine)
 
 
 def _coupled(spec: RunSpec) -> bool:
-    """Whether phases of one group exchange snapshots as they go."""
+    """Whether the phases of one group exchange snapshots while they train."""
     return isinstance(spec.objective, Stacked) and spec.objective.schedule == "simultaneous"
 
 
@@ -240,7 +240,7 @@ class _Group:
             self._exchange()
 
     def _meeting(self, phase: Phase) -> int:
-        """The step at which a phase next stops for snapshots, or its end."""
+        """The step at which a phase next stops to exchange snapshots, or its last step."""
         if not self._refresh_steps:
             return phase.steps
         return min(phase.steps, (self._steps[phase] // self._refresh_steps + 1) * self._refresh_steps)

@@ -27,7 +27,7 @@ from blocktrain.wire.safetensors import continue_block
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Weights = Mapping[int, Mapping[str, Tensor]]  # published tensors of some blocks
-COMPILE_PAYS_FLOPS = 1e13  # about half a minute of one fast core; compiling takes that long
+COMPILE_PAYS_FLOPS = 1e13  # about half a minute on one fast core, which is how long compiling takes
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class BlockTrainer:
         self._run_below = _maybe_compile(_run_below, compiled)
 
     def refresh(self, published: Weights) -> None:
-        """Take newer snapshots of the blocks below and ahead."""
+        """Use newer snapshots of the blocks below and ahead."""
         self._published = published
         self._in_scratch.clear()
         for index in self.phase.ahead:
@@ -242,9 +242,9 @@ def stacked_loss(
     own_weight: float,
     keep_KB: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The loss at the end of the chain trained + ahead, plus own_weight times that of each trained block before it.
-    With all blocks trained and own_weight = 0 it is end-to-end training. `keep_KB` is 0 where a window loses the state
-    that enters block K of the chain. Returns the unweighted cross entropies that went in, the end of the chain last."""
+    """The loss at the end of the chain trained + ahead, plus own_weight times the loss of each trained block before it.
+    With all blocks trained and own_weight = 0 this is end-to-end training. `keep_KB` is 0 where a window loses the
+    state that enters block K of the chain. Also returns the unweighted cross entropies, the end of the chain last."""
     chain = [*trained, *ahead]
     weights = [own_weight] * len(trained) + [0.0] * len(ahead)
     weights[-1] = 1.0
@@ -268,10 +268,10 @@ def denoise_loss(
     noise_BTV: Tensor,
     span_start: int | None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Cross entropy of the byte behind z = e_x + σ·noise, weighted by λ(σ). Returns the unweighted one beside it."""
+    """Cross entropy of the byte behind z = e_x + σ·noise, weighted by λ(σ). Also returns the unweighted one."""
     z_BTV = torch.addcmul(F.embedding(targets_BT, block.code_table), sigma_B[:, None, None], noise_BTV)
     scores_BTV = z_BTV @ block.code_table.T
-    del z_BTV, noise_BTV  # the largest tensors here: nothing may hold them through the backward pass
+    del z_BTV, noise_BTV  # the largest tensors here: free them before the backward pass
     logits = block.denoise(bytes_BT, scores_BTV, sigma_B, span_start)
     entropy_BT = F.cross_entropy(logits.flatten(0, 1).float(), targets_BT.flatten(), reduction="none").view_as(
         targets_BT
