@@ -1,16 +1,22 @@
-"""What tests with real processes share: commands that never outlive a test, and what they say."""
+"""What tests with real processes share: commands that never outlive a test, their lines and their files."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+LIMIT_S = 100.0
+POLL_S = 0.02
+
 
 class Command(subprocess.Popen[str]):
-    """A command of blocktrain. What it says on either stream is read in order."""
+    """A command of blocktrain. Its lines of both streams are read in order."""
 
     def __init__(self, *arguments: object) -> None:
         command = [sys.executable, "-m", "blocktrain", *map(str, arguments)]
@@ -20,24 +26,47 @@ class Command(subprocess.Popen[str]):
     def line_with(self, words: str) -> str:
         """Reads on to the next line that has the words."""
         assert self.stdout is not None
-        said = []
+        read = []
         for line in self.stdout:
-            said.append(line)
+            read.append(line)
             if words in line:
                 return line
-        raise AssertionError(f"it ended without saying {words!r}: {''.join(said)}")
+        raise AssertionError(f"it ended without printing {words!r}: {''.join(read)}")
 
-    def end(self) -> None:
-        self.kill()  # does nothing to one that has ended
+    def file(self, path: Path) -> str:
+        """The contents of a file, once this command has written it."""
+        give_up_s = time.monotonic() + LIMIT_S
+        while not path.exists():
+            if self.poll() is not None or time.monotonic() > give_up_s:
+                self.kill()
+                raise AssertionError(f"{path} was not written: {self.communicate()[0]}")
+            time.sleep(POLL_S)
+        return path.read_text()
+
+    def stop(self) -> None:
+        self.kill()  # does nothing if it has ended
         self.wait()
         for stream in (self.stdin, self.stdout):
             assert stream is not None
             stream.close()
 
 
+class Listening(Command):
+    """A stage, gateway or serve, with an address file."""
+
+    def __init__(self, address_file: Path, *arguments: object) -> None:
+        self._address_file = address_file
+        super().__init__(*arguments, "--address-file", address_file)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as soon as it does."""
+        return str(json.loads(self.file(self._address_file))["address"])
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., Command]]:
-    """Starts commands, none of which outlives the test."""
+    """Starts commands. None outlives the test."""
     started: list[Command] = []
 
     def start(*arguments: object) -> Command:
@@ -46,4 +75,18 @@ def start() -> Iterator[Callable[..., Command]]:
 
     yield start
     for command in started:
-        command.end()
+        command.stop()
+
+
+@pytest.fixture
+def listen(tmp_path: Path) -> Iterator[Callable[..., Listening]]:
+    """Starts commands that have an address. None outlives the test."""
+    started: list[Listening] = []
+
+    def listen(*arguments: object) -> Listening:
+        started.append(Listening(tmp_path / f"address-{len(started)}.json", *arguments))
+        return started[-1]
+
+    yield listen
+    for command in started:
+        command.stop()

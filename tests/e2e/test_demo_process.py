@@ -1,4 +1,4 @@
-"""The whole of BlockTrain in one command, as real processes: trained by a swarm, served by stages, stopped cleanly."""
+"""All of BlockTrain in one command, as real processes: a swarm trains, stages serve, and everything stops cleanly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def living(folder: Path) -> list[str]:
-    """The processes that have this folder in their command line."""
+    """The command lines of running processes that name this folder."""
     commands = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -38,7 +38,7 @@ def living(folder: Path) -> list[str]:
 def test_the_demo_trains_serves_and_writes_twice(demo, tmp_path):
     out, said = demo.communicate(timeout=280)
     assert demo.returncode == 0, said
-    assert "watch it train: http://127.0.0.1:" in said
+    assert "Watch the training: http://127.0.0.1:" in said
     assert out.count("The president") == 2
     assert said.count("traversals of the 3 stages") == 2
     assert "held out 5.545 nats/byte" in said
@@ -48,9 +48,9 @@ def test_the_demo_trains_serves_and_writes_twice(demo, tmp_path):
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="counts processes in /proc")
 def test_an_interrupted_demo_leaves_no_process_behind(demo, tmp_path):
-    assert "the coordinator runs" in demo.stderr.readline()
+    assert "The coordinator is running" in demo.stderr.readline()
     demo.send_signal(signal.SIGINT)
     _, said = demo.communicate(timeout=120)
     assert demo.returncode == 130
-    assert "the same command goes on" in said
+    assert "run the same command again to continue" in said
     assert living(tmp_path / "demo") == []

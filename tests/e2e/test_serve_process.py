@@ -9,7 +9,6 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -23,10 +22,7 @@ from blocktrain.serve.traversal import Forward
 
 LIMIT_S = 60.0
 PROMPT = "9 bottles of"
-
-
-def address_of(stage: Any) -> str:
-    return stage.line_with(" serves ").split()[0]
+FREE_PORT = "tcp://127.0.0.1:*"
 
 
 def process_of(line: str) -> int:
@@ -51,10 +47,10 @@ def greedy(mode: Mode = Mode.AUTOREGRESSIVE) -> Request:
     return Request(prompt=PROMPT.encode(), max_bytes=40, mode=mode, temperature=0.0)
 
 
-def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_when_told(trained_run, start):
-    server = start("serve", trained_run, "--stages", 2, "--port", 0, "--wire", "fp32")
+def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_when_told(trained_run, listen):
+    server = listen("serve", trained_run, "--stages", 2, "--port", 0, "--wire", "fp32")
     stages = [process_of(server.line_with(", process ")) for _ in range(2)]
-    url = server.line_with("http://").strip()
+    url = server.address
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "stream": True,
             "mode": "autoregressive"}  # fmt: skip
     text, parts = "", 0
@@ -75,24 +71,24 @@ def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_wh
     assert server.returncode == 0, said
 
 
-def test_a_stage_ends_when_the_process_that_started_it_is_gone(trained_run, start):
-    stage = start("stage", trained_run, "--blocks", "0", "--listen", "tcp://127.0.0.1:*", "--with-parent")
-    address_of(stage)
+def test_a_stage_ends_when_the_process_that_started_it_is_gone(trained_run, listen):
+    stage = listen("stage", trained_run, "--blocks", "0", "--listen", FREE_PORT, "--with-parent")
+    assert stage.address.startswith("tcp://127.0.0.1:")
     stage.stdin.close()  # as a kill of its parent does
     assert stage.wait(LIMIT_S) == 0
 
 
-def test_a_gateway_with_keys_answers_the_openai_client_through_stages_and_ends_when_told(tmp_path, trained_run, start):
+def test_a_gateway_with_keys_answers_the_openai_client_through_stages_and_ends_when_told(
+    tmp_path, trained_run, start, listen
+):
     (tmp_path / "api-keys").write_text("# alice\nthe-long-key-of-alice\n")
     start("keys", tmp_path / "chain.key").wait(LIMIT_S)
     keys = ["--keys", tmp_path / "chain.key"]
-    stages = [
-        start("stage", trained_run, "--blocks", span, "--listen", "tcp://127.0.0.1:*", *keys) for span in ("0-1", "2-3")
-    ]
-    addresses = ",".join(map(address_of, stages))
+    stages = [listen("stage", trained_run, "--blocks", span, "--listen", FREE_PORT, *keys) for span in ("0-1", "2-3")]
+    addresses = ",".join(stage.address for stage in stages)
     door = ["--port", 0, "--wire", "fp32", "--json-logs", "--api-key-file", tmp_path / "api-keys"]
-    gateway = start("gateway", "--stages", addresses, *keys, *door)
-    url = gateway.line_with("http://").strip()
+    gateway = listen("gateway", "--stages", addresses, *keys, *door)
+    url = gateway.address
     fields = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
     with openai.OpenAI(base_url=url, api_key="the-long-key-of-alice", timeout=LIMIT_S) as client:
         text = client.completions.create(**fields).choices[0].text
@@ -104,11 +100,11 @@ def test_a_gateway_with_keys_answers_the_openai_client_through_stages_and_ends_w
     assert gateway.wait(LIMIT_S) == 0
 
 
-def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(trained_run, start):
+def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(trained_run, listen):
     processes = [
-        start("stage", trained_run, "--blocks", span, "--listen", "tcp://127.0.0.1:*") for span in ("0-1", "2-3", "2-3")
+        listen("stage", trained_run, "--blocks", span, "--listen", FREE_PORT) for span in ("0-1", "2-3", "2-3")
     ]
-    addresses = [address_of(process) for process in processes]
+    addresses = [process.address for process in processes]
 
     async def main() -> None:
         settings = PipelineSettings(wire="fp32", wait_s=0.5)
@@ -126,8 +122,8 @@ def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(trained_run, sta
             processes[0].kill()
             with pytest.raises(StageUnreachable, match=re.escape(addresses[0])):
                 await written_by(pipeline, greedy())
-            back = start("stage", trained_run, "--blocks", "0-1", "--listen", addresses[0])
-            assert await asyncio.to_thread(address_of, back) == addresses[0]
+            back = listen("stage", trained_run, "--blocks", "0-1", "--listen", addresses[0])
+            assert await asyncio.to_thread(lambda: back.address) == addresses[0]
             await until_alive(pipeline, addresses[0])
             assert await written_by(pipeline, greedy()) == truths[Mode.AUTOREGRESSIVE]
 
@@ -140,14 +136,14 @@ async def until_alive(pipeline: Pipeline, address: str) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_a_stage_follows_a_training_run_and_swaps_to_what_is_newer(tmp_path, trained_run, start):
+def test_a_stage_follows_a_training_run_and_swaps_to_what_is_newer(tmp_path, trained_run, start, listen):
     text = trained_run.parent / "text.txt"
     changes = ["objective.kind=denoise", "train.steps=20", "swarm.round_steps=10"]
     options = [part for change in changes for part in ("--set", change)]
     coordinator = start("coordinator", "--preset", "tiny", "--corpus", text, "--dir", tmp_path / "c", *options)
-    invite = coordinator.line_with("blocktrain worker '").split("'")[1]
+    invite = coordinator.file(tmp_path / "c" / "invite").strip()
     home = ["--home", tmp_path / "home"]
-    address = address_of(start("stage", invite, "--listen", "tcp://127.0.0.1:*", "--poll", 0.5, *home))
+    address = listen("stage", invite, "--listen", FREE_PORT, "--poll", 0.5, *home).address
 
     async def main() -> None:
         async with Pipeline([address], PipelineSettings(heartbeat_s=0.1)) as pipeline:

@@ -20,8 +20,9 @@ def coordinator_command(text: Path, folder: Path, *settings: str) -> list[object
     return ["coordinator", "--preset", "tiny", "--corpus", text, "--dir", folder, *changes]
 
 
-def invite_of(coordinator: Any) -> str:
-    return coordinator.line_with("blocktrain worker '").split("'")[1]
+def invite_of(coordinator: Any, folder: Path) -> str:
+    """From its directory, as soon as it listens."""
+    return coordinator.file(folder / "invite").strip()
 
 
 def rest_of(process: Any) -> str:
@@ -51,7 +52,7 @@ def held_out_loss(facts: dict) -> float:
 def test_two_workers_train_a_model_that_can_be_exported_and_measured(tmp_path, text, start):
     settings = ["train.steps=20", "swarm.round_steps=10", *QUICK]
     coordinator = start(*coordinator_command(text, tmp_path / "c", *settings))
-    invite = invite_of(coordinator)
+    invite = invite_of(coordinator, tmp_path / "c")
     workers = [start("worker", invite, "--home", tmp_path / "home") for _ in range(2)]
     for worker in workers:
         assert "finished: every phase is trained" in rest_of(worker)
@@ -63,13 +64,15 @@ def test_two_workers_train_a_model_that_can_be_exported_and_measured(tmp_path, t
     scores = json.loads(run_here("eval", tmp_path / "model", "--json"))
     assert scores["runs"][0]["answer"]["nats_per_byte"] < 5.0
     coordinator.terminate()
-    assert "run the same command again to continue" in rest_of(coordinator)
+    said = rest_of(coordinator)
+    assert f"blocktrain worker '{invite}'\n" in said
+    assert "run the same command again to continue" in said
 
 
 def test_a_killed_worker_and_a_killed_coordinator_do_not_end_a_run(tmp_path, text, start):
     command = coordinator_command(text, tmp_path / "c", "train.steps=[60, 20, 20]", "swarm.round_steps=60", *QUICK)
     coordinator = start(*command)
-    invite = invite_of(coordinator)
+    invite = invite_of(coordinator, tmp_path / "c")
     doomed = start("worker", invite, "--home", tmp_path / "doomed")
     doomed.line_with("nats/byte")  # it is in the middle of a round
     kill(doomed)
@@ -77,19 +80,21 @@ def test_a_killed_worker_and_a_killed_coordinator_do_not_end_a_run(tmp_path, tex
     survivor.line_with("submitted: ")
     kill(coordinator)
     survivor.line_with("does not answer: trying again until it does")
-    assert invite_of(start(*command)) == invite
+    restarted = start(*command)
     said = rest_of(survivor)
     assert "answers again" in said
     assert "finished: every phase is trained" in said
     facts = json.loads(run_here("status", invite, "--json"))
     assert all(phase["step"] == phase["steps"] for phase in facts["phases"])
     assert held_out_loss(facts) < 5.0
+    restarted.terminate()
+    assert f"blocktrain worker '{invite}'" in rest_of(restarted)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux what a process has loaded")
 def test_a_coordinator_never_loads_torch(tmp_path, text, start):
     coordinator = start(*coordinator_command(text, tmp_path / "c", "train.steps=4", "swarm.round_steps=2", *QUICK))
-    invite = invite_of(coordinator)
+    invite = invite_of(coordinator, tmp_path / "c")
     assert "finished: every phase is trained" in rest_of(start("worker", invite, "--home", tmp_path / "home"))
     facts = json.loads(run_here("status", invite, "--json"))
     assert all(phase["step"] == phase["steps"] for phase in facts["phases"])  # merged, round by round
@@ -100,7 +105,7 @@ def test_a_coordinator_never_loads_torch(tmp_path, text, start):
 
 def test_ctrl_c_hands_in_what_a_worker_has_done(tmp_path, text, start):
     coordinator = start(*coordinator_command(text, tmp_path / "c", "train.steps=5000", "swarm.round_steps=5000"))
-    invite = invite_of(coordinator)
+    invite = invite_of(coordinator, tmp_path / "c")
     worker = start("worker", invite, "--home", tmp_path / "home")
     worker.line_with("nats/byte")
     worker.send_signal(signal.SIGINT)

@@ -1,6 +1,6 @@
-"""blocktrain demo: everything at once on one machine, as real processes: a coordinator and workers that train the small
-preset, then stages and a gateway that serve it. Next: coordinator.py, worker.py, export.py and serve.py, the commands
-that it starts."""
+"""blocktrain demo: everything on one machine, as real processes: a coordinator and workers train a model, then stages
+and a gateway serve it. It finds the coordinator by the invite in its directory and the gateway by its address file.
+Next: swarm/coordinator.py, swarm/worker.py, swarm/export.py and serving/serve.py, the commands that it runs."""
 
 from __future__ import annotations
 
@@ -9,57 +9,63 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from blocktrain.cli.console import duration, quantity, say
 from blocktrain.cli.options import EXIT_INTERRUPTED, read_spec, require_positive
+from blocktrain.cli.shared.address_file import POLL_S, read_address
+from blocktrain.cli.shared.private import INVITE_FILE
 from blocktrain.errors import BlockTrainError
 
 if TYPE_CHECKING:
     from blocktrain.cli.commands.training.generate import Output
     from blocktrain.spec import RunSpec
     from blocktrain.swarm.worker.client import CoordinatorClient
+    from blocktrain.wire.invite import Invite
 
+Found = TypeVar("Found")
 LOOK_EVERY_S = 1.0
+START_LIMIT_S = 300.0  # the longest that a process may take until it listens
 GRACE_S = 20.0
 STAGES = 3
 PROMPT_BYTES = 100
 WORKERS = 4
+LAST_LINES = 5  # of a log, shown when its process failed
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class DemoFailed(BlockTrainError):
-    """One of the processes ended: its log says why."""
+    """One of the processes failed. The message ends with the end of its log."""
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where all of it is kept.")] = Path("demo-run"),
-    preset: Annotated[str, typer.Option(metavar="NAME", help="What is trained.")] = "small",
-    workers: Annotated[int, typer.Option(metavar="N", help="Worker processes.")] = WORKERS,
-    prompt: Annotated[str, typer.Option(help="What the model continues in the end.")] = "The president",
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Keep everything there.")] = Path("demo-run"),
+    preset: Annotated[str, typer.Option(metavar="NAME", help="The settings of the model.")] = "small",
+    workers: Annotated[int, typer.Option(metavar="N", help="Number of worker processes.")] = WORKERS,
+    prompt: Annotated[str, typer.Option(help="The text that the trained model continues.")] = "The president",
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting. Repeatable.")
     ] = None,
     stay: Annotated[
-        bool | None, typer.Option("--stay/--leave", help="Go on serving in the end; the default on a terminal.")
+        bool | None, typer.Option("--stay/--leave", help="Keep serving at the end; the default on a terminal.")
     ] = None,
 ) -> None:
     """Train and serve a small model on this machine.
 
-    A coordinator and workers train it as a swarm, then stages and a gateway serve it, each a process of its own. Ctrl-C
-    stops all of them; the same command goes on where it was."""
+    A coordinator and workers train it as a swarm, then stages and a gateway serve it. Each is its own process. Ctrl-C
+    stops all of them; the same command continues."""
     require_positive("--workers", workers)
 
     spec = read_spec(None, preset, None, None, changes)
     settings = ["--preset", preset]
     for change in (*shared_among(workers, spec), *(changes or ())):
         settings += ["--set", change]
-    for number in STOPPING:  # also where the shell that started it has them ignored
+    for number in STOPPING:  # also if the shell that started it ignores them
         signal.signal(number, signal.default_int_handler)
     try:
         with ExitStack() as stack:
@@ -67,16 +73,16 @@ def demo(
             url = _serve(stack, folder, model)
             _continue(url, prompt)
             if stay if stay is not None else sys.stdout.isatty():
-                say(f"\nthe model is served: open {url.removesuffix('/v1')} in a browser; Ctrl-C ends it")
+                say(f"\nThe model is being served. Open {url.removesuffix('/v1')} in a browser. Ctrl-C stops it.")
                 signal.pause()
     except KeyboardInterrupt:
-        say(f"\nstopped: everything is kept in {folder}, the same command goes on")
+        say(f"\nstopped: everything is saved in {folder}, run the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def shared_among(workers: int, spec: RunSpec) -> list[str]:
-    """Twice the work of one machine in all, whatever the number of workers: each takes its part of a step's windows.
-    Rounds are short and often scored, so that there is something to see."""
+    """Settings for this number of workers. All together process twice the windows of one machine per step, however many
+    they are. Rounds are short and evaluated often, so that progress is visible."""
     return [
         f"train.windows={max(1, 2 * spec.train.windows // workers)}",
         f"swarm.round_steps={min(spec.swarm.round_steps, 20)}",
@@ -89,36 +95,47 @@ def shared_among(workers: int, spec: RunSpec) -> list[str]:
 
 def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int) -> Path:
     from blocktrain.cli.commands.swarm.export import export
+    from blocktrain.cli.shared.serving import ADMIN_FILE, known_invite
     from blocktrain.swarm.worker.client import CoordinatorClient
-    from blocktrain.wire.invite import parse_invite
 
-    process = _start(stack, folder, "coordinator", ["coordinator", *settings, "--dir", str(folder / "swarm")])
-    command = process.first_line()
-    invite = command.split("'")[1]
-    say(f"the coordinator runs; any machine that reaches it joins with: {command}")
-    say(f"watch it train: {_dashboard(folder / 'swarm')}")
-    with ExitStack() as crew:
-        team = [process]
+    swarm = folder / "swarm"
+    coordinator = _start(stack, folder, "coordinator", ["coordinator", *settings, "--dir", str(swarm)])
+    invite = coordinator.wait_until(lambda: _invite_that_answers(swarm / INVITE_FILE))
+    admin = known_invite(swarm / ADMIN_FILE)
+    assert admin is not None, "the coordinator writes it before it answers"
+    say(f"The coordinator is running. Watch the training: {admin.page}")
+    say(f"Other workers on this machine can join: blocktrain worker '{invite}'")
+    with ExitStack() as running:
+        processes = [coordinator]
         for number in range(1, workers + 1):
-            arguments = ["worker", invite, "--name", f"worker-{number}", "--home", str(folder / f"worker-{number}")]
-            team.append(_start(crew, folder, f"worker-{number}", arguments, _threads_each(workers)))
-        with CoordinatorClient(parse_invite(invite)) as client:
-            _watch(client, team)
-    export(invite, folder / "model", home=folder / "worker-1")
+            arguments = ["worker", str(invite), "--name", f"worker-{number}"]
+            arguments += ["--home", str(folder / f"worker-{number}")]
+            processes.append(_start(running, folder, f"worker-{number}", arguments, _threads_each(workers)))
+        with CoordinatorClient(invite) as client:
+            _watch(client, processes)
+    export(str(invite), folder / "model", home=folder / "worker-1")
     return folder / "model"
 
 
-def _dashboard(swarm: Path) -> str:
-    """The coordinator's page, with the admin's token: it is this user's own run."""
-    from blocktrain.cli.shared.serving import ADMIN_FILE, known_invite
+def _invite_that_answers(path: Path) -> Invite | None:
+    """The coordinator's invite once the coordinator answers. The file alone is not enough: it may be of an earlier
+    start."""
+    from blocktrain.cli.shared.serving import known_invite
+    from blocktrain.swarm.worker.client import CoordinatorClient
 
-    admin = known_invite(swarm / ADMIN_FILE)
-    assert admin is not None, "the coordinator has written it before it printed its invite"
-    return admin.page
+    invite = known_invite(path)
+    if invite is None:
+        return None
+    try:
+        with CoordinatorClient(invite, patience_s=0.0) as client:
+            client.run_info()
+    except BlockTrainError:
+        return None
+    return invite
 
 
-def _watch(client: CoordinatorClient, team: Sequence[Process]) -> None:
-    """Until every phase is trained and the result is scored."""
+def _watch(client: CoordinatorClient, processes: Sequence[Process]) -> None:
+    """Shows progress until every phase is trained and the result is evaluated."""
     from blocktrain.cli.shared.swarm_progress import all_finished, swarm_progress
     from blocktrain.spec import RunSpec
 
@@ -128,8 +145,8 @@ def _watch(client: CoordinatorClient, team: Sequence[Process]) -> None:
             show(facts, curves)
             if all_finished(facts) and _newest_is_scored(facts):
                 return
-            for each in team:
-                each.require_alive(may_end=each.name != "coordinator")
+            for process in processes:
+                process.check(may_end=process.name != "coordinator")
             time.sleep(LOOK_EVERY_S)
 
 
@@ -141,12 +158,15 @@ def _newest_is_scored(facts: Mapping[str, Any]) -> bool:
 
 
 def _serve(stack: ExitStack, folder: Path, model: Path) -> str:
-    arguments = ["serve", str(model), "--stages", str(STAGES), "--port", "0"]
-    return _start(stack, folder, "serve", arguments).first_line()
+    """Returns the gateway's URL."""
+    file = folder / "serve.json"
+    arguments = ["serve", str(model), "--stages", str(STAGES), "--port", "0", "--address-file", str(file)]
+    server = _start(stack, folder, "serve", arguments)
+    return server.wait_until(lambda: read_address(file, server.pid))
 
 
 def _continue(url: str, prompt: str) -> None:
-    """By one sweep, and speculatively."""
+    """Lets the model continue the prompt: in one sweep, then speculatively."""
     from blocktrain.cli.shared.remote import write_remotely
     from blocktrain.serve.decode.mode import Mode
     from blocktrain.serve.decode.request import Request
@@ -154,13 +174,9 @@ def _continue(url: str, prompt: str) -> None:
     for mode in (Mode.SWEEP, Mode.SPECULATIVE):
         say(f"\n{mode.value}:")
         request = Request(prompt.encode(), max_bytes=PROMPT_BYTES, mode=mode, temperature=0.7)
-        output = write_remotely(url.removesuffix("/v1"), request, [], _show)
+        output = write_remotely(url, request, [], lambda text: print(text, end="", flush=True))
         print(flush=True)
         say(_effort(output))
-
-
-def _show(text: str) -> None:
-    print(text, end="", flush=True)
 
 
 def _effort(output: Output) -> str:
@@ -174,75 +190,78 @@ def _effort(output: Output) -> str:
 
 
 class Process:
-    """One command of blocktrain; what it says beside its result is in a log."""
+    """A command of blocktrain, running. What it prints beside its result goes to its log."""
 
-    def __init__(self, name: str, popen: subprocess.Popen[str], log: Path) -> None:
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path) -> None:
         self.name, self._popen, self._log = name, popen, log
 
-    def first_line(self) -> str:
-        """Its result so far, as soon as there is one."""
-        assert self._popen.stdout is not None
-        line = self._popen.stdout.readline().strip()
-        if not line:
-            self._popen.wait()
-            self.require_alive(may_end=False)
-        return line
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
 
-    def require_alive(self, *, may_end: bool) -> None:
+    def wait_until(self, look: Callable[[], Found | None], limit_s: float = START_LIMIT_S) -> Found:
+        """What `look` finds, as soon as it finds something. Fails when the process ends first, or after `limit_s`."""
+        give_up_s = time.monotonic() + limit_s
+        while True:
+            self.check(may_end=False)
+            if (found := look()) is not None:
+                return found
+            if time.monotonic() > give_up_s:
+                raise DemoFailed(f"{self.name} is not ready after {duration(limit_s)}: {self._remedy()}")
+            time.sleep(POLL_S)
+
+    def check(self, *, may_end: bool) -> None:
+        """Raises if the process has failed; also if it has ended at all, unless it may."""
         code = self._popen.poll()
-        if code is None or (may_end and code == 0):
-            return
-        said = self._log.read_text(errors="replace").strip().splitlines()
-        raise DemoFailed(
-            f"{self.name} ended with {code} ({said[-1] if said else 'it said nothing'}): see {self._log}, and run the "
-            f"same command again"
-        )
+        if code is not None and not (may_end and code == 0):
+            raise DemoFailed(f"{self.name} exited with code {code}: {self._remedy()}")
 
-    def end(self) -> None:
-        self._popen.send_signal(signal.SIGINT)  # a worker hands in what it has
+    def _remedy(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:] or ["(it is empty)"]
+        return "\n  ".join([f"read the end of {self._log}, then run the same command again", *lines])
+
+    def stop(self) -> None:
+        self._popen.send_signal(signal.SIGINT)  # a worker submits what it has trained
         try:
             self._popen.wait(GRACE_S)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        if self._popen.stdout:
-            self._popen.stdout.close()
 
 
 def _threads_each(workers: int) -> dict[str, str]:
-    """The cores are shared: workers that each took all of them would wait for each other most of the time."""
+    """The workers share the cores: if each used all of them, they would mostly wait for each other."""
     return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
 
 
 def _start(
     stack: ExitStack, folder: Path, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Process:
-    """Ended with the stack. In a session of its own, so that the terminal's Ctrl-C is for the demo alone."""
+    """Leaving the stack stops it. It has its own session, so the terminal's Ctrl-C reaches only the demo."""
     log = folder / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as said, _uninterrupted():
+    with log.open("wb") as messages, _uninterrupted():
         popen = subprocess.Popen(
             [sys.executable, "-m", "blocktrain", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
+            stdout=subprocess.DEVNULL,  # a coordinator prints its invite, which is a secret
+            stderr=messages,
             start_new_session=True,
             env={**(environment or {}), **os.environ},
         )
         process = Process(name, popen, log)
-        stack.callback(process.end)
+        stack.callback(process.stop)
     return process
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A Ctrl-C counts when the block is done: between a process's start and somebody who ends it, it would be lost."""
-    asked: list[int] = []
-    before = {number: signal.signal(number, lambda got, _: asked.append(got)) for number in STOPPING}
+    """Delays a Ctrl-C until the block is done: no process is started without something that stops it."""
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in STOPPING}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if asked:
+    if received:
         raise KeyboardInterrupt

@@ -1,37 +1,39 @@
-"""The stage processes of blocktrain serve: started together, started again when one dies, ended together. They end by
-themselves when this process is gone. Next: serve.py, which puts a gateway in front of them."""
+"""The stage processes of blocktrain serve: started together, restarted when one dies, stopped together. They also stop
+when this process is gone. Next: commands/serving/serve.py, which puts a gateway in front of them."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
-from asyncio.subprocess import PIPE, Process
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Self
 
 from blocktrain.cli.console import say
+from blocktrain.cli.shared.address_file import POLL_S, read_address
 from blocktrain.errors import ConfigError
 
 FREE_PORT = "tcp://127.0.0.1:*"
-LISTENS = re.compile(rb"(tcp://\S+) serves ")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
-LIVED_S = 30.0  # who dies later than that has not failed at starting
+STABLE_S = 30.0  # a stage that lived this long did not fail at its start
 GRACE_S = 5.0
 
 
-class Crew:
-    """One process for each list of arguments of blocktrain stage."""
+class StageProcesses:
+    """One process per list of arguments of blocktrain stage. `addresses` holds where they listen, in that order."""
 
     def __init__(self, arguments: Sequence[Sequence[str]]) -> None:
         self._arguments = arguments
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
+        self._folder = tempfile.TemporaryDirectory(prefix="blocktrain-")
         self._listening: list[asyncio.Future[str]] = [loop.create_future() for _ in self._arguments]
-        self._keepers = [asyncio.create_task(self._keep(n)) for n in range(len(self._arguments))]
+        self._supervisors = [asyncio.create_task(self._supervise(n)) for n in range(len(self._arguments))]
         try:
             self.addresses = list(await asyncio.gather(*self._listening))
         except BaseException:
@@ -40,45 +42,53 @@ class Crew:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        self._folder.cleanup()
 
-    async def _keep(self, number: int) -> None:
+    async def _supervise(self, number: int) -> None:
+        """Restarts the stage at its first address, with growing pauses while it keeps failing at its start."""
         loop, listening = asyncio.get_running_loop(), self._listening[number]
         address, pause_s = FREE_PORT, FIRST_PAUSE_S
         while True:
-            began_s = loop.time()
+            started_s = loop.time()
             code = await self._run(number, address)
             if not listening.done():
-                text = f"stage {number} ended with {code} before it listened: what it said is above"
+                text = f"stage {number} exited with code {code} before it listened: its own error is above"
                 listening.set_exception(ConfigError(text))
                 return
             address = listening.result()
-            pause_s = FIRST_PAUSE_S if loop.time() - began_s > LIVED_S else min(2 * pause_s, LONGEST_PAUSE_S)
-            say(f"the stage at {address} ended with {code}: starting it again")
+            pause_s = FIRST_PAUSE_S if loop.time() - started_s > STABLE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+            say(f"stage {number} at {address} exited with code {code}: restarting it")
             await asyncio.sleep(pause_s)
 
     async def _run(self, number: int, address: str) -> int:
-        """Its exit code. Its stdin is a pipe that closes with this process; a session of its own keeps the terminal's
-        Ctrl-C from it, so that it ends when the gateway has."""
-        command = [sys.executable, "-m", "blocktrain", "stage", *self._arguments[number]]
+        """Returns its exit code. Its stdin is a pipe that closes with this process. It has its own session, so the
+        terminal's Ctrl-C does not reach it: it stops after the gateway."""
+        file = Path(self._folder.name) / f"stage-{number}.json"
+        options = ["--listen", address, "--address-file", str(file), "--with-parent"]
         process = await asyncio.create_subprocess_exec(
-            *command, "--listen", address, "--with-parent", stdin=PIPE, stdout=PIPE, start_new_session=True
+            *[sys.executable, "-m", "blocktrain", "stage", *self._arguments[number], *options],
+            stdin=PIPE,
+            stdout=DEVNULL,
+            start_new_session=True,
         )
+        exited = asyncio.create_task(process.wait())
         try:
-            assert process.stdout is not None
-            said = await process.stdout.readline()
-            if (found := LISTENS.match(said)) is not None:
-                say(f"stage {number}, process {process.pid}: {said.decode(errors='replace').strip()}")
+            while (found := read_address(file, process.pid)) is None and not exited.done():
+                await asyncio.wait([exited], timeout=POLL_S)  # loading a large model may take long: no deadline
+            if found is not None:
+                say(f"stage {number}, process {process.pid}, listens on {found}")
                 if not self._listening[number].done():
-                    self._listening[number].set_result(found[1].decode())
-            return await process.wait()
+                    self._listening[number].set_result(found)
+            return await exited
         finally:
-            await _end(process)
+            exited.cancel()
+            await _stop(process)
 
 
-async def _end(process: Process) -> None:
+async def _stop(process: Process) -> None:
     with suppress(ProcessLookupError):
         if process.returncode is None:
             process.terminate()
@@ -91,8 +101,8 @@ async def _end(process: Process) -> None:
 
 
 def split_blocks(blocks: int, stages: int) -> list[range]:
-    """Consecutive shares that differ by at most one block. The first is no smaller than any other: that stage drafts,
-    and more blocks draft better."""
+    """Consecutive shares that differ by at most one block. The first share is never smaller than another: that stage
+    drafts, and more blocks draft better."""
     if not 1 <= stages <= blocks:
         raise ConfigError(f"--stages {stages} does not fit a model of {blocks} blocks: give 1 to {blocks}")
     cuts = [-(-blocks * n // stages) for n in range(stages + 1)]

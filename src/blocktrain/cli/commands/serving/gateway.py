@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,7 @@ from blocktrain.cli.commands.serving.serve import (
 from blocktrain.cli.commands.serving.stage import Insecure, KeyFile
 from blocktrain.cli.console import say
 from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
+from blocktrain.cli.shared.address_file import AddressFile, write_address
 from blocktrain.cli.shared.api_keys import ApiKeyFile, read_api_keys, require_api_key
 from blocktrain.cli.shared.logs import requests_logged
 from blocktrain.errors import ConfigError
@@ -56,6 +58,7 @@ def gateway(
     ] = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="The longest that a request may take.")] = 300.0,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="A JSON object a request instead of a line.")] = False,
+    address_file: AddressFile = None,
 ) -> None:
     """Answer HTTP for a model whose blocks are served by stages.
 
@@ -91,7 +94,7 @@ def gateway(
     addresses = [address.strip() for address in stages.split(",") if address.strip()]
     key = read_key(key_file) if key_file else None
     with listening(host, port, "another gateway") as listener, requests_logged(json_logs):
-        stopped_by = asyncio.run(until_told(_serve(addresses, chain, key, door, listener)))
+        stopped_by = asyncio.run(until_told(_serve(addresses, chain, key, door, listener, address_file)))
     if stopped_by == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -109,6 +112,7 @@ async def _serve(
     key: ChainKey | None,
     door: GatewaySettings,
     listener: socket.socket,
+    address_file: Path | None,
 ) -> None:
     from blocktrain.http.server import serve_until_cancelled
     from blocktrain.serve.chain.pipeline import Pipeline
@@ -118,5 +122,6 @@ async def _serve(
         host, port = listener.getsockname()[:2]
         place = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         print(f"{place}/v1", flush=True)
+        write_address(address_file, f"{place}/v1")
         say(f"serves {pipeline.info.name}, version {pipeline.info.version}; open {place} in a browser to try it")
         await serve_until_cancelled(build_gateway(pipeline, door), listener)

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Coroutine, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ from blocktrain.cli.commands.serving.stage import (
 )
 from blocktrain.cli.console import say
 from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
+from blocktrain.cli.shared.address_file import AddressFile, write_address
 from blocktrain.cli.shared.api_keys import ApiKeyFile, read_api_keys, require_api_key
 from blocktrain.errors import ConfigError
 
@@ -69,6 +71,7 @@ def serve(
     offload: Offload = False,
     poll: LookEvery = 10.0,
     home: Home = None,
+    address_file: AddressFile = None,
 ) -> None:
     """Serve a model on this machine: its stages and a gateway.
 
@@ -94,22 +97,28 @@ def serve(
     require_api_key(host, api_keys, insecure)
     door = GatewaySettings(api_keys=api_keys, any_host=insecure, degraded=degraded)
     with listening(host, port, "another gateway") as listener:
-        stopped_by = asyncio.run(until_told(_serve(arguments, settings, door, listener)))
+        stopped_by = asyncio.run(until_told(_serve(arguments, settings, door, listener, address_file)))
     if stopped_by == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
 async def _serve(
-    arguments: Sequence[Sequence[str]], settings: PipelineSettings, door: GatewaySettings, listener: socket.socket
+    arguments: Sequence[Sequence[str]],
+    settings: PipelineSettings,
+    door: GatewaySettings,
+    listener: socket.socket,
+    address_file: Path | None,
 ) -> None:
-    from blocktrain.cli.shared.stage_processes import Crew
+    from blocktrain.cli.shared.stage_processes import StageProcesses
     from blocktrain.http.server import serve_until_cancelled
     from blocktrain.serve.chain.pipeline import Pipeline
     from blocktrain.serve.gateway.app import build_gateway
 
-    async with Crew(arguments) as crew, Pipeline(crew.addresses, settings) as pipeline:
+    async with StageProcesses(arguments) as processes, Pipeline(processes.addresses, settings) as pipeline:
         host, port = listener.getsockname()[:2]
-        print(f"http://{host}:{port}/v1", flush=True)
+        url = f"http://{host}:{port}/v1"
+        print(url, flush=True)
+        write_address(address_file, url)
         say("open the address without /v1 in a browser to try it; Ctrl-C ends it")
         await serve_until_cancelled(build_gateway(pipeline, door), listener)
 

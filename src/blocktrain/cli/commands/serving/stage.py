@@ -17,6 +17,7 @@ import typer
 
 from blocktrain.cli.console import say
 from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
+from blocktrain.cli.shared.address_file import AddressFile, write_address
 from blocktrain.cli.shared.private import cache_home
 from blocktrain.errors import BlockTrainError, ConfigError
 
@@ -57,6 +58,7 @@ def stage(
     max_waiting: Annotated[int, typer.Option(metavar="N", help="Requests that may wait.")] = 64,
     poll: LookEvery = 10.0,
     home: Home = None,
+    address_file: AddressFile = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True, help="End when stdin closes.")] = False,
 ) -> None:
     """Hold some blocks of a model and compute for a gateway.
@@ -88,7 +90,7 @@ def stage(
     def look(known: str) -> Segment | None:
         return source.newest(held, known, **options)
 
-    asyncio.run(_serve(Stage(segment, settings, key=key), segment, look, poll, with_parent))
+    asyncio.run(_serve(Stage(segment, settings, key=key), segment, look, poll, address_file, with_parent))
 
 
 def require_files(model: str, offload: bool) -> None:
@@ -130,7 +132,12 @@ def checked_device(name: str) -> str:
 
 
 async def _serve(
-    stage: Stage, segment: Segment, look: Callable[[str], Segment | None], every_s: float, with_parent: bool
+    stage: Stage,
+    segment: Segment,
+    look: Callable[[str], Segment | None],
+    every_s: float,
+    address_file: Path | None,
+    with_parent: bool,
 ) -> None:
     async with stage:
         first, last, total = segment.blocks[0], segment.blocks[-1], segment.info.blocks
@@ -139,6 +146,7 @@ async def _serve(
             f"{stage.address} serves {span} of 0-{total - 1} of {segment.info.name}, version {segment.info.version}",
             flush=True,
         )
+        write_address(address_file, stage.address)
         told = asyncio.create_task(told_to_stop(with_parent))
         following = asyncio.create_task(_follow(stage, look, every_s))
         ends: list[asyncio.Future[Any]] = [told, following, stage.broken]

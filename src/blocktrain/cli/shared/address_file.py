@@ -1,0 +1,34 @@
+"""The address file: how a command tells another process where it listens. It holds the address and the process id as
+JSON and appears, whole, when the command accepts connections. No torch.
+Next: stage_processes.py and commands/demo.py, which start commands and read their files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blocktrain.cli.shared.private import read_private, write_private
+
+AddressFile = Annotated[
+    Path | None,
+    typer.Option("--address-file", metavar="FILE", help="Write address and process id there as JSON when ready."),
+]
+POLL_S = 0.05  # between two looks for a file of a process that is starting
+
+
+def write_address(path: Path | None, address: str) -> None:
+    """Call it once connections are accepted. Does nothing where the user named no file."""
+    if path is not None:
+        write_private(path, json.dumps({"address": address, "pid": os.getpid()}).encode())
+
+
+def read_address(path: Path, pid: int) -> str | None:
+    """The address that process `pid` wrote; None while it has written none. A file of an earlier process does not
+    count."""
+    data = read_private(path)
+    found = json.loads(data) if data else {}
+    return str(found["address"]) if found.get("pid") == pid else None
