@@ -30,7 +30,7 @@ def assert_refused(result, *words: str) -> None:
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], ["nothing says what to train"]),
+        ([], ["no settings were given"]),
         (["--preset", "tony"], ['no preset "tony"', "tiny"]),
         (["run.toml", *PRESET], ["both run.toml and --preset tiny"]),
         (["no.toml"], ["no.toml does not exist"]),
@@ -149,5 +149,5 @@ def test_an_unexpected_error_is_one_line_and_exit_code_1(run, trained, monkeypat
     assert result.exit_code == 1
     assert (
         result.stderr
-        == "error: unexpected ZeroDivisionError: division by zero (blocktrain --debug COMMAND … shows where)\n"
+        == "error: unexpected ZeroDivisionError: division by zero (run blocktrain --debug COMMAND … to see where)\n"
     )

@@ -1,4 +1,4 @@
-"""A walk through all commands: each has a help, and an example in it that parses. And what all have in common."""
+"""Every command has a help text with an example that parses. And what all commands have in common."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
 def walk(group: Any, name: str) -> Iterator[tuple[str, Any]]:
     for word, command in group.commands.items():
+        if command.hidden:
+            continue
         yield f"{name} {word}", command
         if hasattr(command, "commands"):
             yield from walk(command, f"{name} {word}")
@@ -79,7 +81,7 @@ def test_the_page_names_the_exit_codes_and_all_that_print_json():
 
 @pytest.mark.parametrize(
     "line, completed",
-    [("blocktrain do", "doctor"), ("blocktrain export --h", "--hf"), ("blocktrain token r", "revoke")],
+    [("blocktrain do", "doctor"), ("blocktrain export --h", "--hf"), ("blocktrain access-token r", "revoke")],
 )
 def test_the_tab_key_completes(line, completed):
     words = line.split()

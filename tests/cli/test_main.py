@@ -1,4 +1,4 @@
-"""The app itself: help, version, and how words and numbers look."""
+"""The app itself: help, version, old names, and the format of tables and quantities."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from importlib.metadata import version
 import pytest
 
 from blocktrain.cli.console import duration, plain_table, quantity
-from blocktrain.cli.shared.progress import LINE_EVERY_S, Lines
-from blocktrain.train.trainer import StepReport
 
 COMMANDS = ["train", "reference", "compare", "eval", "generate", "stage", "gateway", "serve", "keys"]
 
 
 def test_the_version_is_the_package_s(run):
     assert run("--version").stdout == f"blocktrain {version('blocktrain')}\n"
+
+
+def test_the_old_name_of_access_token_works_and_warns(run, tmp_path):
+    old, new = (run(name, "list", "--dir", tmp_path) for name in ("token", "access-token"))
+    assert old.exit_code == new.exit_code == 2
+    warning, rest = old.stderr.split("\n", 1)
+    assert warning.startswith("warning: blocktrain token is now called blocktrain access-token")
+    assert rest == new.stderr
 
 
 def test_no_arguments_show_the_table_of_contents(run):
@@ -45,14 +51,3 @@ def test_in_a_table_text_is_left_and_numbers_are_right():
         "x        1.5",
         "long  -10.25",
     ]
-
-
-def test_lines_come_with_the_first_and_last_step_and_now_and_then_between(capsys):
-    now_s = 0.0
-    lines = Lines({0: "phase 1 of 1"}, clock=lambda: now_s)
-    for step in range(1, 31):
-        now_s += LINE_EVERY_S / 10
-        lines(StepReport(0, step, 30, loss=2.5, grad_norm=1.0, lr_factor=1.0, step_bytes=1000, seconds=1.0))
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(", ")[0] for line in said] == [f"phase 1 of 1: step {step}/30" for step in (1, 11, 21, 30)]
-    assert said[1].endswith("loss 2.500 nats/byte, 1 kB/s, 19s left")

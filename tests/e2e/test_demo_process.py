@@ -41,7 +41,7 @@ def test_the_demo_trains_serves_and_writes_twice(demo, tmp_path):
     assert "Watch the training: http://127.0.0.1:" in said
     assert out.count("The president") == 2
     assert said.count("traversals of the 3 stages") == 2
-    assert "held out 5.545 nats/byte" in said
+    assert "held-out loss 5.545 nats/byte" in said
     assert (tmp_path / "demo" / "model" / "manifest.json").exists()
     assert living(tmp_path / "demo") == []
 

@@ -14,7 +14,8 @@ import httpx
 import openai
 import pytest
 
-from blocktrain.errors import StageUnreachable
+from blocktrain.cli.shared.stage_processes import StageProcesses
+from blocktrain.errors import ConfigError, StageUnreachable
 from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings
 from blocktrain.serve.decode.exact import Mode, Request, decode
 from blocktrain.serve.segment.segment import LocalForward
@@ -69,6 +70,16 @@ def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_wh
     server.terminate()
     said, _ = server.communicate(timeout=LIMIT_S)
     assert server.returncode == 0, said
+
+
+def test_serve_fails_with_a_stage_that_fails_before_it_listens(tmp_path, capfd):
+    async def main() -> None:
+        async with StageProcesses([[str(tmp_path)]]):
+            pass
+
+    with pytest.raises(ConfigError, match="stage 0 exited with code 2 before it listened: its own error is above"):
+        asyncio.run(main())
+    assert "is not a run directory" in capfd.readouterr().err
 
 
 def test_a_stage_ends_when_the_process_that_started_it_is_gone(trained_run, listen):

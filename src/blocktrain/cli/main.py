@@ -1,5 +1,6 @@
-"""The app: its commands, what its errors look like, and `main`. Each command is in the module of its name, with imports
-that are quick: torch comes in when a command does its work, so that help and a mistyped option answer at once."""
+"""The app: the table of its commands, how errors are printed, and `main`. Each command is in the module of its name in
+commands/, whose folders are the panels of --help. Commands import torch only when they run, so that help and errors
+about options appear at once. Next: commands/training/train.py, the simplest command."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -21,13 +22,14 @@ from blocktrain.cli.commands.serving.gateway import gateway
 from blocktrain.cli.commands.serving.keys import keys
 from blocktrain.cli.commands.serving.serve import serve
 from blocktrain.cli.commands.serving.stage import stage
+from blocktrain.cli.commands.swarm.access_token import access_token
 from blocktrain.cli.commands.swarm.coordinator import coordinator
 from blocktrain.cli.commands.swarm.doctor import doctor
 from blocktrain.cli.commands.swarm.export import export
 from blocktrain.cli.commands.swarm.ledger import ledger
-from blocktrain.cli.commands.swarm.pause import pause, resume
+from blocktrain.cli.commands.swarm.pause import pause
+from blocktrain.cli.commands.swarm.resume import resume
 from blocktrain.cli.commands.swarm.status import status
-from blocktrain.cli.commands.swarm.token import token
 from blocktrain.cli.commands.swarm.worker import worker
 from blocktrain.cli.commands.training.compare import compare
 from blocktrain.cli.commands.training.eval import evaluate
@@ -36,7 +38,7 @@ from blocktrain.cli.commands.training.reference import reference
 from blocktrain.cli.commands.training.report import report
 from blocktrain.cli.commands.training.train import train
 from blocktrain.cli.console import say
-from blocktrain.cli.options import EXIT_INTERRUPTED
+from blocktrain.cli.options import EXIT_INTERRUPTED, Command, flags_without_type
 from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
 from blocktrain.io.allocator import use_huge_pages
 
@@ -44,7 +46,10 @@ EXIT_UNEXPECTED = 1
 
 
 class Commands(TyperGroup):
-    """The commands, with every error that leaves one turned into a sentence and an exit code."""
+    """All commands. An error that leaves one becomes a sentence on stderr and an exit code."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return flags_without_type(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         with _explained(debug=bool(ctx.params.get("debug"))):
@@ -56,7 +61,7 @@ def _explained(debug: bool) -> Iterator[None]:
     try:
         yield
     except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
-        raise  # typer's own, which it ends well
+        raise  # typer handles its own
     except KeyboardInterrupt:
         say("interrupted: run the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -71,102 +76,71 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, BlockTrainError):
         return str(error)
     what = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"unexpected {what[:200]} (blocktrain --debug COMMAND … shows where)"
+    return f"unexpected {what[:200]} (run blocktrain --debug COMMAND … to see where)"
 
 
 app = typer.Typer(
     name="blocktrain",
     cls=Commands,
     help="Train a language model in blocks: each block is trained alone, the blocks compose into one model.",
-    epilog="Start here:  blocktrain train --preset small --out run/   then   blocktrain eval run/\n\n"
-    "Ends with 0 when all went well, with 2 when you can mend it (the sentence says how), with 1 on a failure of "
-    "BlockTrain's own or of a check of doctor, with 130 after Ctrl-C. docs/cli.md says more.",
+    epilog="Exit codes: 0 success, 1 internal error or failed check, 2 user error, 130 interrupted",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-TRAIN, USE, TOGETHER, SERVE = "Train", "Measure and use", "Train together", "Serve"
-app.command(
-    rich_help_panel=TRAIN,
-    epilog="Example:  blocktrain train --preset small --set train.steps=200 --out run/",
-)(train)
-app.command(
-    rich_help_panel=TRAIN,
-    epilog="Example:  blocktrain reference --preset small --out ref/",
-)(reference)
-app.command(
-    rich_help_panel=TRAIN,
-    epilog="Example:  blocktrain compare --preset small --out report/",
-)(compare)
-app.command(
-    rich_help_panel=TRAIN,
-    epilog="Example:  blocktrain demo --workers 2",
-)(demo)
-app.command(
-    "eval",
-    rich_help_panel=USE,
-    epilog="Example:  blocktrain eval run/ ref/ --split test --json",
-)(evaluate)
-app.command(
-    rich_help_panel=USE,
-    epilog='Example:  blocktrain generate run/ --prompt "The president" --max-bytes 200 --seed 1',
-)(generate)
-app.command(
-    rich_help_panel=USE,
-    epilog="Example:  blocktrain report run/ --out page.html",
-)(report)
-app.command(
-    rich_help_panel=TOGETHER,
-    epilog="Example:  blocktrain coordinator --preset small --dir swarm/ --host 0.0.0.0 --public train.example.org",
-)(coordinator)
-app.command(
-    rich_help_panel=TOGETHER,
-    epilog="Example:  blocktrain worker 'bt://train.example.org:7000/#…'",
-)(worker)
-app.command(
-    rich_help_panel=TOGETHER,
-    epilog="Example:  blocktrain doctor 'bt://train.example.org:7000/#…'",
-)(doctor)
-app.command(
-    rich_help_panel=TOGETHER,
-    epilog="Example:  blocktrain status 'bt://train.example.org:7000/#…' --watch",
-)(status)
-app.command(
-    rich_help_panel=TOGETHER,
-    epilog="Example:  blocktrain export 'bt://train.example.org:7000/#…' model/   or   blocktrain export run/ --hf hf/",
-)(export)
-app.command(
-    rich_help_panel=TOGETHER,
-    epilog="Example:  blocktrain ledger 'bt://train.example.org:7000/#…'",
-)(ledger)
-for _command in (pause, resume):
+START = "Start here"  # the panels of --help, in the order of the folders of commands/
+TRAINING, SWARM, SERVING = "Train on one machine", "Train together", "Serve"
+INVITE = "'bt://train.example.org:7000/#…'"
+COMMANDS: list[tuple[str, Callable[..., None], str]] = [
+    (START, demo, "demo --workers 2"),
+    (TRAINING, train, "train --preset small --set train.steps=200 --out run/"),
+    (TRAINING, reference, "reference --preset small --out ref/"),
+    (TRAINING, compare, "compare --preset small --out report/"),
+    (TRAINING, evaluate, "eval run/ ref/ --split test --json"),
+    (TRAINING, generate, 'generate run/ --prompt "The president" --max-bytes 200 --seed 1'),
+    (TRAINING, report, "report run/ --out page.html"),
+    (SWARM, coordinator, "coordinator --preset small --dir swarm/ --host 0.0.0.0 --public train.example.org"),
+    (SWARM, worker, f"worker {INVITE}"),
+    (SWARM, doctor, f"doctor {INVITE}"),
+    (SWARM, status, f"status {INVITE} --watch"),
+    (SWARM, export, f"export {INVITE} model/   or   blocktrain export run/ --hf hf/"),
+    (SWARM, ledger, f"ledger {INVITE}"),
+    (SWARM, pause, f"pause {INVITE}"),
+    (SWARM, resume, f"resume {INVITE}"),
+    (SERVING, serve, "serve run/ --stages 3"),
+    (SERVING, stage, "stage model/ --blocks 0-1 --listen tcp://0.0.0.0:7001 --keys chain.key"),
+    (SERVING, gateway, "gateway --stages tcp://a:7001,tcp://b:7001 --keys chain.key"),
+    (SERVING, keys, "keys chain.key"),
+]
+
+
+def _paragraphs(command: Callable[..., None]) -> str:
+    """The docstring, wrapped to the terminal's width instead of the source's."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (command.__doc__ or "").split("\n\n"))
+
+
+for _panel, _command, _example in COMMANDS:
     app.command(
-        rich_help_panel=TOGETHER,
-        epilog=f"Example:  blocktrain {_command.__name__} 'bt://train.example.org:7000/#…'",
+        _example.split()[0],
+        cls=Command,
+        help=_paragraphs(_command),
+        rich_help_panel=_panel,
+        epilog=f"Example:  blocktrain {_example}",
     )(_command)
+
+
+def _warn_of_old_name() -> None:
+    say("warning: blocktrain token is now called blocktrain access-token; the old name goes with the next version")
+
+
 app.add_typer(
-    token,
-    name="token",
-    rich_help_panel=TOGETHER,
-    epilog="Example:  blocktrain token add alice --role viewer --dir swarm/",
+    access_token,
+    name="access-token",
+    rich_help_panel=SWARM,
+    epilog="Example:  blocktrain access-token add alice --role viewer --dir swarm/",
 )
-app.command(
-    rich_help_panel=SERVE,
-    epilog="Example:  blocktrain serve run/ --stages 3",
-)(serve)
-app.command(
-    rich_help_panel=SERVE,
-    epilog="Example:  blocktrain stage model/ --blocks 0-1 --listen tcp://0.0.0.0:7001 --keys chain.key",
-)(stage)
-app.command(
-    rich_help_panel=SERVE,
-    epilog="Example:  blocktrain gateway --stages tcp://a:7001,tcp://b:7001 --keys chain.key",
-)(gateway)
-app.command(
-    rich_help_panel=SERVE,
-    epilog="Example:  blocktrain keys chain.key",
-)(keys)
+app.add_typer(access_token, name="token", hidden=True, callback=_warn_of_old_name)
 
 
 def _print_version(asked: bool) -> None:
@@ -182,7 +156,7 @@ def _global_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """The help text is the app's."""
+    """Options of every command. The help text is the app's."""
 
 
 def main() -> None:
@@ -190,12 +164,12 @@ def main() -> None:
     use_huge_pages()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows no ± still shows the rest
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ± still shows the rest
     app()
 
 
 def _quiet_libraries() -> None:
-    """Warnings are for developers, who set -W or PYTHONWARNINGS. The environment takes the choice to --jobs."""
+    """Python's warnings are for developers, who set -W or PYTHONWARNINGS. --jobs inherits the environment."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
         os.environ["PYTHONWARNINGS"] = "ignore"

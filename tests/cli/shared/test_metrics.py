@@ -1,4 +1,4 @@
-"""What other tools can follow: TensorBoard logs, JSON lines and Prometheus counters."""
+"""Progress for other tools: TensorBoard logs, JSON lines and Prometheus counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from blocktrain.cli.shared.metrics import WorkCounters, metrics_file, metrics_server, told_to
+from blocktrain.cli.shared.metrics import WorkCounters, metrics_file, metrics_server, report_to
 from blocktrain.errors import ConfigError, StorageError
 from blocktrain.spec import preset
 from blocktrain.swarm.local import local_swarm
@@ -54,14 +54,14 @@ def test_prometheus_reads_counters_on_this_machine_while_it_works(capsys):
         urllib.request.urlopen(url)
 
 
-def test_nobody_listens_unless_asked():
+def test_without_options_there_is_no_listener():
     with metrics_server(None) as counters, metrics_file(None) as log:
         assert (counters, log) == (None, None)
 
 
-def test_all_who_are_there_are_told():
+def test_every_listener_gets_the_report():
     heard = []
-    told_to(heard.append, None, heard.append)(STEP)
+    report_to(heard.append, None, heard.append)(STEP)
     assert heard == [STEP, STEP]
 
 
@@ -71,7 +71,7 @@ def test_a_worker_writes_what_it_does(run, text, tmp_path):
         options = ["--metrics", tmp_path / "m.jsonl", "--metrics-port", 0, "--home", tmp_path / "home"]
         result = run("worker", swarm.invite, *options)
     assert result.exit_code == 0, result.stderr
-    assert "metrics at http://127.0.0.1:" in result.stderr
+    assert "metrics: http://127.0.0.1:" in result.stderr
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert kinds[:4] == ["lease", "step", "step", "submitted"]
     assert kinds[-1] == "finished"
@@ -82,7 +82,7 @@ def test_what_cannot_be_written_or_listened_on_is_said(tmp_path):
         pass
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="give another, or 0"), metrics_server(port):
+        with pytest.raises(ConfigError, match="give another port, or 0"), metrics_server(port):
             pass
 
 

@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -20,10 +20,12 @@ from blocktrain.cli.console import duration, quantity, say
 from blocktrain.cli.options import EXIT_INTERRUPTED, read_spec, require_positive
 from blocktrain.cli.shared.address_file import POLL_S, read_address
 from blocktrain.cli.shared.private import INVITE_FILE
+from blocktrain.cli.shared.progress import num_finished, swarm_progress
+from blocktrain.cli.shared.signals import STOP_SIGNALS, interrupts_delayed
 from blocktrain.errors import BlockTrainError
 
 if TYPE_CHECKING:
-    from blocktrain.cli.commands.training.generate import Output
+    from blocktrain.cli.shared.gateway_client import Output
     from blocktrain.spec import RunSpec
     from blocktrain.swarm.worker.client import CoordinatorClient
     from blocktrain.wire.invite import Invite
@@ -36,7 +38,6 @@ STAGES = 3
 PROMPT_BYTES = 100
 WORKERS = 4
 LAST_LINES = 5  # of a log, shown when its process failed
-STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class DemoFailed(BlockTrainError):
@@ -65,7 +66,7 @@ def demo(
     settings = ["--preset", preset]
     for change in (*shared_among(workers, spec), *(changes or ())):
         settings += ["--set", change]
-    for number in STOPPING:  # also if the shell that started it ignores them
+    for number in STOP_SIGNALS:  # also if the shell that started it ignores them
         signal.signal(number, signal.default_int_handler)
     try:
         with ExitStack() as stack:
@@ -136,22 +137,20 @@ def _invite_that_answers(path: Path) -> Invite | None:
 
 def _watch(client: CoordinatorClient, processes: Sequence[Process]) -> None:
     """Shows progress until every phase is trained and the result is evaluated."""
-    from blocktrain.cli.shared.swarm_progress import all_finished, swarm_progress
+    from blocktrain.cli.shared.training import phase_label
     from blocktrain.spec import RunSpec
 
-    with swarm_progress(RunSpec.model_validate(client.run_info().spec)) as show:
+    spec = RunSpec.model_validate(client.run_info().spec)
+    with swarm_progress({phase.index: phase_label(spec, phase) for phase in spec.phases}) as show:
         while True:
-            facts, curves = client.status(), client.curves()
-            show(facts, curves)
-            if all_finished(facts) and _newest_is_scored(facts):
+            status = client.status()
+            show(status, client.curves())
+            evaluated = status["evaluations"] and status["evaluations"][-1]["versions"] == status["versions"]
+            if num_finished(status) == status["num_phases"] and evaluated:
                 return
             for process in processes:
                 process.check(may_end=process.name != "coordinator")
             time.sleep(LOOK_EVERY_S)
-
-
-def _newest_is_scored(facts: Mapping[str, Any]) -> bool:
-    return bool(facts["evaluations"]) and bool(facts["evaluations"][-1]["versions"] == facts["versions"])
 
 
 # Serving
@@ -167,14 +166,14 @@ def _serve(stack: ExitStack, folder: Path, model: Path) -> str:
 
 def _continue(url: str, prompt: str) -> None:
     """Lets the model continue the prompt: in one sweep, then speculatively."""
-    from blocktrain.cli.shared.remote import write_remotely
+    from blocktrain.cli.shared.gateway_client import generate_remotely
     from blocktrain.serve.decode.mode import Mode
     from blocktrain.serve.decode.request import Request
 
     for mode in (Mode.SWEEP, Mode.SPECULATIVE):
         say(f"\n{mode.value}:")
         request = Request(prompt.encode(), max_bytes=PROMPT_BYTES, mode=mode, temperature=0.7)
-        output = write_remotely(url, request, [], lambda text: print(text, end="", flush=True))
+        output = generate_remotely(url, request, [], lambda text: print(text, end="", flush=True))
         print(flush=True)
         say(_effort(output))
 
@@ -240,7 +239,7 @@ def _start(
     """Leaving the stack stops it. It has its own session, so the terminal's Ctrl-C reaches only the demo."""
     log = folder / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as messages, _uninterrupted():
+    with log.open("wb") as messages, interrupts_delayed():
         popen = subprocess.Popen(
             [sys.executable, "-m", "blocktrain", *arguments],
             stdout=subprocess.DEVNULL,  # a coordinator prints its invite, which is a secret
@@ -251,17 +250,3 @@ def _start(
         process = Process(name, popen, log)
         stack.callback(process.stop)
     return process
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Delays a Ctrl-C until the block is done: no process is started without something that stops it."""
-    received: list[int] = []
-    before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in STOPPING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if received:
-        raise KeyboardInterrupt

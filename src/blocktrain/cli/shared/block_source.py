@@ -1,5 +1,5 @@
-"""Where a stage's blocks come from: a model directory, or a training run by its invite. This is where the world of
-serving and the swarm meet; neither knows the other. Next: stage.py, which asks for newer ones now and then."""
+"""Where a stage's blocks come from: a model directory, or a training run by its invite. Serving and the swarm do not
+know each other; this module connects them. Next: commands/serving/stage.py, which looks for newer versions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
     from blocktrain.wire.messages import ModelManifest
 
 VERSION_LETTERS = 16
+INVITES = ("bt://", "bts://")
 
 
-class Source(Protocol):
+class BlockSource(Protocol):
     def num_blocks(self) -> int: ...
 
     def newest(self, blocks: Sequence[int] | None, known: str | None = None, **settings: Any) -> Segment | None:
-        """The newest version of these blocks (None: all); None when it is the known one, or is not whole yet."""
+        """The newest version of these blocks (None: all). Returns None if it is the known one, or is incomplete."""
         ...
 
 
 class DirectorySource:
-    """What blocktrain train or export has written; it may be written again while it is served."""
+    """A directory of blocktrain train or export. It may be written again while it is served."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -48,8 +49,8 @@ class DirectorySource:
 
 
 class RunSource:
-    """A coordinator's newest manifest. Only the tensors of the stage's own blocks are fetched; what a version is called
-    follows from the manifest, so that stages that fetch different blocks of it agree."""
+    """A coordinator's newest manifest. Downloads only the tensors of the stage's own blocks. The version's name follows
+    from the manifest, so stages with different blocks of it agree on the name."""
 
     def __init__(self, client: CoordinatorClient, cache: Path) -> None:
         self._client, self._cache = client, cache
@@ -60,19 +61,19 @@ class RunSource:
     def newest(self, blocks: Sequence[int] | None, known: str | None = None, **settings: Any) -> Segment | None:
         manifest = self._client.manifest()
         spec, version = RunSpec.model_validate(manifest.spec), manifest_version(manifest)
-        born = {each.block: each for each in manifest.blocks}
-        unborn = [str(block) for block in range(spec.model.blocks) if block not in born]
-        if unborn and known is None:
+        present = {each.block: each for each in manifest.blocks}
+        missing = [str(block) for block in range(spec.model.blocks) if block not in present]
+        if missing and known is None:
             raise CheckpointError(
-                f"block {', '.join(unborn)} of {spec.model.blocks} is not born yet: start the stage again when its "
-                f"turn in training has come (blocktrain status tells)"
+                f"block {', '.join(missing)} of {spec.model.blocks} does not exist yet: start the stage again when its "
+                f"training has begun (see blocktrain status)"
             )
-        if unborn or version == known:
+        if missing or version == known:
             return None
         wanted = range(spec.model.blocks) if blocks is None else blocks
-        if strange := [block for block in wanted if block not in born]:
-            raise ConfigError(f"there is no block {strange[0]}: the run has blocks 0 to {spec.model.blocks - 1}")
-        downloaded = {block: self._client.download(born[block].tensors, self._cache) for block in wanted}
+        if unknown := [block for block in wanted if block not in present]:
+            raise ConfigError(f"there is no block {unknown[0]}: the run has blocks 0 to {spec.model.blocks - 1}")
+        downloaded = {block: self._client.download(present[block].tensors, self._cache) for block in wanted}
         tensors = {
             block: as_tensors(decode(data, expected=block_shapes(spec, block))[0]) for block, data in downloaded.items()
         }
@@ -83,7 +84,19 @@ def manifest_version(manifest: ModelManifest) -> str:
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()[:VERSION_LETTERS]
 
 
+def open_source(model: str, cache: Path, offload: bool) -> BlockSource:
+    if not model.startswith(INVITES):
+        return DirectorySource(Path(model))
+    if offload:
+        raise ConfigError("--offload needs the model's files: run blocktrain export first, then serve its directory")
+
+    from blocktrain.swarm.worker.client import CoordinatorClient
+    from blocktrain.wire.invite import parse_invite
+
+    return RunSource(CoordinatorClient(parse_invite(model)), cache)
+
+
 def next_look_s(now_s: float, every_s: float) -> float:
-    """Seconds to the next full multiple on the wall clock: stages on different hosts look at the same moments, and so
-    find the same version even where training makes them faster than they look."""
+    """Seconds to the next multiple of `every_s` on the wall clock. Stages on different hosts look at the same moments
+    and find the same version, even if training makes versions faster than they look."""
     return every_s - now_s % every_s

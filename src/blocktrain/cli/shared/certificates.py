@@ -1,5 +1,5 @@
-"""The coordinator's certificate: the user's own files, or one that is made once and known by its fingerprint.
-Next: serving.py, which listens with it; swarm/worker/client.py, which pins it."""
+"""The coordinator's certificate: the user's own files, or a self-signed one that clients know by its fingerprint.
+Next: http/server.py, which serves with it; swarm/worker/client.py, which pins it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CERTIFICATE_DAYS = 3650
 
 
 def tls_files(folder: Path, name: str, cert: Path | None, key: Path | None) -> Tls:
-    """The files given, trusted by the system; or a certificate of our own, made once, known by its fingerprint."""
+    """The files given, which systems trust; or a self-signed certificate, made once, which clients pin."""
     if cert and key:
         return Tls(cert, key, None)
     cert, key = folder / CERT_FILE, folder / KEY_FILE
@@ -31,17 +31,17 @@ def tls_files(folder: Path, name: str, cert: Path | None, key: Path | None) -> T
     try:
         der = x509.load_pem_x509_certificate(cert.read_bytes()).public_bytes(Encoding.DER)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{cert} cannot be used ({error}): delete it and {key} to have new ones made") from None
+        raise ConfigError(f"{cert} cannot be used ({error}): delete it and {key} to get new ones") from None
     return Tls(cert, key, hashlib.sha256(der).hexdigest())
 
 
 def _make_certificate(cert: Path, key: Path, name: str) -> None:
-    """Self-signed; who has its fingerprint needs no name in it, so one serves for all addresses."""
+    """Self-signed. Clients compare the fingerprint, not the name, so one certificate serves for all addresses."""
     private = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "blocktrain coordinator")])
     now = datetime.datetime.now(datetime.UTC)
     identifier = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
-    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)  # signs: itself, and handshakes
+    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)  # it signs itself and handshakes
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -1,4 +1,4 @@
-"""The report of compare: what it says of each side, its table, its curves and its JSON document.
+"""The report of compare: the facts of each side, the table, the curves and the JSON document.
 Next: story.py, the curves of one run; ../figures.py, which draws."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from blocktrain.cli.console import duration, quantity, say, show_table
-from blocktrain.cli.options import Work
+from blocktrain.cli.options import Budget
 from blocktrain.cli.shared.scoring import Measured, error_cell, measure, score_record
 from blocktrain.cli.shared.story import history, training_curves
 from blocktrain.cli.shared.training import parameters_of_blocks, training_bytes
@@ -30,12 +30,12 @@ HELD_OUT = ("valid", "test")
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs, with what is said of it."""
+    """One of the two runs and its measurements."""
 
     run: RunDirectory
     parameters: list[int]  # of each block
     losses: dict[int, list[float]]  # by phase, step after step
-    seconds: float  # of training, all phases added
+    seconds: float  # of training, the sum over all phases
     held_out: dict[str, Measured]  # by split
 
     @classmethod
@@ -67,11 +67,11 @@ def show(blocks: Side, reference: Side) -> None:
     print(", ".join(f"gap on {split} {gap:+.4f} nats/byte" for split, gap in _gaps(blocks, reference).items()))
 
 
-def write(out: Path, blocks: Side, reference: Side, work: Work) -> list[Path]:
-    """The curves and the document; the paths written."""
+def write(out: Path, blocks: Side, reference: Side, budget: Budget) -> list[Path]:
+    """Writes the curves and the document; returns their paths."""
     document = {
         "blocktrain": version("blocktrain"),
-        "work": work.value,
+        "work": budget.value,
         "machine": machine(),
         "gap_nats_per_byte": _gaps(blocks, reference),
         "blocks": blocks.record(),

@@ -1,5 +1,5 @@
-"""What a command does, for other tools to follow: TensorBoard logs, JSON lines, Prometheus counters. Their packages are
-imported when they are asked for. Next: training.py and worker.py, which report to these."""
+"""Progress for other tools: TensorBoard logs, JSON lines, Prometheus counters. Their packages are imported only when a
+user asks for them. Next: training.py and commands/swarm/worker.py, which report to these."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Report = TypeVar("Report")
 LOOPBACK = "127.0.0.1"
 
 
-def told_to(*listeners: Callable[[Report], None] | None) -> Callable[[Report], None]:
-    """One listener for all of them that there are."""
+def report_to(*listeners: Callable[[Report], None] | None) -> Callable[[Report], None]:
+    """One listener that passes reports to all of these that are not None."""
     present = [listener for listener in listeners if listener is not None]
 
-    def tell(report: Report) -> None:
+    def pass_on(report: Report) -> None:
         for listener in present:
             listener(report)
 
-    return tell
+    return pass_on
 
 
 @contextmanager
 def tensorboard_log(folder: Path | None) -> Iterator[Callable[[StepReport], None] | None]:
-    """A tag a phase and quantity; the step is the phase's own."""
+    """One tag per phase and quantity. The step is that of the phase."""
     if folder is None:
         yield None
         return
@@ -43,7 +43,7 @@ def tensorboard_log(folder: Path | None) -> Iterator[Callable[[StepReport], None
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ConfigError(
-            "--tensorboard needs the package of that name, which is not here: pip install 'blocktrain[tensorboard]'"
+            "--tensorboard needs the package tensorboard, which is not installed: pip install 'blocktrain[tensorboard]'"
         ) from None
     try:
         writer = SummaryWriter(str(folder))
@@ -64,7 +64,7 @@ def tensorboard_log(folder: Path | None) -> Iterator[Callable[[StepReport], None
 def metrics_file(
     path: Path | None, clock: Callable[[], float] = time.time
 ) -> Iterator[Callable[[WorkReport], None] | None]:
-    """A JSON line a report, appended in one write."""
+    """Appends one JSON line per report, each in one write."""
     if path is None:
         yield None
         return
@@ -73,15 +73,15 @@ def metrics_file(
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error.strerror}): choose another --metrics") from None
     with file:
-        yield lambda report: _append(file.write, {"at_s": clock(), **asdict(report)})
 
+        def append(report: WorkReport) -> None:
+            file.write(json.dumps({"at_s": clock(), **asdict(report)}).encode() + b"\n")
 
-def _append(write: Callable[[bytes], object], record: dict[str, object]) -> None:
-    write(json.dumps(record).encode() + b"\n")
+        yield append
 
 
 class WorkCounters:
-    """What a worker has done since it started."""
+    """Counts what a worker has done since it started."""
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -89,12 +89,16 @@ class WorkCounters:
         self.registry = CollectorRegistry()
         self._reports = Counter(
             "blocktrain_worker_reports",
-            "Leases, steps, hand-ins and the like",
+            "Reports of a worker by kind: lease, step, submitted, wait, …",
             ["kind"],
             registry=self.registry,
         )
-        self._loss = Gauge("blocktrain_worker_loss_nats_per_byte", "Of the last step", registry=self.registry)
-        self._heard = Gauge("blocktrain_worker_last_report_seconds", "When, in Unix time", registry=self.registry)
+        self._loss = Gauge(
+            "blocktrain_worker_loss_nats_per_byte", "Training loss of the last step", registry=self.registry
+        )
+        self._heard = Gauge(
+            "blocktrain_worker_last_report_seconds", "Unix time of the last report", registry=self.registry
+        )
 
     def __call__(self, report: WorkReport) -> None:
         self._reports.labels(report.kind).inc()
@@ -105,7 +109,7 @@ class WorkCounters:
 
 @contextmanager
 def metrics_server(port: int | None) -> Iterator[WorkCounters | None]:
-    """On this machine only: what a worker does is its owner's business."""
+    """Listens on this machine only: what a worker does is private to its owner."""
     if port is None:
         yield None
         return
@@ -116,9 +120,9 @@ def metrics_server(port: int | None) -> Iterator[WorkCounters | None]:
         server, thread = start_http_server(port, LOOPBACK, counters.registry)
     except OSError as error:
         raise ConfigError(
-            f"--metrics-port {port} cannot be listened on ({error.strerror}): give another, or 0 for a free one"
+            f"cannot listen on --metrics-port {port} ({error.strerror}): give another port, or 0 for any free port"
         ) from None
-    say(f"metrics at http://{LOOPBACK}:{server.server_port}/metrics")
+    say(f"metrics: http://{LOOPBACK}:{server.server_port}/metrics")
     try:
         yield counters
     finally:

@@ -1,115 +1,150 @@
-"""What a user sees while it works, on stderr: a bar a phase on a terminal, a line now and then elsewhere.
-Next: training.py, which reports to it."""
+"""Progress on stderr: one bar per phase on a terminal, a line every ten seconds elsewhere. No torch.
+Next: training.py, which reports the steps of this machine; commands/demo.py, which reports those of a swarm."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from blocktrain.cli.console import duration, quantity, say
+from blocktrain.spec import NUM_SYMBOLS
 
 if TYPE_CHECKING:
     from blocktrain.train.trainer import StepReport
 
 LINE_EVERY_S = 10.0
-RECENT_STEPS = 50  # speed is their median
+RECENT_STEPS = 50  # the speed is their median
+UNTRAINED_LOSS = math.log(NUM_SYMBOLS)  # nats per byte of a model that knows nothing
 
+Labels: TypeAlias = Mapping[int, str]  # what each phase is called, by its index
 OnStep: TypeAlias = "Callable[[StepReport], None]"
-OnWindows: TypeAlias = Callable[[int, int], None]  # (done now, of all)
-
-
-class Speed:
-    """How fast a phase has been of late."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=RECENT_STEPS)
-
-    def add(self, step: StepReport) -> None:
-        self._seconds.append(step.seconds)
-
-    @property
-    def step_s(self) -> float:
-        """The median: the first step may have compiled for a minute."""
-        return max(median(self._seconds), 1e-9)
-
-    def of_bytes(self, step: StepReport) -> str:
-        return quantity(step.step_bytes / self.step_s, "B/s")
+OnWindows: TypeAlias = Callable[[int, int], None]  # (done now, total)
+SwarmStatus: TypeAlias = Mapping[str, Any]  # the answer of /v1/status
+SwarmCurves: TypeAlias = Mapping[str, Any]  # the answer of /v1/curves
+OnStatus: TypeAlias = Callable[[SwarmStatus, SwarmCurves], None]
 
 
 class Lines:
-    """The first step of a phase, its last, and one every LINE_EVERY_S."""
+    """Prints the first step of a phase, its last one, and one step every LINE_EVERY_S. Repeats no line."""
 
-    def __init__(self, labels: Mapping[int, str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, labels: Labels, clock: Callable[[], float] = time.monotonic) -> None:
         self._labels, self._clock = labels, clock
-        self._speeds: dict[int, Speed] = {}
-        self._said_s: dict[int, float] = {}
+        self._printed: dict[int, tuple[float, str]] = {}  # by phase: when, and the line
 
-    def __call__(self, step: StepReport) -> None:
-        speed = self._speeds.setdefault(step.phase, Speed())
-        speed.add(step)
-        if step.step == step.steps or self._due(step.phase):
-            self._said_s[step.phase] = self._clock()
-            left_s = (step.steps - step.step) * speed.step_s
-            say(
-                f"{self._labels[step.phase]}: step {step.step}/{step.steps}, loss {step.loss:.3f} nats/byte, "
-                f"{speed.of_bytes(step)}, {duration(left_s)} left"
-            )
-
-    def _due(self, phase: int) -> bool:
-        return phase not in self._said_s or self._clock() - self._said_s[phase] >= LINE_EVERY_S
+    def show(self, phase: int, step: int, steps: int, facts: Sequence[str]) -> None:
+        line = f"{self._labels[phase]}: " + ", ".join([f"step {step}/{steps}", *facts])
+        at_s, before = self._printed.get(phase, (-math.inf, ""))
+        if line != before and (step == steps or self._clock() - at_s >= LINE_EVERY_S):
+            self._printed[phase] = self._clock(), line
+            say(line)
 
 
 class Bars:
-    """A bar a phase; it starts to move, and to be timed, with the phase's first step in this process."""
+    """One bar per phase. Its clock starts with the phase's first report."""
 
-    def __init__(self, labels: Mapping[int, str], progress: Progress) -> None:
-        self._progress = progress
-        self._speeds: dict[int, Speed] = {}
+    def __init__(self, labels: Labels, progress: Progress) -> None:
+        self._progress, self._started = progress, set[int]()
         self._tasks = {
             phase: progress.add_task(label, total=None, start=False, facts="waiting") for phase, label in labels.items()
         }
 
-    def __call__(self, step: StepReport) -> None:
-        task = self._tasks[step.phase]
-        if step.phase not in self._speeds:
-            self._speeds[step.phase] = Speed()
-            self._progress.reset(task, total=step.steps, completed=step.step - 1)
-        speed = self._speeds[step.phase]
-        speed.add(step)
-        facts = f"{step.step}/{step.steps}  loss {step.loss:.3f} nats/byte  {speed.of_bytes(step)}"
-        self._progress.update(task, completed=step.step, facts=facts)
+    def show(self, phase: int, step: int, steps: int, facts: Sequence[str]) -> None:
+        task = self._tasks[phase]
+        if phase not in self._started:
+            self._started.add(phase)
+            self._progress.reset(task, total=steps, completed=step)
+        self._progress.update(task, completed=step, facts="  ".join([f"{step}/{steps}", *facts]))
 
 
 @contextmanager
-def training_progress(labels: Mapping[int, str]) -> Iterator[OnStep]:
-    """`labels` names the phases, by their index, that will report."""
+def training_progress(labels: Labels, clock: Callable[[], float] = time.monotonic) -> Iterator[OnStep]:
+    """For the steps of this machine."""
+    seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
+
+    def speed(step: StepReport) -> tuple[float, str]:
+        """Seconds per step, and bytes per second in words. The median: the first step may include a minute of
+        compilation."""
+        seconds[step.phase].append(step.seconds)
+        step_s = max(median(seconds[step.phase]), 1e-9)
+        return step_s, quantity(step.step_bytes / step_s, "B/s")
+
+    def loss(step: StepReport) -> str:
+        return f"loss {step.loss:.3f} nats/byte"
+
     if not sys.stderr.isatty():
-        yield Lines(labels)
+        lines = Lines(labels, clock)
+
+        def print_line(step: StepReport) -> None:
+            step_s, rate = speed(step)
+            left = f"{duration((step.steps - step.step) * step_s)} left"
+            lines.show(step.phase, step.step, step.steps, [loss(step), rate, left])
+
+        yield print_line
         return
-    with bars() as progress:
-        yield Bars(labels, progress)
+    with _rich_progress() as progress:
+        bars = Bars(labels, progress)
+        yield lambda step: bars.show(step.phase, step.step, step.steps, [loss(step), speed(step)[1]])
+
+
+@contextmanager
+def swarm_progress(labels: Labels) -> Iterator[OnStatus]:
+    """For the status of a swarm. Lines are about the newest phase only."""
+    if not sys.stderr.isatty():
+        lines = Lines(labels)
+
+        def print_line(status: SwarmStatus, curves: SwarmCurves) -> None:
+            newest = status["phases"][-1]
+            lines.show(newest["phase"], newest["step"], newest["steps"], [_whole_model(status, curves)])
+
+        yield print_line
+        return
+    with _rich_progress() as progress:
+        bars = Bars(labels, progress)
+        whole = progress.add_task("the composed model", total=None, start=False, facts="")
+
+        def draw(status: SwarmStatus, curves: SwarmCurves) -> None:
+            losses = {x["phase"]: x["points"][-1]["nats_per_byte"] for x in curves["training"] if x["points"]}
+            for each in status["phases"]:
+                facts = [f"loss {losses[each['phase']]:.3f} nats/byte"] if each["phase"] in losses else []
+                bars.show(each["phase"], each["step"], each["steps"], facts)
+            progress.update(whole, facts=_whole_model(status, curves))
+
+        yield draw
+
+
+def num_finished(status: SwarmStatus) -> int:
+    return sum(phase["finished"] for phase in status["phases"])
+
+
+def _whole_model(status: SwarmStatus, curves: SwarmCurves) -> str:
+    """The held-out loss of the composed model, and who trains it."""
+    held_out = curves["held_out"]
+    loss = held_out[-1]["nats_per_byte"] if held_out else UNTRAINED_LOSS
+    updates = sum(worker["updates"] for worker in status["workers"])
+    return f"held-out loss {loss:.3f} nats/byte, {len(status['workers'])} workers, {updates} updates"
 
 
 @contextmanager
 def evaluation_progress(label: str) -> Iterator[OnWindows]:
-    """Quiet where there is no terminal: it does not take long."""
+    """Prints nothing without a terminal: an evaluation does not take long."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    with bars(transient=True) as progress:
+    with _rich_progress(transient=True) as progress:
         task = progress.add_task(label, total=None, facts="")
         yield lambda done, total: progress.update(task, advance=done, total=total, facts=f"{total} windows")
 
 
-def bars(transient: bool = False) -> Progress:
+def _rich_progress(transient: bool = False) -> Progress:
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

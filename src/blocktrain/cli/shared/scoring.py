@@ -1,4 +1,4 @@
-"""What eval and compare share: open a run that is trained, score it, say how far it is from another.
+"""What eval, compare and report share: open a trained run, score it, and compare it with another.
 Next: train/evaluate.py, which computes the scores."""
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ class Measured:
         return answer(self.scores)
 
     def gap_to(self, other: Measured) -> float | None:
-        """Nats a byte above `other`; None where the two were not measured on the same text."""
+        """Nats per byte above `other`. None if the two were not measured on the same text."""
         if self.text_sha256 != other.text_sha256:
             return None
         return self.answer.nats_per_byte - other.answer.nats_per_byte
 
 
 def open_trained(path: Path, missing: Collection[int] = ()) -> RunDirectory:
-    """A run whose blocks are all trained, but for those that are to be left out anyway."""
+    """A run whose blocks are all trained, except those that will be left out."""
     run = RunDirectory.open(path)
     trained, every = run.manifest().blocks, range(run.spec.model.blocks)
-    if strange := sorted(set(missing) - set(every)):
-        raise ConfigError(f"--missing {strange[0]}: {path} has blocks 0 to {every[-1]}, name some of them")
+    if unknown := sorted(set(missing) - set(every)):
+        raise ConfigError(f"--missing {unknown[0]}: {path} has blocks 0 to {every[-1]}, name blocks from that range")
     if set(every) <= set(missing):
-        raise ConfigError(f"--missing names all {len(every)} blocks of {path}: leave one in")
+        raise ConfigError(f"--missing names all {len(every)} blocks of {path}: keep at least one")
     if absent := [str(block) for block in every if block not in trained and block not in missing]:
         raise CheckpointError(
-            f"{path} has no trained block {', '.join(absent)} yet: run the blocktrain train that began it again, "
-            f"to its end"
+            f"{path} has no trained block {', '.join(absent)} yet: run the same blocktrain train command again "
+            f"until it is finished"
         )
     return run
 
 
 def text_of(run: RunDirectory, elsewhere: str | None = None) -> Corpus:
-    """The text the run was trained on, or other text when the user asks for that."""
+    """The text of the run's training, or other text if the user names it."""
     corpus = run.spec.corpus.model_copy(update={"source": elsewhere} if elsewhere else {})
     text = load_corpus(corpus, run.spec.model.context)
     if elsewhere is None and text.sha256 != run.manifest().corpus_sha256:
         raise CheckpointError(
-            f'{run.path} was trained on other text than corpus "{corpus.source}" now holds: '
-            f"restore it, or name the text to measure on with --corpus PATH"
+            f'{run.path} was trained on other text than corpus "{corpus.source}" holds now: '
+            f"restore it, or name another text with --corpus PATH"
         )
     return text
 
@@ -76,13 +76,13 @@ def measure(
 
 
 def baseline(measured: Sequence[Measured]) -> Measured:
-    """What the others are compared with: the first end-to-end run, or else the last run given."""
+    """The run to compare the others with: the first end-to-end run, or else the last run given."""
     references = [each for each in measured if isinstance(each.run.spec.objective, EndToEnd)]
     return references[0] if references else measured[-1]
 
 
 def score_record(score: Score) -> dict[str, Any]:
-    """For JSON, which has no NaN."""
+    """For JSON, which has no NaN: None instead."""
     return {
         key: None if isinstance(value, float) and math.isnan(value) else value for key, value in score.as_dict().items()
     }

@@ -1,5 +1,6 @@
-"""The sections of blocktrain report: what a page says of a run, from a run directory or from a story of a swarm. What
-others named, such as their workers, is escaped where figures would take it for markup. Next: story.py, figures.py."""
+"""The sections of blocktrain report: a page about a run, from a run directory or from a swarm's ledger. Names that
+others chose, such as those of workers, are escaped where a figure would read them as markup.
+Next: story.py, where the records come from; ../figures.py, which draws."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ MOST_EVENTS = 100
 MINUTES = "minutes since the first update"
 
 
-def told(folder: Path, ledger: str | None, max_windows: int | None) -> tuple[str, list[Section]]:
+def page_of(folder: Path, ledger: str | None, max_windows: int | None) -> tuple[str, list[Section]]:
     if ledger is not None or (folder / LEDGER_FILE).is_file():
         story = story_of_ledger(folder, ledger)
         return story.spec.name, [_settings(story.spec), *_swarm_sections(story)]
@@ -35,11 +36,11 @@ def told(folder: Path, ledger: str | None, max_windows: int | None) -> tuple[str
         )
     run = RunDirectory.open(folder)
     exported = story_of_export(folder, run.spec)
-    told = _swarm_sections(exported) if exported else [_loss_of_steps(run), *_alone()]
-    return run.spec.name, [_settings(run.spec), *_held_out_now(run, max_windows), _blocks(run), *told]
+    sections = _swarm_sections(exported) if exported else [_loss_of_steps(run), _ALONE]
+    return run.spec.name, [_settings(run.spec), *_held_out_now(run, max_windows), _blocks(run), *sections]
 
 
-# Of every run
+# Every run
 
 
 def _settings(spec: RunSpec) -> Section:
@@ -58,7 +59,7 @@ def _settings(spec: RunSpec) -> Section:
     return Section("The run", columns=["setting", "value"], rows=rows)
 
 
-# Of a run directory
+# A run directory
 
 
 def _loss_of_steps(run: RunDirectory) -> Section:
@@ -76,7 +77,7 @@ def _loss_of_steps(run: RunDirectory) -> Section:
 
 
 def _held_out_now(run: RunDirectory, max_windows: int | None) -> list[Section]:
-    """Measured now; left out, with the reason, where the blocks or the text are not there."""
+    """Measured now. If the blocks or the text are missing, the reason instead."""
     try:
         measured = measure(open_trained(run.path), text_of(run), "valid", max_windows=max_windows)
     except BlockTrainError as error:
@@ -94,7 +95,7 @@ def _held_out_now(run: RunDirectory, max_windows: int | None) -> list[Section]:
         [n, f"{s.nats_per_byte:.4f}", error_cell(s), f"{s.bits_per_byte:.4f}"]
         for n, s in zip(names, scores, strict=True)
     ]
-    text = f"On {measured.answer.num_bytes:,} bytes of the valid split; the answer is {measured.answer.reading}."
+    text = f"On {measured.answer.num_bytes:,} bytes of the valid split; generate uses {measured.answer.reading}."
     return [Section("Held-out loss", text, figure, ["reading", "nats/byte", "± s.e.", "bits/byte"], rows)]
 
 
@@ -111,11 +112,10 @@ def _file_bytes(run: RunDirectory, block: int) -> int:
     return sum(path.stat().st_size for path in run.path.glob(f"block-{block}-*.safetensors"))
 
 
-def _alone() -> list[Section]:
-    return [Section("Workers and bytes", "Trained on one machine: nobody else took part and nothing was sent.")]
+_ALONE = Section("Workers and bytes", "Trained on one machine: nobody else took part and nothing was sent.")
 
 
-# Of a swarm
+# A swarm
 
 
 def _swarm_sections(story: SwarmStory) -> list[Section]:
@@ -132,7 +132,7 @@ def _swarm_sections(story: SwarmStory) -> list[Section]:
 
 
 def _held_out_then(evaluations: Sequence[Record], started_s: float) -> Section:
-    """The composed model beside the single blocks, as the swarm measured them."""
+    """The composed model and the single blocks, as the swarm measured them."""
     if not evaluations:
         return Section("Held-out loss", "Not measured yet.")
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -206,7 +206,7 @@ def _bytes(contributions: Sequence[Record], started_s: float) -> Section:
 
 def _events(events: Sequence[Record]) -> Section:
     rows = [[_when(each["at_s"]), each["kind"], each["text"]] for each in events[-MOST_EVENTS:]]
-    return Section("Events", "" if rows else "None are kept here.", None, ["when", "what", ""], rows)
+    return Section("Events", "" if rows else "None are recorded here.", None, ["when", "what", ""], rows)
 
 
 def _when(at_s: float) -> str:

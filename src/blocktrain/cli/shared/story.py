@@ -1,5 +1,5 @@
-"""What is told of a run afterwards: losses from its metrics, and who did what from a coordinator's ledger, which
-is read and never written. Next: report.py and comparison.py, which tell it."""
+"""The history of a run: losses from its metrics, and who did what from a coordinator's ledger, which is only read.
+Next: sections.py and comparison.py, which present it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from blocktrain.cli.commands.swarm.ledger import all_pages
+from blocktrain.cli.shared.ledger import all_pages
 from blocktrain.cli.shared.private import LEDGER_FILE
 from blocktrain.cli.shared.training import phase_label
 from blocktrain.errors import CheckpointError, StorageError
@@ -27,13 +27,13 @@ from blocktrain.swarm.worker.client import CoordinatorClient
 
 Record: TypeAlias = dict[str, Any]
 STORY_FILE = "swarm.json"  # in an exported directory
-TOLD = ("number", "worker", "phase", "steps", "tokens", "num_bytes", "loss", "received_s")  # of an update
-MOST_POINTS = 200  # of a curve: each is the mean of so many neighbouring steps
+SAVED = ("number", "worker", "phase", "steps", "tokens", "num_bytes", "loss", "received_s")  # of an update
+MOST_POINTS = 200  # of one curve
 
 
 @dataclass(frozen=True)
 class SwarmStory:
-    """Who trained a run together, and what happened, as records."""
+    """Records of a run that a swarm trained: who took part and what happened."""
 
     spec: RunSpec
     contributions: list[Record]
@@ -43,7 +43,7 @@ class SwarmStory:
 
 
 def story_of_ledger(folder: Path, url: str | None = None) -> SwarmStory:
-    """From the directory of a coordinator, which may be running; or from its database."""
+    """From a coordinator's directory, also while it runs, or from its database."""
     with _copied(folder / LEDGER_FILE) if url is None else closing(Ledger(url)) as ledger:
         run = ledger.run()
         if run is None:
@@ -58,17 +58,17 @@ def story_of_ledger(folder: Path, url: str | None = None) -> SwarmStory:
 
 
 def save_story(client: CoordinatorClient, folder: Path) -> None:
-    """Who trained an exported model, by their aliases: it stays with the model when the swarm is gone."""
-    status = status_for("viewer", client.status())  # also where an admin exports: a model may be handed on
+    """Saves who trained an exported model, by alias. It stays with the model when the swarm is gone."""
+    status = status_for("viewer", client.status())  # even if an admin exports: the model may be passed on
     contributions = [
-        {"update": {name: each["update"][name] for name in TOLD}} for each in all_pages(client.contributions)
+        {"update": {name: each["update"][name] for name in SAVED}} for each in all_pages(client.contributions)
     ]
     story = {"contributions": contributions, "workers": status["workers"], "evaluations": status["evaluations"]}
     write_whole(folder / STORY_FILE, json.dumps({**story, "events": []}).encode())
 
 
 def story_of_export(folder: Path, spec: RunSpec) -> SwarmStory | None:
-    """As blocktrain export has kept it; None where the model was trained on one machine."""
+    """What blocktrain export saved. None if the model was trained on one machine."""
     path = folder / STORY_FILE
     try:
         kept = json.loads(path.read_bytes())
@@ -82,7 +82,7 @@ def story_of_export(folder: Path, spec: RunSpec) -> SwarmStory | None:
 
 @contextmanager
 def _copied(path: Path) -> Iterator[Ledger]:
-    """A copy of a ledger as it is at this moment: opening the ledger itself would need the right to write it."""
+    """A copy of a ledger as it is now. Opening the ledger itself needs permission to write."""
     with tempfile.TemporaryDirectory(prefix="blocktrain-") as folder:
         copy = Path(folder) / LEDGER_FILE
         try:
@@ -98,7 +98,7 @@ def _copied(path: Path) -> Iterator[Ledger]:
 
 
 def history(records: Sequence[dict[str, Any]]) -> tuple[dict[int, list[float]], float]:
-    """Losses by phase and seconds of training; after a resumption the last record of a step counts."""
+    """Losses by phase, and seconds of training. Of a step recorded twice, the last record counts."""
     latest = {(record["phase"], record["step"]): record for record in records if {"phase", "step"} <= record.keys()}
     losses: dict[int, list[float]] = {}
     for (phase, _), record in sorted(latest.items()):
@@ -107,7 +107,7 @@ def history(records: Sequence[dict[str, Any]]) -> tuple[dict[int, list[float]], 
 
 
 def training_curves(spec: RunSpec, losses_of_phase: dict[int, list[float]], color: str | None = None) -> list[Line]:
-    """A line a phase. A group begins where the one before it ended; the phases of a group run side by side."""
+    """One line per phase. A group begins where the group before it ended; the phases of a group train side by side."""
     starts = accumulate((max(phase.steps for phase in group) for group in spec.groups), initial=0)
     lines = []
     for start, group in zip(starts, spec.groups, strict=False):
@@ -119,7 +119,7 @@ def training_curves(spec: RunSpec, losses_of_phase: dict[int, list[float]], colo
 
 
 def means(losses: Sequence[float], most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
-    """At most so many points: the mean loss of neighbouring steps, at the middle of them."""
+    """At most `most` points: the mean loss of neighbouring steps, at the middle of them."""
     size = -(-len(losses) // most) or 1
     chunks = [losses[start : start + size] for start in range(0, len(losses), size)]
     middles = [size * index + (len(chunk) + 1) / 2 for index, chunk in enumerate(chunks)]

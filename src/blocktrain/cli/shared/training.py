@@ -1,5 +1,5 @@
-"""What train, reference and compare share: say what will be trained, train it into a directory, stop on Ctrl-C.
-Next: train/run.py, which does it."""
+"""What train, reference and compare share: print what will be trained, train it into a directory, stop on Ctrl-C.
+Next: train/run.py, which trains."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import typer
 
 from blocktrain.cli.console import quantity, say, show_table
-from blocktrain.cli.options import EXIT_INTERRUPTED, Work, require_positive
-from blocktrain.cli.shared.interrupt import StopOnInterrupt
-from blocktrain.cli.shared.metrics import tensorboard_log, told_to
+from blocktrain.cli.options import EXIT_INTERRUPTED, Budget, require_positive
+from blocktrain.cli.shared.metrics import report_to, tensorboard_log
 from blocktrain.cli.shared.progress import training_progress
+from blocktrain.cli.shared.signals import StopOnInterrupt
 from blocktrain.data.corpus import Corpus
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import build_block, logical_parameters
@@ -34,7 +34,7 @@ def train_into(
     jobs: int = 1,
     tensorboard: Path | None = None,
 ) -> RunDirectory:
-    """Train what `out` does not hold yet. After a Ctrl-C everything is saved and the command ends."""
+    """Trains what `out` does not hold yet. A Ctrl-C saves everything and ends the command."""
     wanted = wanted_phases(spec, only_block)
     jobs = _useful_jobs(spec, jobs)
     run = RunDirectory.create(out, spec, corpus.sha256)
@@ -43,21 +43,21 @@ def train_into(
         say(f"{out} is finished: nothing is left to train")
     labels = {phase.index: phase_label(spec, phase) for phase in todo}
     with tensorboard_log(tensorboard) as log, training_progress(labels) as report, StopOnInterrupt() as stop:
-        done = train_run(run, corpus, only_block=only_block, jobs=jobs, report=told_to(report, log), stop=stop)
+        done = train_run(run, corpus, only_block=only_block, jobs=jobs, report=report_to(report, log), stop=stop)
     if not done:
         say(f"stopped: everything is saved in {out}, run the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED)
     return run
 
 
-def twin_of(spec: RunSpec, work: Work, steps: int | None = None) -> RunSpec:
-    """The reference that --work and --steps ask for."""
+def twin_of(spec: RunSpec, budget: Budget, steps: int | None = None) -> RunSpec:
+    """The end-to-end reference of these blocks, as --work and --steps say."""
     require_positive("--steps", steps)
-    return reference_of(spec, steps=steps or (equal_work_steps(spec) if work is Work.EQUAL else None))
+    return reference_of(spec, steps=steps or (equal_work_steps(spec) if budget is Budget.EQUAL else None))
 
 
 def describe(spec: RunSpec) -> None:
-    """The essentials, before the wait."""
+    """Prints what will be trained, before it takes its time."""
     model, parameters = spec.model, parameters_of_blocks(spec)
     say(
         f"{spec.name}: {model.blocks} blocks, {model.total_layers} layers of width {model.width}, "
@@ -66,9 +66,9 @@ def describe(spec: RunSpec) -> None:
     each = ", ".join(f"block {block}: {count:,}" for block, count in enumerate(parameters))
     say(f"  parameters  {sum(parameters):,} ({each})")
     if model.physical_layers is not None:
-        say(f"  logical     {logical_parameters(spec):,} parameters, were every layer a real one")
+        say(f"  logical     {logical_parameters(spec):,} parameters, if every layer had its own")
     say(f"  phases      {'; '.join(f'{_blocks(phase.blocks)} for {phase.steps} steps' for phase in spec.phases)}")
-    say(f"  in total    {quantity(training_bytes(spec), 'B')} of text, {quantity(run_flops(spec), 'FLOP')}")
+    say(f"  total       {quantity(training_bytes(spec), 'B')} of text, {quantity(run_flops(spec), 'FLOP')}")
 
 
 def show_parameters_side_by_side(spec: RunSpec, twin: RunSpec) -> None:
@@ -106,5 +106,5 @@ def _useful_jobs(spec: RunSpec, jobs: int) -> int:
     require_positive("--jobs", jobs)
     most = max(map(len, spec.groups))
     if jobs > 1 and most == 1:
-        say(f"--jobs {jobs} has no effect: the phases of this run follow each other")
+        say(f"--jobs {jobs} has no effect: the phases of this run depend on each other")
     return min(jobs, most)

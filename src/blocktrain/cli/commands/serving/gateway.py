@@ -1,5 +1,5 @@
-"""blocktrain gateway: stages on other hosts behind OpenAI's completions API, with a page to try them on.
-Next: serve/gateway/app.py, the routes; serve/chain/pipeline.py, the chain behind them."""
+"""blocktrain gateway: OpenAI's completions API, and a page to try it, for stages on other hosts.
+Next: shared/gateway.py, which answers HTTP; serve/chain/pipeline.py, the chain of stages."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktrain.cli.commands.serving.serve import (
+from blocktrain.cli.options import EXIT_INTERRUPTED, Insecure, KeyFile, require_above_zero, require_positive
+from blocktrain.cli.shared.address_file import AddressFile
+from blocktrain.cli.shared.gateway import (
+    ApiKeyFile,
     Degraded,
     Topology,
     TopologyOption,
     WireFormat,
     WireOption,
-    until_told,
+    answer_http,
+    read_api_keys,
+    requests_logged,
+    require_api_key,
 )
-from blocktrain.cli.commands.serving.stage import Insecure, KeyFile
-from blocktrain.cli.console import say
-from blocktrain.cli.options import EXIT_INTERRUPTED, require_positive
-from blocktrain.cli.shared.address_file import AddressFile, write_address
-from blocktrain.cli.shared.api_keys import ApiKeyFile, read_api_keys, require_api_key
-from blocktrain.cli.shared.logs import requests_logged
+from blocktrain.cli.shared.signals import run_until_stopped
 from blocktrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,9 +39,11 @@ ORIGIN = re.compile(r"https?://[^\s/]+|\*")
 
 
 def gateway(
-    stages: Annotated[str, typer.Option(metavar="ADDRESS,…", help="tcp://HOST:PORT of every stage, by commas.")],
+    stages: Annotated[
+        str, typer.Option(metavar="ADDRESS,…", help="tcp://HOST:PORT of every stage, separated by commas.")
+    ],
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: a free one.")] = 8000,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port.")] = 8000,
     key_file: KeyFile = None,
     api_key_file: ApiKeyFile = None,
     insecure: Insecure = False,
@@ -48,27 +51,28 @@ def gateway(
     topology: TopologyOption = Topology.CHAIN,
     degraded: Degraded = False,
     cors: Annotated[
-        list[str] | None, typer.Option(metavar="ORIGIN", help="Let web pages of this origin ask. Repeatable.")
+        list[str] | None, typer.Option(metavar="ORIGIN", help="Allow web pages of this origin. Repeatable.")
     ] = None,
-    max_bytes: Annotated[int, typer.Option(metavar="N", help="The longest text of a request.")] = 4096,
-    max_choices: Annotated[int, typer.Option(metavar="N", help="The most texts of a request.")] = 16,
-    max_texts: Annotated[int, typer.Option(metavar="N", help="Texts written at once; more get 429.")] = 64,
+    max_bytes: Annotated[int, typer.Option(metavar="N", help="Most bytes of one text.")] = 4096,
+    max_choices: Annotated[int, typer.Option(metavar="N", help="Most texts of one request.")] = 16,
+    max_texts: Annotated[int, typer.Option(metavar="N", help="Most texts at the same time; more get 429.")] = 64,
     rate: Annotated[
-        int | None, typer.Option(metavar="N", help="Requests a minute and key; no limit by default.")
+        int | None, typer.Option(metavar="N", help="Requests per minute and key. No limit by default.")
     ] = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="The longest that a request may take.")] = 300.0,
-    json_logs: Annotated[bool, typer.Option("--json-logs", help="A JSON object a request instead of a line.")] = False,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time for one request.")] = 300.0,
+    json_logs: Annotated[
+        bool, typer.Option("--json-logs", help="Log one JSON object per request instead of one line.")
+    ] = False,
     address_file: AddressFile = None,
 ) -> None:
-    """Answer HTTP for a model whose blocks are served by stages.
+    """Answer HTTP requests with a model that stages serve.
 
-    OpenAI's completions API at /v1, a page to try it at /, /healthz and /metrics. Ends with 0 on SIGTERM, with 130 on
-    Ctrl-C."""
+    OpenAI's completions API is at /v1 and a page to try it at /, with /healthz and /metrics. Ctrl-C or SIGTERM stops
+    it."""
     limits = {"--max-bytes": max_bytes, "--max-choices": max_choices, "--max-texts": max_texts, "--rate": rate}
     for option, value in limits.items():
         require_positive(option, value)
-    if not deadline > 0:
-        raise ConfigError(f"--deadline {deadline:g} is too short: give seconds above 0")
+    require_above_zero("--deadline", deadline)
     api_keys, origins = read_api_keys(api_key_file), checked_origins(cors or ())
 
     from blocktrain.http.server import listening
@@ -77,7 +81,7 @@ def gateway(
     from blocktrain.serve.gateway.app import GatewaySettings
 
     require_api_key(host, api_keys, insecure)
-    door = GatewaySettings(
+    access = GatewaySettings(
         api_keys=api_keys,
         any_host=insecure,
         cors_origins=origins,
@@ -94,7 +98,7 @@ def gateway(
     addresses = [address.strip() for address in stages.split(",") if address.strip()]
     key = read_key(key_file) if key_file else None
     with listening(host, port, "another gateway") as listener, requests_logged(json_logs):
-        stopped_by = asyncio.run(until_told(_serve(addresses, chain, key, door, listener, address_file)))
+        stopped_by = asyncio.run(run_until_stopped(_serve(addresses, chain, key, access, listener, address_file)))
     if stopped_by == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -102,7 +106,7 @@ def gateway(
 def checked_origins(origins: Sequence[str]) -> tuple[str, ...]:
     for origin in origins:
         if not ORIGIN.fullmatch(origin):
-            raise ConfigError(f'--cors "{origin}" is no origin: write for example https://example.org')
+            raise ConfigError(f'--cors "{origin}" is not an origin: write for example https://example.org')
     return tuple(origins)
 
 
@@ -110,18 +114,11 @@ async def _serve(
     addresses: Sequence[str],
     chain: PipelineSettings,
     key: ChainKey | None,
-    door: GatewaySettings,
+    access: GatewaySettings,
     listener: socket.socket,
     address_file: Path | None,
 ) -> None:
-    from blocktrain.http.server import serve_until_cancelled
     from blocktrain.serve.chain.pipeline import Pipeline
-    from blocktrain.serve.gateway.app import build_gateway
 
     async with Pipeline(addresses, chain, key=key) as pipeline:
-        host, port = listener.getsockname()[:2]
-        place = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        print(f"{place}/v1", flush=True)
-        write_address(address_file, f"{place}/v1")
-        say(f"serves {pipeline.info.name}, version {pipeline.info.version}; open {place} in a browser to try it")
-        await serve_until_cancelled(build_gateway(pipeline, door), listener)
+        await answer_http(pipeline, access, listener, address_file)

@@ -1,4 +1,4 @@
-"""blocktrain keys: make the key of a chain. Next: serve/chain/keys.py, which reads it."""
+"""blocktrain keys: makes the key of a chain. Next: serve/chain/keys.py, which reads it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from blocktrain.errors import ConfigError
 
 
 def keys(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where the key goes; nothing there is overwritten.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File for the key. It must not exist yet.")],
 ) -> None:
-    """Make the one key that all hosts of a chain share.
+    """Make the key that all hosts of a chain share.
 
-    Whoever holds the file is in the chain."""
+    Anyone who has the file can join the chain."""
     if path.exists():
-        raise ConfigError(f"{path} is there already and others may hold it: name another file, or delete it")
+        raise ConfigError(f"{path} exists already and other hosts may use it: name another file, or delete it")
 
     from blocktrain.serve.chain.keys import new_key_text
 
     write_private(path, new_key_text().encode())
     print(path)
-    say(f"copy it to every host of the chain, and give --keys {path.name} to each stage and the gateway")
+    say(f"copy it to every host of the chain; start each stage and the gateway with --keys {path.name}")

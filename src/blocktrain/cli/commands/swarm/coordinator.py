@@ -1,5 +1,5 @@
-"""blocktrain coordinator: found a run, or go on with it, and serve it to workers until it is told to stop.
-Next: serving.py, which does it; swarm/coordinator/coordinator.py, which decides."""
+"""blocktrain coordinator: creates a run or continues it, and serves it to workers until it is stopped.
+Next: shared/serving.py, which does it; swarm/coordinator/coordinator.py, which decides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 
 def coordinator(
     folder: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Where the run's state is kept; the same command continues it.")
+        Path, typer.Option("--dir", metavar="DIR", help="Directory of the run. The same command continues it.")
     ],
     toml: Toml = None,
     preset: Preset = None,
@@ -25,32 +25,33 @@ def coordinator(
     changes: Changes = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="0: a free one, the same after a restart.")
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port, kept after restarts.")
     ] = 0,
     public: Annotated[
-        str | None, typer.Option(metavar="HOST", help="The name workers reach it by, if it is another.")
+        str | None, typer.Option(metavar="HOST", help="Host name for workers, if it differs from --host.")
     ] = None,
     ledger: Annotated[
-        str | None, typer.Option(metavar="URL", help="A PostgreSQL database instead of DIR/ledger.db.")
+        str | None, typer.Option(metavar="URL", help="PostgreSQL database, instead of DIR/ledger.db.")
     ] = None,
     blobs: Annotated[
-        str | None, typer.Option(metavar="URL", help="A bucket (s3://, gs://, az://) instead of DIR/blobs.")
+        str | None, typer.Option(metavar="URL", help="Bucket (s3://, gs://, az://), instead of DIR/blobs.")
     ] = None,
     rate: Annotated[
-        float, typer.Option(metavar="N", min=0.1, help="Requests a second from one address with one token; then 429.")
+        float,
+        typer.Option(metavar="N", min=0.1, help="Requests per second per address and access token."),
     ] = 300.0,
-    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate chain, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM format.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key in PEM format.")] = None,
     tls_self_signed: Annotated[
-        bool, typer.Option("--tls-self-signed", help="Make a certificate; the invite names its fingerprint.")
+        bool, typer.Option("--tls-self-signed", help="Make a certificate. The invite contains its fingerprint.")
     ] = False,
 ) -> None:
-    """Run the meeting point of a swarm; prints the invite.
+    """Coordinate a swarm of workers and print its invite.
 
-    It can be killed at any time: the same command continues. Ends with 0 on SIGTERM, with 130 on Ctrl-C."""
+    It may be killed at any time: the same command continues the run. Ctrl-C or SIGTERM stops it."""
     _check_tls(tls_cert, tls_key, tls_self_signed)
     if public is None and host in EVERYWHERE:
-        raise ConfigError(f'--host "{host}" is no address that workers could reach: name one with --public')
+        raise ConfigError(f'workers cannot reach --host "{host}": give the name of this machine with --public')
     spec = read_spec(toml, preset, corpus, seed, changes)
 
     from blocktrain.cli.shared.certificates import tls_files
@@ -67,9 +68,9 @@ def coordinator(
 
 def _check_tls(cert: Path | None, key: Path | None, self_signed: bool) -> None:
     if (cert is None) != (key is None):
-        raise ConfigError("a certificate and its key belong together: give both --tls-cert and --tls-key, or none")
+        raise ConfigError("a certificate needs its key: give both --tls-cert and --tls-key, or neither")
     if cert and self_signed:
-        raise ConfigError("--tls-cert and --tls-self-signed both name a certificate: give one of them")
+        raise ConfigError("--tls-cert and --tls-self-signed exclude each other: give only one of them")
     for path in (cert, key):
         if path is not None and not path.is_file():
             raise ConfigError(f"{path} is not a file: give the path of a PEM file")

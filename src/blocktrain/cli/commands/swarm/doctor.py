@@ -1,5 +1,5 @@
-"""blocktrain doctor: is this machine ready, is the coordinator in reach, and what could this machine do there?
-It changes nothing, here or there. Next: checks.py, which judges; swarm/worker/capacity.py, which reckons."""
+"""blocktrain doctor: checks this machine and the connection to a coordinator, and estimates what the machine could do.
+It changes nothing on either side. Next: doctor_checks.py, the verdicts; swarm/worker/capacity.py, the estimates."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 CONNECT_S = 10.0
-AT_THE_COORDINATOR = ("DNS", "reachable", "TLS", "clock", "token", "protocol", "role", "download", "upload")
+AT_THE_COORDINATOR = ("DNS", "reachable", "TLS", "clock", "access token", "protocol", "role", "download", "upload")
 
 
 @dataclass
 class Findings:
-    """What was found, and what of the run the rest of the examination needs."""
+    """The results so far, and the facts of the run that later checks need."""
 
     checks: list[Check] = field(default_factory=list)
     spec: RunSpec | None = None
-    deadline_s: dict[int, float] = field(default_factory=dict)  # of the phases that are at work
-    rates: dict[str, float] = field(default_factory=dict)  # bytes a second, "download" and "upload"
+    deadline_s: dict[int, float] = field(default_factory=dict)  # of the phases with open rounds
+    rates: dict[str, float] = field(default_factory=dict)  # bytes per second of "download" and "upload"
     text: bytes = b""
-    room_bytes: int | None = None  # that the run takes on disk
+    room_bytes: int | None = None  # disk space that the run takes
 
     def add(self, check: Check) -> bool:
-        """Whether to go on."""
+        """Returns whether to continue."""
         self.checks.append(check)
         return check.level != "fail"
 
@@ -59,20 +59,20 @@ class Findings:
 
 def doctor(
     invite: Annotated[
-        str | None, typer.Argument(metavar="[INVITE]", help="bt://…#…, in quotes: examine its run too.")
+        str | None, typer.Argument(metavar="INVITE", help="Also check the run of this invite bt://…#…, in quotes.")
     ] = None,
     preset_name: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help=f"Without an invite, reckon for: {', '.join(PRESETS)}.")
+        str, typer.Option("--preset", metavar="NAME", help=f"Without an invite, estimate for: {', '.join(PRESETS)}.")
     ] = "small",
     home: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The --home of blocktrain worker, if it has one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of lines.")] = False,
 ) -> None:
-    """Say what is wrong, what to do, and what this machine could do.
+    """Check this machine and the connection to a coordinator.
 
-    Changes nothing, here or at the coordinator. Ends with 0 when this machine can work (there may be warnings), with 1
-    when something fails."""
+    Prints what is wrong, how to fix it, and how much this machine could train. It changes nothing, here or at the
+    coordinator. Warnings do not stop a worker; a failed check does."""
     address = parse_invite(invite) if invite else None
     spec = preset(preset_name)
     findings = Findings()
@@ -95,7 +95,7 @@ def doctor(
 
 
 def _examine_software(findings: Findings) -> bool:
-    """Whether torch can be imported."""
+    """Returns whether torch can be imported."""
     findings.add(checks.python_check(sys.version_info[:3]))
     try:
         import torch
@@ -107,7 +107,7 @@ def _examine_software(findings: Findings) -> bool:
 
 
 def _examine_machine(findings: Findings, home: Path) -> int:
-    """The bytes of memory that are free."""
+    """Returns the free memory in bytes."""
     import torch
 
     from blocktrain.cli.commands.swarm.worker import free_memory_bytes
@@ -123,7 +123,7 @@ def _examine_machine(findings: Findings, home: Path) -> int:
 
 
 def _free_disk_bytes(folder: Path) -> int | None:
-    """Where the folder is, or would be made."""
+    """Free space where the folder is, or would be created."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free if os.access(there, os.W_OK | os.X_OK) and there.is_dir() else None
 
@@ -132,14 +132,14 @@ def _free_disk_bytes(folder: Path) -> int | None:
 
 
 def _examine_coordinator(findings: Findings, invite: Invite) -> None:
-    """One step after the other; the first that fails ends it, since the later ones stand on it."""
+    """Step by step. The first failure ends it, because later steps need the earlier ones."""
     if not findings.add(_look_up(invite)) or not findings.add(_connect(invite)):
         return
     from blocktrain.swarm.worker.probe import ProbeClient
 
     try:
         with ProbeClient(invite, patience_s=0.0) as client:
-            for step in (_shake_hands, _show_token, _measure_line):
+            for step in (_shake_hands, _use_access_token, _measure_line):
                 if not step(findings, client):
                     return
     except BlockTrainError as error:
@@ -164,25 +164,25 @@ def _connect(invite: Invite) -> Check:
 
 
 def _shake_hands(findings: Findings, client: ProbeClient) -> bool:
-    """Needs no token: TLS, that a coordinator answers, and its clock."""
+    """Checks TLS, that a coordinator answers, and its clock. Needs no access token."""
     there_s = client.clock_s()
     invite = client.invite
     findings.add(checks.tls_check(invite.host, invite.tls, invite.fingerprint is not None))
     return findings.add(checks.clock_check(time.time(), there_s))
 
 
-def _show_token(findings: Findings, client: ProbeClient) -> bool:
+def _use_access_token(findings: Findings, client: ProbeClient) -> bool:
     try:
         info, manifest, status = client.run_info(), client.manifest(), client.status()
     except RequestRefused as refused:
-        return findings.add(_failed(refused.code if refused.code in AT_THE_COORDINATOR else "token", refused))
-    findings.add(Check("token", "ok", "known to the coordinator"))
+        return findings.add(_failed(refused.code if refused.code in AT_THE_COORDINATOR else "access token", refused))
+    findings.add(Check("access token", "ok", "valid"))
     if not findings.add(checks.protocol_check(PROTOCOL_VERSION, info.protocol)):
         return False
     findings.spec = RunSpec.model_validate(info.spec)
     findings.deadline_s = _deadlines(status)
     blobs = (*info.corpus.values(), *(each.tensors for each in manifest.blocks))
-    findings.room_bytes = 2 * sum(blob.num_bytes for blob in blobs)  # the versions before stay for a while
+    findings.room_bytes = 2 * sum(blob.num_bytes for blob in blobs)  # older versions stay for a while
     findings.rates["download"], findings.text = client.download_rate(info.corpus["train"])
     return findings.add(checks.role_check(client.may_work()))
 
@@ -200,7 +200,7 @@ def _measure_line(findings: Findings, client: ProbeClient) -> bool:
 
 
 def _deadlines(status: dict[str, Any]) -> dict[int, float]:
-    """How long the open rounds give those who work on them."""
+    """How much time the open rounds give their workers."""
     found = {}
     for phase in status["phases"]:
         leases = (phase["round"] or {}).get("leases", ())
@@ -210,7 +210,7 @@ def _deadlines(status: dict[str, Any]) -> dict[int, float]:
 
 
 def _failed(name: str, error: BlockTrainError) -> Check:
-    """Our sentences end with the remedy, after the last colon."""
+    """An error ends with its remedy, after the last colon."""
     found, _, remedy = str(error).rpartition(": ")
     return Check(name, "fail", found, remedy)
 
@@ -219,7 +219,7 @@ def _names(findings: Findings) -> set[str]:
     return {check.name for check in findings.checks}
 
 
-# What it could do
+# What this machine could do
 
 
 def _plans(findings: Findings, spec: RunSpec, memory_bytes: int) -> list[PhasePlan]:
@@ -252,14 +252,14 @@ def _show(findings: Findings, plans: Sequence[PhasePlan], spec: RunSpec, asked: 
         if check.remedy:
             print(f"{'':<{width + 8}}→ {check.remedy}")
     if asked and (left_out := _not_tried(findings)):
-        say(f"not tried after that: {', '.join(left_out)}")
+        say(f"not checked after that: {', '.join(left_out)}")
     if plans:
-        print(f"\nwhat this machine could do for {'the run' if asked else 'a run'} {spec.name}, working all day:")
+        print(f"\nwhat this machine could do for {'the run' if asked else 'a run'} {spec.name} in a day:")
         show_table(PLAN_COLUMNS, [_plan_row(each) for each in plans])
-        say("steps were measured on one block, not compiled; traffic is the most that the run's codecs take")
+        say("steps/s was measured on one block, not compiled; traffic is an upper limit for the run's codecs")
 
 
-PLAN_COLUMNS = ["phase", "blocks", "memory", "fits", "steps/s", "deadline", "steps in it", "down a day", "up a day"]
+PLAN_COLUMNS = ["phase", "blocks", "memory", "fits", "steps/s", "deadline", "steps in it", "down per day", "up per day"]
 
 
 def _plan_row(each: PhasePlan) -> list[str]:

@@ -1,5 +1,5 @@
-"""blocktrain export: the newest model of a running or finished run as a directory that eval and generate take, or as a
-folder that transformers loads. Next: swarm/worker/export.py, which fetches it; ../hf.py, which writes that folder."""
+"""blocktrain export: downloads the newest model of a run, as a directory for eval, generate and serve, or as a folder
+that transformers loads. Next: swarm/worker/export.py, which downloads it; ../hf.py, which writes that folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktrain.cli.console import say
+from blocktrain.cli.options import Home
 from blocktrain.cli.shared.private import cache_home
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.wire.invite import Invite, parse_invite
@@ -30,34 +31,35 @@ class Precision(StrEnum):
 
 def export(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="An invite, bt://…#… in quotes, or with --hf the directory of a run.")
+        str, typer.Argument(metavar="SRC", help="An invite bt://…#…, in quotes. With --hf also the directory of a run.")
     ],
     out: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Where the model goes; an older export is renewed.")
+        Path | None, typer.Argument(metavar="DIR", help="Directory for the model. An older export there is updated.")
     ] = None,
     hf: Annotated[
         Path | None, typer.Option("--hf", metavar="DIR", help="Write a folder that transformers loads.")
     ] = None,
-    home: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where downloads are kept; ~/.cache/blocktrain.")
-    ] = None,
-    precision: Annotated[Precision, typer.Option(help="Of the matrices on the disk; half is for serving.")] = (
-        Precision.FLOAT32
-    ),
+    home: Home = None,
+    precision: Annotated[
+        Precision,
+        typer.Option(metavar="FORMAT", help="Numbers on disk: float32, float16 or bfloat16."),
+    ] = Precision.FLOAT32,
 ) -> None:
-    """Fetch the newest model of a run, or write it for transformers.
+    """Download the newest model of a run, or convert a model.
 
-    One version of every block, and how they are combined: a directory that eval, generate and report take. With --hf,
-    also from a run directory, a folder that Hugging Face's transformers loads."""
+    DIR gets one version of every block; eval, generate, serve and report read it. With --hf, the model becomes a folder
+    that Hugging Face's transformers loads; SRC may then be the directory of a run."""
     for folder in (out, hf):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise CheckpointError(f"{folder} is a file: name a directory")
     if out is None and hf is None:
-        raise ConfigError("where does the model go? name a directory, or --hf DIR for one that transformers loads")
+        raise ConfigError("no output was given: name a directory, or --hf DIR for a folder that transformers loads")
     if source.startswith(SCHEMES):
         _from_swarm(parse_invite(source), out, hf, (home or cache_home()) / "blobs", precision)
     elif out is not None or hf is None:
-        raise ConfigError(f"{source} is no invite, so there is nothing to fetch: give bt://…#…, or only --hf DIR")
+        raise ConfigError(
+            f"{source} is not an invite: give bt://…#… to download a model, or only --hf DIR to convert one"
+        )
     else:
         _write_hf(Path(source), hf)
 
@@ -66,7 +68,7 @@ def _from_swarm(invite: Invite, out: Path | None, hf: Path | None, cache: Path, 
     with tempfile.TemporaryDirectory(prefix="blocktrain-") as beside:
         run, manifest = _fetch(invite, out or Path(beside) / "run", cache, precision)
         if out is not None:
-            _say_what_it_holds(out, run, manifest)
+            _describe(out, run, manifest)
         if hf is not None:
             _write_hf(run.path, hf)
 
@@ -85,15 +87,15 @@ def _fetch(invite: Invite, out: Path, cache: Path, precision: Precision) -> tupl
     return run, manifest
 
 
-def _say_what_it_holds(out: Path, run: RunDirectory, manifest: ModelManifest) -> None:
-    spec, born = run.spec, {each.block for each in manifest.blocks}
-    if unborn := [str(block) for block in range(spec.model.blocks) if block not in born]:
-        say(f"not born yet: block {', '.join(unborn)} of {spec.model.blocks}; export again when their turn has come")
+def _describe(out: Path, run: RunDirectory, manifest: ModelManifest) -> None:
+    spec, present = run.spec, {each.block for each in manifest.blocks}
+    if missing := [str(block) for block in range(spec.model.blocks) if block not in present]:
+        say(f"block {', '.join(missing)} of {spec.model.blocks} does not exist yet: export again later")
     versions = ", ".join(f"{each.block} (version {each.version})" for each in manifest.blocks)
     finished = len(manifest.finished) == len(spec.phases)
-    print(f"{out} holds blocks {versions or 'none'}; {'trained to the end' if finished else 'training goes on'}")
-    if not unborn:
-        say(f"measure it: blocktrain eval {out}")
+    print(f"{out} holds blocks {versions or 'none'}; {'training is finished' if finished else 'training continues'}")
+    if not missing:
+        say(f"next: blocktrain eval {out}")
 
 
 def _write_hf(folder: Path, out: Path) -> None:
@@ -105,7 +107,9 @@ def _write_hf(folder: Path, out: Path) -> None:
 
         from blocktrain.hf import write_folder
     except ImportError as error:
-        raise ConfigError(f"--hf needs a package that is not here ({error}): pip install 'blocktrain[hf]'") from None
+        raise ConfigError(
+            f"--hf needs a package that is not installed ({error}): pip install 'blocktrain[hf]'"
+        ) from None
     logging.disable_progress_bar()
     write_folder(run, out)
     print(f"{out} holds the model for transformers")

@@ -1,11 +1,11 @@
-"""blocktrain ledger: who contributed what to a run, in order; nothing is ever taken out. Next:
-swarm/ledger/ledger.py."""
+"""blocktrain ledger: who contributed what to a run, in order. Nothing is ever removed from it.
+Next: swarm/ledger/ledger.py."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,55 +14,38 @@ import typer
 
 from blocktrain.cli.console import quantity, show_table
 from blocktrain.cli.options import LedgerUrl
+from blocktrain.cli.shared.ledger import all_pages, opened_ledger
 from blocktrain.errors import ConfigError
 from blocktrain.wire.invite import parse_invite
 
-Page = Callable[[int], list[dict[str, Any]]]  # what follows an update's number
 COLUMNS = ["update", "when", "worker", "key", "phase", "round", "shard", "steps", "text", "sent", "lag", "loss", "fate"]
 
 
 def ledger(
     invite: Annotated[
-        str | None, typer.Argument(metavar="[INVITE]", help="bt://…#…, in quotes.", show_default=False)
+        str | None, typer.Argument(metavar="INVITE", help="An invite bt://…#…, in quotes.", show_default=False)
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="The coordinator's --dir instead of an invite.")
+        Path | None, typer.Option("--dir", metavar="DIR", help="The coordinator's --dir, instead of an invite.")
     ] = None,
     ledger_url: LedgerUrl = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")] = False,
 ) -> None:
-    """Show who contributed what."""
+    """Show who contributed what to a run."""
     if (invite is None) == (folder is None and ledger_url is None):
-        raise ConfigError("which ledger? give an invite, or --dir with the coordinator's directory, one of them")
-    records = _from_coordinator(invite) if invite else _from_disk(folder or Path(), ledger_url)
+        raise ConfigError("which ledger? give either an invite, or --dir with the coordinator's directory")
+    if invite:
+        from blocktrain.swarm.worker.client import CoordinatorClient
+
+        with CoordinatorClient(parse_invite(invite)) as client:
+            records = list(all_pages(client.contributions))
+    else:
+        with opened_ledger(folder or Path(), ledger_url) as book:
+            records = list(all_pages(lambda after: [asdict(each) for each in book.contributions(after)]))
     if as_json:
         print(json.dumps(records, indent=2))
     else:
         show_table(COLUMNS, [_row(record) for record in records] or [["none yet", *[""] * (len(COLUMNS) - 1)]])
-
-
-def _from_coordinator(invite: str) -> list[dict[str, Any]]:
-    address = parse_invite(invite)
-
-    from blocktrain.swarm.worker.client import CoordinatorClient
-
-    with CoordinatorClient(address) as client:
-        return list(all_pages(client.contributions))
-
-
-def _from_disk(folder: Path, url: str | None) -> list[dict[str, Any]]:
-    from blocktrain.cli.commands.swarm.token import opened_ledger
-
-    with opened_ledger(folder, url) as book:
-        return list(all_pages(lambda after: [asdict(each) for each in book.contributions(after)]))
-
-
-def all_pages(page: Page) -> Iterator[dict[str, Any]]:
-    """All contributions, a page after the other."""
-    after = 0
-    while records := page(after):
-        yield from records
-        after = records[-1]["update"]["number"]
 
 
 def _row(record: Mapping[str, Any]) -> list[str]:

@@ -1,5 +1,5 @@
-"""blocktrain status: where a run is, who works on it, what is late and why. No torch. Next:
-swarm/coordinator/coordinator.py."""
+"""blocktrain status: how far a run is, who works on it, what is late and why. No torch.
+Next: swarm/coordinator/status.py, which answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 
 from blocktrain.cli.console import duration, quantity, show_table
 from blocktrain.cli.options import InviteText
+from blocktrain.cli.shared.progress import num_finished
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.wire.invite import parse_invite
 
@@ -22,10 +23,10 @@ CLEAR = "\x1b[H\x1b[2J"
 
 def status(
     invite: InviteText,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 seconds until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of tables.")] = False,
 ) -> None:
-    """Show where a run is: phases, rounds, workers, held-out loss."""
+    """Show the progress of a run: phases, rounds, workers, loss."""
     address = parse_invite(invite)
 
     from blocktrain.swarm.worker.client import CoordinatorClient
@@ -91,7 +92,7 @@ def _worker_row(facts: Mapping[str, Any], now_s: float) -> list[str]:
 
 
 def evaluation_line(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """The newest held-out loss of the composed model: the last reading of the first path, as eval's answer."""
+    """The newest held-out loss of the composed model: the last reading of the first path, eval's answer."""
     if not evaluations or not evaluations[-1]["scores"]:
         return "held-out loss: not measured yet"
     newest = evaluations[-1]
@@ -99,7 +100,3 @@ def evaluation_line(evaluations: Sequence[Mapping[str, Any]]) -> str:
     score = [each for each in scores if each["path"] == scores[0]["path"]][-1]
     versions = ", ".join(f"{block}: {version}" for block, version in newest["versions"].items())
     return f"held-out loss: {score['nats_per_byte']:.4f} nats/byte, {score['reading']}, of versions {versions}"
-
-
-def num_finished(facts: Mapping[str, Any]) -> int:
-    return sum(phase["finished"] for phase in facts["phases"])

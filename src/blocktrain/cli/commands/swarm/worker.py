@@ -1,4 +1,4 @@
-"""blocktrain worker: join a run by its invite and work until it is finished, or Ctrl-C.
+"""blocktrain worker: joins a run by its invite and trains until the run is finished, or until Ctrl-C.
 Next: swarm/worker/worker.py, which does the work."""
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import typer
 
 from blocktrain.cli.console import quantity, say
 from blocktrain.cli.options import EXIT_INTERRUPTED, InviteText, require_positive
-from blocktrain.cli.shared.interrupt import StopOnInterrupt
-from blocktrain.cli.shared.metrics import metrics_file, metrics_server, told_to
+from blocktrain.cli.shared.metrics import metrics_file, metrics_server, report_to
 from blocktrain.cli.shared.private import cache_home, read_private, write_private
 from blocktrain.cli.shared.progress import LINE_EVERY_S
+from blocktrain.cli.shared.signals import StopOnInterrupt
 from blocktrain.errors import ConfigError, StorageError
 from blocktrain.wire.invite import parse_invite
 
@@ -34,30 +34,31 @@ if TYPE_CHECKING:
     from blocktrain.swarm.worker.worker import WorkReport
 
 LONGEST_NAME = 100
-NAP_S = 0.1  # between looks whether somebody said stop
-DONE = ("submitted", "refused", "evaluated")  # a lease's last report
+NAP_S = 0.1  # a sleep notices Ctrl-C after at most this time
+DONE = ("submitted", "refused", "evaluated")  # the last report of a lease
 
 
 def worker(
     invite: InviteText,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="What others see; the machine's by default.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name for the run's admins. Default: the machine's.")
+    ] = None,
     home: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the key and downloads are kept; ~/.cache/blocktrain.")
+        Path | None, typer.Option(metavar="DIR", help="Directory for key and downloads. Default: ~/.cache/blocktrain.")
     ] = None,
-    memory: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="Take only work that fits; what is free by default.")
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End after one piece of work.")] = False,
+    memory: Annotated[int | None, typer.Option(metavar="BYTES", help="Memory to use. Default: what is free.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Stop after one lease.")] = False,
     metrics: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Append what it does there too, a JSON line each.")
+        Path | None, typer.Option(metavar="FILE", help="Append every event to this file, one JSON line each.")
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=65535, help="Serve /metrics for Prometheus; 0: a free port.")
+        int | None,
+        typer.Option(metavar="N", min=0, max=65535, help="Serve /metrics for Prometheus; 0 is any free port."),
     ] = None,
 ) -> None:
     """Join a run by its invite and train for it.
 
-    Ctrl-C finishes the step, hands in what is done and ends with 130."""
+    Ctrl-C finishes the current step, submits what is trained and stops."""
     address = parse_invite(invite)
     require_positive("--memory", memory)
     if name is not None and not 1 <= len(name) <= LONGEST_NAME:
@@ -78,9 +79,9 @@ def worker(
         StopOnInterrupt() as stop,
     ):
         name = name or (platform.node() or "worker")[: LONGEST_NAME - 4] + (f"-{number}" if number > 1 else "")
-        say(f"{name} on {device.type} with {quantity(memory_bytes, 'B')} for the run at {address.url}")
+        say(f"{name} on {device.type} with {quantity(memory_bytes, 'B')} of memory joins the run at {address.url}")
         say(f"others see this worker as {alias_of(key.public_key().public_bytes_raw().hex())}")
-        shift = Shift(told_to(show, log, counted), stop, once, address.url)
+        shift = Shift(report_to(show, log, counted), stop, once, address.url)
         with CoordinatorClient(address, patience_s=math.inf, sleep=shift.unreachable) as client:
             Worker(
                 client,
@@ -94,12 +95,12 @@ def worker(
                 sleep=shift.sleep,
             ).run()
     if stop():
-        say("stopped: what was done is handed in; the same command joins again")
+        say("stopped: what was trained is submitted; run the same command to join again")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
 class Shift:
-    """When to stop, and what is said about the coordinator being away."""
+    """Decides when the worker stops, and reports when the coordinator does not answer."""
 
     def __init__(self, show: Callable[[WorkReport], None], stop: Callable[[], bool], once: bool, url: str) -> None:
         self._show, self._stop, self._once, self._url = show, stop, once, url
@@ -116,15 +117,15 @@ class Shift:
         self._show(report)
 
     def sleep(self, seconds: float) -> None:
-        """Ends early when somebody says stop: a signal does not end time.sleep."""
+        """Returns early on Ctrl-C, which does not interrupt time.sleep."""
         end_s = time.monotonic() + seconds
         while not self._stop() and (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(NAP_S, left_s))
 
     def unreachable(self, seconds: float) -> None:
-        """Between tries. Who says stop then does not wait for a coordinator that may never come back."""
+        """Sleeps between two attempts. A Ctrl-C then ends the worker at once: the coordinator may never come back."""
         if not self._away:
-            say(f"the coordinator at {self._url} does not answer: trying again until it does, Ctrl-C ends")
+            say(f"the coordinator at {self._url} does not answer: trying again until it does (Ctrl-C stops)")
         self._away = True
         self.sleep(seconds)
         if self._stop():
@@ -132,7 +133,7 @@ class Shift:
 
 
 class WorkLines:
-    """A line a lease and hand-in, a step's now and then, a reason to wait when it is a new one."""
+    """Prints one line per lease and submission, one per LINE_EVERY_S for steps, and a new reason to wait once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._step_said_s, self._waits_for = clock, -math.inf, ""
@@ -146,14 +147,14 @@ class WorkLines:
             if self._clock() < self._step_said_s + LINE_EVERY_S:
                 return False
             self._step_said_s = self._clock()
-        waits_for = re.sub(r"[\d.]+", "", report.text) if report.kind == "wait" else ""  # seconds count down
+        waits_for = re.sub(r"[\d.]+", "", report.text) if report.kind == "wait" else ""  # the seconds count down
         is_news = report.kind != "wait" or waits_for != self._waits_for
         self._waits_for = waits_for
         return is_news
 
 
 class WorkStatus:
-    """On a terminal: the same lines, but steps and waits in one that changes."""
+    """On a terminal: the same lines, but steps and waits change in place."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -165,7 +166,7 @@ class WorkStatus:
 
 
 def line_of(report: WorkReport) -> str:
-    has_loss = report.loss is not None and report.kind != "evaluated"  # whose text is the loss
+    has_loss = report.loss is not None and report.kind != "evaluated"  # its text is the loss
     kind = "" if report.kind == "step" else f"{report.kind}: "
     return f"{kind}{report.text}" + (f", loss {report.loss:.3f} nats/byte" if has_loss else "")
 
@@ -184,14 +185,14 @@ def shown() -> Iterator[Callable[[WorkReport], None]]:
 
 @contextmanager
 def own_key(home: Path) -> Iterator[tuple[Ed25519PrivateKey, int]]:
-    """The first key of this home that no other worker uses now, made when there is none, and its number: two workers
-    with one key would be one to the coordinator."""
+    """The first key of this directory that no other worker uses now, and its number. Makes one if needed: to the
+    coordinator, two workers with the same key would be one."""
     from filelock import FileLock, Timeout
 
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{home} cannot be made ({error.strerror}): choose another --home") from None
+        raise StorageError(f"{home} cannot be created ({error.strerror}): choose another --home") from None
     for number in count(1):
         path = home / ("key" if number == 1 else f"key-{number}")
         lock = FileLock(path.with_name(f".{path.name}.lock"))
@@ -226,11 +227,11 @@ def _key(path: Path) -> Ed25519PrivateKey:
         key = load_pem_private_key(data, password=None)
         if isinstance(key, Ed25519PrivateKey):
             return key
-    raise ConfigError(f"{path} is no Ed25519 key in PEM: restore it, or delete it to be a new worker")
+    raise ConfigError(f"{path} is not an Ed25519 key in PEM format: restore it, or delete it to join as a new worker")
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Of the device; for a CPU what the system could give now without swapping, or else all it has."""
+    """Free memory of the device. For a CPU: what the system can give without swapping, or else all memory."""
     if device.type == "cuda":
         import torch
 
@@ -239,6 +240,6 @@ def free_memory_bytes(device: torch.device) -> int:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    with suppress(OSError, ValueError, AttributeError):  # not every system has it
+    with suppress(OSError, ValueError, AttributeError):  # not on every system
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    raise ConfigError("this system does not say how much memory it has: give --memory BYTES")
+    raise ConfigError("the free memory of this system is unknown: give --memory BYTES")

@@ -1,9 +1,11 @@
-"""blocktrain compare: blocks and reference trained, measured and drawn side by side. Next: comparison.py."""
+"""blocktrain compare: trains and measures blocks and reference, and plots both. Next: shared/comparison.py."""
 
 from __future__ import annotations
 
 from blocktrain.cli.console import say
 from blocktrain.cli.options import (
+    Budget,
+    BudgetOption,
     Changes,
     CorpusSource,
     Jobs,
@@ -12,8 +14,6 @@ from blocktrain.cli.options import (
     Preset,
     Seed,
     Toml,
-    Work,
-    WorkOf,
     read_spec,
     require_positive,
 )
@@ -26,13 +26,13 @@ def compare(
     corpus: CorpusSource = None,
     seed: Seed = None,
     changes: Changes = None,
-    work: WorkOf = Work.EQUAL,
+    work: BudgetOption = Budget.EQUAL,
     jobs: Jobs = 1,
     max_windows: MaxWindows = None,
 ) -> None:
     """Train blocks and reference, and report both side by side.
 
-    A table, curves (HTML and PNG) and a JSON document."""
+    Prints a table; writes curves (HTML and PNG) and a JSON document to DIR."""
     require_positive("--max-windows", max_windows)
     spec = read_spec(toml, preset, corpus, seed, changes)
 

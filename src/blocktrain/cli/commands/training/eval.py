@@ -1,4 +1,5 @@
-"""blocktrain eval: cross entropy of runs on held-out text, every reading of every path. Next: scoring.py."""
+"""blocktrain eval: cross entropy of runs on held-out text, for every reading of every path.
+Next: shared/scoring.py."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of train or reference.")],
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of train, reference or export.")],
+    split: Annotated[str, typer.Option(help="Part of the text: train, valid or test.")] = "valid",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")] = False,
     max_windows: MaxWindows = None,
     missing: Annotated[str, typer.Option(metavar="1,2", help="Measure without these blocks.")] = "",
@@ -28,7 +29,7 @@ def evaluate(
         str | None, typer.Option(metavar="PATH", help="Measure on this text instead of the run's.")
     ] = None,
 ) -> None:
-    """Measure trained runs on held-out text, the whole split."""
+    """Measure the loss of trained runs on held-out text."""
     require_positive("--max-windows", max_windows)
     left_out = _blocks(missing)
 
@@ -46,7 +47,7 @@ def _blocks(text: str) -> list[int]:
     try:
         return sorted({int(part) for part in text.split(",")}) if text else []
     except ValueError:
-        raise ConfigError(f"--missing {text} is no list of blocks: write for example --missing 1,2") from None
+        raise ConfigError(f"--missing {text} is not a list of blocks: write for example --missing 1,2") from None
 
 
 def _show(measured: Sequence[Measured]) -> None:
@@ -57,7 +58,7 @@ def _show(measured: Sequence[Measured]) -> None:
     columns = ["run", "path", "reading", "nats/byte", "± s.e.", "bits/byte", "perplexity", ""]
     answers = [index for index, (each, score) in enumerate(pairs) if score is each.answer]
     show_table(columns, [_row(each, score, base) for each, score in pairs], marked=answers)
-    say(f"over {base.answer.num_bytes:,} bytes; answer: what the model says when it is used")
+    say(f"measured on {base.answer.num_bytes:,} bytes; answer: the reading that generate uses")
 
 
 def _row(each: Measured, score: Score, base: Measured) -> list[str]:

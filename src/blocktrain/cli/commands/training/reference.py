@@ -1,4 +1,4 @@
-"""blocktrain reference: the same layers, data and budget, trained end to end. Next: train/reference.py."""
+"""blocktrain reference: trains the same layers end to end, on the same text and budget. Next: train/reference.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from blocktrain.cli.options import Changes, CorpusSource, Out, Preset, Seed, TensorBoard, Toml, Work, WorkOf, read_spec
+from blocktrain.cli.options import (
+    Budget,
+    BudgetOption,
+    Changes,
+    CorpusSource,
+    Out,
+    Preset,
+    Seed,
+    TensorBoard,
+    Toml,
+    read_spec,
+)
 
 
 def reference(
@@ -16,13 +27,13 @@ def reference(
     corpus: CorpusSource = None,
     seed: Seed = None,
     changes: Changes = None,
-    work: WorkOf = Work.EQUAL,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="As many steps instead.")] = None,
+    work: BudgetOption = Budget.EQUAL,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Number of steps, instead of --work.")] = None,
     tensorboard: TensorBoard = None,
 ) -> None:
     """Train the same model end to end, for comparison.
 
-    Same shape, text, order and optimiser."""
+    It has the same shape, text, order of the text and optimiser as the blocks."""
     spec = read_spec(toml, preset, corpus, seed, changes)
 
     from blocktrain.cli.shared.training import describe, show_parameters_side_by_side, train_into, twin_of
@@ -33,4 +44,4 @@ def reference(
     describe(twin)
     show_parameters_side_by_side(spec, twin)
     train_into(out, twin, text, tensorboard=tensorboard)
-    print(f"{out} holds the reference; measure it beside the blocks: blocktrain eval RUN {out}")
+    print(f"{out} holds the reference; next: blocktrain eval RUN {out}")

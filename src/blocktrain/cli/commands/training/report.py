@@ -1,5 +1,5 @@
-"""blocktrain report: a run told on one page that needs no network, with its figures as PNG beside it: curves, blocks,
-workers, bytes, events. Next: sections.py, what it says; ../figures.py, which draws."""
+"""blocktrain report: one HTML page about a run, which works offline, and its figures as PNG: curves, blocks, workers,
+bytes, events. Next: shared/sections.py, the contents; ../figures.py, which draws."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import typer
 from blocktrain.cli.console import say
 from blocktrain.cli.options import LedgerUrl, MaxWindows, require_positive
 
-QUICK_WINDOWS = 64  # of held-out text: seconds, not minutes
+QUICK_WINDOWS = 64  # of held-out text: takes seconds, not minutes
 
 
 def report(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A directory of train, reference or export, or a coordinator's --dir.")
+        Path, typer.Argument(metavar="RUN", help="Directory of train, reference or export, or a coordinator's --dir.")
     ],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; RUN/report.html by default.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page. Default: RUN/report.html.")] = None,
     ledger: LedgerUrl = None,
     max_windows: MaxWindows = QUICK_WINDOWS,
-    png: Annotated[bool, typer.Option("--png/--no-png", help="Draw every figure beside the page too.")] = True,
+    png: Annotated[bool, typer.Option("--png/--no-png", help="Also write every figure as PNG.")] = True,
 ) -> None:
-    """Tell a run on one page: curves, blocks, workers, bytes.
+    """Write a page about a run: curves, blocks, workers, bytes.
 
-    The page works offline. Takes a coordinator's directory too, while it runs: the ledger is only read."""
+    The page works offline. RUN may be the directory of a running coordinator: its ledger is only read."""
     require_positive("--max-windows", max_windows)
     out = out or run / "report.html"
 
-    from blocktrain.cli.shared.sections import told
+    from blocktrain.cli.shared.sections import page_of
     from blocktrain.figures import write_page, write_png
 
-    title, sections = told(run, ledger, max_windows)
+    title, sections = page_of(run, ledger, max_windows)
     write_page(out, title, sections)
     written = [out]
     for index, figure in enumerate(section.figure for section in sections if section.figure and png):

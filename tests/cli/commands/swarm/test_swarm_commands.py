@@ -93,9 +93,12 @@ def test_a_swarm_is_a_panel_of_its_own(run):
         (["ledger"], "which ledger?"),
         (["ledger", NOBODY, "--dir", "x"], "which ledger?"),
         (["ledger", "--dir", "no-such-dir"], "give the --dir of blocktrain coordinator"),
-        (["token", "list", "--dir", "no-such-dir"], "give the --dir of blocktrain coordinator"),
-        (["coordinator", "--dir", "x"], "nothing says what to train"),
-        (["coordinator", "--dir", "x", "--preset", "tiny", "--host", "0.0.0.0"], "name one with --public"),
+        (["access-token", "list", "--dir", "no-such-dir"], "give the --dir of blocktrain coordinator"),
+        (["coordinator", "--dir", "x"], "no settings were given"),
+        (
+            ["coordinator", "--dir", "x", "--preset", "tiny", "--host", "0.0.0.0"],
+            "machine with --public",
+        ),
         (["coordinator", "--dir", "x", "--preset", "tiny", "--tls-cert", "c"], "give both --tls-cert and --tls-key"),
     ],
 )
@@ -150,7 +153,7 @@ def test_an_exported_model_can_be_measured_and_writes(run, finished, tmp_path):
     for _ in range(2):  # the second renews the first
         result = run("export", finished.invite, tmp_path / "model", "--home", finished.home)
         assert result.exit_code == 0, result.stderr
-        assert "trained to the end" in result.stdout
+        assert "training is finished" in result.stdout
     scores = json.loads(run("eval", tmp_path / "model", "--json").stdout)["runs"][0]["scores"]
     assert scores[-1]["reading"] == "combined"
     assert run("generate", tmp_path / "model", "--max-bytes", 5).exit_code == 0
@@ -175,7 +178,7 @@ def test_a_swarm_s_model_goes_straight_to_transformers(run, finished, tmp_path):
     assert (tmp_path / "hf" / "model.safetensors").exists()
 
 
-def test_an_early_export_says_which_blocks_are_not_born_yet(run, tmp_path, text):
+def test_an_early_export_says_which_blocks_do_not_exist_yet(run, tmp_path, text):
     with opened(tmp_path / "state", tiny_spec(text), None, None) as early:
         early.ledger.add_token("worker", "worker", TOKEN, 0.0)
         early.coordinator.tick()
@@ -183,8 +186,8 @@ def test_an_early_export_says_which_blocks_are_not_born_yet(run, tmp_path, text)
             result = run("export", invite, tmp_path / "model", "--home", tmp_path)
             assert "not open yet" in run("status", invite).stdout
     assert result.exit_code == 0, result.stderr
-    assert "not born yet: block 2, 3 of 4" in result.stderr
-    assert "blocks 0 (version 0), 1 (version 0); training goes on" in result.stdout
+    assert "block 2, 3 of 4 does not exist yet" in result.stderr
+    assert "blocks 0 (version 0), 1 (version 0); training continues" in result.stdout
 
 
 @pytest.mark.parametrize("evaluated, kept", [(0, {"stack": [0.25, 0.75]}), (7, {})], ids=["these", "others"])
@@ -217,22 +220,22 @@ def test_the_ledger_is_the_same_from_the_coordinator_and_from_its_disk(run, fini
 
 
 def test_a_viewer_may_look_but_not_work_until_revoked(run, finished):
-    made = run("token", "add", "eve", "--role", "viewer", "--dir", finished.folder)
+    made = run("access-token", "add", "eve", "--role", "viewer", "--dir", finished.folder)
     invite = made.stdout.strip()
     assert run("status", invite).exit_code == 0
     refused = run("worker", invite, "--home", finished.home)
     assert refused.exit_code == 2
     assert "an access token of role viewer may not do this" in refused.stderr
-    assert run("token", "revoke", "eve", "--dir", finished.folder).exit_code == 0
+    assert run("access-token", "revoke", "eve", "--dir", finished.folder).exit_code == 0
     assert run("status", invite).exit_code == 2
-    assert "eve" in run("token", "list", "--dir", finished.folder).stdout
-    again = run("token", "revoke", "eve", "--dir", finished.folder)
+    assert "eve" in run("access-token", "list", "--dir", finished.folder).stdout
+    again = run("access-token", "revoke", "eve", "--dir", finished.folder)
     assert again.exit_code == 2
     assert "(worker, admin)" in again.stderr
 
 
 def test_an_admin_pauses_a_run_and_status_shows_it_until_it_goes_on(run, finished):
-    admin = run("token", "add", "boss", "--role", "admin", "--dir", finished.folder).stdout.strip()
+    admin = run("access-token", "add", "boss", "--role", "admin", "--dir", finished.folder).stdout.strip()
     for command, shown in (("pause", True), ("pause", True), ("resume", False)):
         assert run(command, admin).exit_code == 0
         assert (", paused" in run("status", finished.invite).stdout) == shown
@@ -292,7 +295,7 @@ def test_workers_of_one_home_have_keys_of_their_own_and_keep_them(tmp_path):
 
 def test_a_broken_key_is_not_replaced(tmp_path):
     (tmp_path / "key").write_text("nothing")
-    with pytest.raises(ConfigError, match="restore it, or delete it to be a new worker"), own_key(tmp_path):
+    with pytest.raises(ConfigError, match="restore it, or delete it to join as a new worker"), own_key(tmp_path):
         pass
     assert (tmp_path / "key").read_text() == "nothing"
 

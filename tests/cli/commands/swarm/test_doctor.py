@@ -22,7 +22,7 @@ from blocktrain.wire.messages import PROTOCOL_VERSION
 
 TOKEN, VIEWER = "a-token-for-the-workers", "a-token-for-the-viewers"
 EVERY = ["Python", "torch", "device", "memory", "disk", "blocks"]
-THERE = ["DNS", "reachable", "TLS", "clock", "token", "protocol", "role", "download", "upload"]
+THERE = ["DNS", "reachable", "TLS", "clock", "access token", "protocol", "role", "download", "upload"]
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +100,7 @@ def closed_port() -> int:
 @pytest.mark.parametrize(
     "change, fails, words, not_tried",
     [
-        (
-            {"access_token": "not-a-token-of-this-run"},
-            "token",
-            "ask the operator of the swarm for an invite",
-            THERE[5:],
-        ),
+        ({"access_token": "not-a-token-of-this-run"}, "access token", "ask the operator of the swarm for an invite", THERE[5:]),
         ({"port": closed_port()}, "reachable", "start the coordinator", THERE[2:]),
         ({"host": "no-such-host.invalid"}, "DNS", "check the invite's host", THERE[1:]),
         ({"tls": True}, "TLS", "check that it runs and can be reached", THERE[3:]),
@@ -146,7 +141,7 @@ def test_a_viewer_is_told_to_ask_for_a_worker_s_invite(run, invite, tmp_path):
 def test_a_clock_that_is_wrong_is_a_warning(run, invite, tmp_path, monkeypatch):
     real = ProbeClient.clock_s
     monkeypatch.setattr(ProbeClient, "clock_s", lambda self: real(self) - 3600)
-    assert "set it by the network" in remedy(examined(run, invite, "--home", tmp_path), "clock")
+    assert "synchronise it" in remedy(examined(run, invite, "--home", tmp_path), "clock")
 
 
 def test_a_run_whose_blocks_are_too_large_fails(run, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from blocktrain.cli.shared import training
-from blocktrain.cli.shared.interrupt import StopOnInterrupt
+from blocktrain.cli.shared.signals import StopOnInterrupt
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.spec import Denoise
 

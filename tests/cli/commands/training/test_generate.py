@@ -82,7 +82,7 @@ def test_a_run_that_is_not_finished_cannot_write(run, tiny, tmp_path):
     assert run("train", *tiny, "--block", 0).exit_code == 0
     result = run("generate", tmp_path / "run")
     assert result.exit_code == 2
-    assert "has no trained block 2, 3 yet: run the blocktrain train that began it again" in result.stderr
+    assert "has no trained block 2, 3 yet: run the same blocktrain train command again" in result.stderr
 
 
 EVENTS = [

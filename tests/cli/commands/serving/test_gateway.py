@@ -7,8 +7,7 @@ import logging
 
 import pytest
 
-from blocktrain.cli.shared.api_keys import API_KEY_VARIABLE, read_api_keys
-from blocktrain.cli.shared.logs import JsonLines, PlainLines
+from blocktrain.cli.shared.gateway import API_KEY_VARIABLE, JsonLog, PlainLog, read_api_keys
 
 STAGES = ["--stages", "tcp://127.0.0.1:1"]
 FACTS = {"method": "POST", "route": "/v1/completions", "status": 200, "seconds": 0.25}
@@ -35,10 +34,10 @@ def _no_key(monkeypatch):
         ([*STAGES, "--api-key-file", "no-keys"], "no-keys cannot be read"),
         ([*STAGES, "--api-key-file", "empty"], "empty holds no API key"),
         ([*STAGES, "--api-key-file", "weak"], "API key 1 of 1 is too easy to guess"),
-        ([*STAGES, "--cors", "example.org"], '--cors "example.org" is no origin'),
+        ([*STAGES, "--cors", "example.org"], '--cors "example.org" is not an origin'),
         ([*STAGES, "--max-texts", "0"], "--max-texts 0 is too small"),
         ([*STAGES, "--rate", "0"], "--rate 0 is too small"),
-        ([*STAGES, "--deadline", "0"], "--deadline 0 is too short"),
+        ([*STAGES, "--deadline", "0"], "--deadline 0 is too small"),
     ],
 )
 def test_a_gateway_that_cannot_be_is_not_begun(run, tmp_path, monkeypatch, options, words):
@@ -72,10 +71,10 @@ def record(facts: dict | None, message: str = "POST /v1/completions 200") -> log
     ],
 )
 def test_a_request_is_a_line_for_people(facts, line):
-    assert PlainLines().format(record(facts)).split(" ", 1)[1] == line
+    assert PlainLog().format(record(facts)).split(" ", 1)[1] == line
 
 
 def test_a_request_is_an_object_for_machines():
-    told = json.loads(JsonLines().format(record({**FACTS, **WRITTEN})))
+    told = json.loads(JsonLog().format(record({**FACTS, **WRITTEN})))
     assert told.items() >= {**FACTS, **WRITTEN, "level": "info"}.items()
-    assert json.loads(JsonLines().format(record(None, "unexpected")))["message"] == "unexpected"
+    assert json.loads(JsonLog().format(record(None, "unexpected")))["message"] == "unexpected"

@@ -54,7 +54,7 @@ def test_text_that_changed_since_training_is_refused(run, tiny, text, tmp_path):
     text.write_text(text.read_text() + "more")
     result = run("eval", tmp_path / "run")
     assert result.exit_code == 2
-    assert f'was trained on other text than corpus "{text}" now holds' in result.stderr
+    assert f'was trained on other text than corpus "{text}" holds now' in result.stderr
 
 
 def test_a_run_with_untrained_blocks_is_refused_unless_they_are_left_out(run, tiny, tmp_path):
@@ -69,7 +69,7 @@ def test_a_run_with_untrained_blocks_is_refused_unless_they_are_left_out(run, ti
     "options, complaint",
     [
         (["--split", "dev"], 'no split "dev"'),
-        (["--missing", "a"], "--missing a is no list of blocks"),
+        (["--missing", "a"], "--missing a is not a list of blocks"),
         (["--missing", "4"], "--missing 4: "),
         (["--missing", "0,1,2,3"], "--missing names all 4 blocks"),
         (["--max-windows", "0"], "--max-windows 0 is too small"),

@@ -1,31 +1,42 @@
-"""What generate does with a gateway's URL: OpenAI's streamed completions, over HTTP. Next: serve/gateway/app.py, the
-other
-end."""
+"""A client of a gateway: OpenAI's streamed completions over HTTP, for generate and demo. No torch.
+Next: serve/gateway/app.py, the other end."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from blocktrain.cli.commands.training.generate import Output, Show
 from blocktrain.errors import ConfigError, GatewayUnreachable, RequestRefused
 
 if TYPE_CHECKING:
     from blocktrain.serve.decode.exact import Request
 
+Show = Callable[[str], None]
 CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S = 10.0, 120.0
+
+
+@dataclass(frozen=True)
+class Output:
+    """A generated text and its cost, for --json."""
+
+    text: str
+    bytes: int
+    traversals: int
+    bytes_per_traversal: float
+    seconds: float
 
 
 def is_url(run: str) -> bool:
     return run.startswith(("http://", "https://"))
 
 
-def write_remotely(url: str, request: Request, stop: list[str], show: Show, api_key: str | None = None) -> Output:
+def generate_remotely(url: str, request: Request, stop: list[str], show: Show, api_key: str | None = None) -> Output:
     began_s, text, effort = time.perf_counter(), "", dict[str, Any]()
     for number, part in enumerate(_parts(url, _body(request, stop), api_key)):
         if not number:
@@ -39,11 +50,11 @@ def write_remotely(url: str, request: Request, stop: list[str], show: Show, api_
 
 def _body(request: Request, stop: list[str]) -> dict[str, Any]:
     if request.draft_bytes is not None:
-        raise ConfigError("a gateway chooses by itself how far to draft: leave --draft-bytes out")
+        raise ConfigError("a gateway chooses the draft length itself: leave --draft-bytes out")
     try:
         prompt = request.prompt.decode()
     except UnicodeDecodeError:
-        raise ConfigError("the prompt is not UTF-8, which a gateway needs: mend it") from None
+        raise ConfigError("the prompt is not UTF-8, which a gateway needs: change it") from None
     body = {
         "prompt": prompt,
         "max_tokens": request.max_bytes,
@@ -58,7 +69,7 @@ def _body(request: Request, stop: list[str]) -> dict[str, Any]:
 
 
 def _parts(url: str, body: dict[str, Any], api_key: str | None) -> Iterator[dict[str, Any]]:
-    """The stream's events, as they come."""
+    """The events of the stream, as they arrive."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     base = url.rstrip("/").removesuffix("/v1")
@@ -74,7 +85,7 @@ def _parts(url: str, body: dict[str, Any], api_key: str | None) -> Iterator[dict
             if line.startswith("data: ") and line != "data: [DONE]":
                 part = json.loads(line.removeprefix("data: "))
                 if "error" in part:
-                    raise GatewayUnreachable(f"{url} broke off: {part['error'].get('message')}")
+                    raise GatewayUnreachable(f"{url} stopped in the middle: {part['error'].get('message')}")
                 yield part
 
 
@@ -84,7 +95,7 @@ def _refusal(url: str, reply: httpx.Response) -> RequestRefused:
         return RequestRefused(f"{url} refused: {error['message']}", code=str(error.get("code")))
     except (ValueError, KeyError, TypeError):
         return RequestRefused(
-            f"{url} answered {reply.status_code} and is no gateway: give the URL that blocktrain gateway prints",
+            f"{url} answered {reply.status_code} and is not a gateway: give the URL that blocktrain gateway prints",
             code="not_a_gateway",
         )
 
@@ -99,4 +110,4 @@ def _explained(url: str) -> Iterator[None]:
             f"{url} cannot be reached ({reason}): check the URL, and that blocktrain gateway runs there"
         ) from None
     except ValueError:
-        raise GatewayUnreachable(f"{url} sent what is no JSON: give the URL of a blocktrain gateway") from None
+        raise GatewayUnreachable(f"{url} did not send JSON: give the URL of a blocktrain gateway") from None

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first asks, the second ends."""
+"""Ctrl-C: the first one requests a stop, the second one aborts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from blocktrain.cli.shared.interrupt import StopOnInterrupt
+from blocktrain.cli.shared.signals import StopOnInterrupt
 from blocktrain.spec import preset
 from blocktrain.train.processes import ProcessTrainers
 
@@ -20,7 +20,7 @@ def test_the_first_interrupt_asks_for_a_stop(capfd):
         assert not stop()
         signal.raise_signal(signal.SIGINT)
         assert stop()
-    assert "stopping after this step; Ctrl-C again aborts at once" in capfd.readouterr().err
+    assert "stopping after this step; press Ctrl-C again to abort now" in capfd.readouterr().err
 
 
 def test_the_second_interrupt_ends_everything_children_included():
