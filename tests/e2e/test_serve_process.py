@@ -118,8 +118,8 @@ def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(trained_run, lis
     addresses = [process.address for process in processes]
 
     async def main() -> None:
-        settings = PipelineSettings(wire="fp32", wait_s=0.5)
-        async with Pipeline(addresses, settings) as pipeline:
+        patient, hasty = (PipelineSettings(wire="fp32", wait_s=wait_s) for wait_s in (LIMIT_S, 0.5))
+        async with Pipeline(addresses, patient) as pipeline, Pipeline(addresses, hasty) as giving_up:
 
             def kill_the_one_in_use(step: int) -> None:
                 if step == 3:
@@ -132,7 +132,7 @@ def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(trained_run, lis
             assert pipeline.stats().cache_misses + pipeline.stats().retries >= 1
             processes[0].kill()
             with pytest.raises(StageUnreachable, match=re.escape(addresses[0])):
-                await written_by(pipeline, greedy())
+                await written_by(giving_up, greedy())
             back = listen("stage", trained_run, "--blocks", "0-1", "--listen", addresses[0])
             assert await asyncio.to_thread(lambda: back.address) == addresses[0]
             await until_alive(pipeline, addresses[0])

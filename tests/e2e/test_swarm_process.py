@@ -25,6 +25,10 @@ def invite_of(coordinator: Any, folder: Path) -> str:
     return coordinator.file(folder / "invite").strip()
 
 
+def set_paused(paused: bool, coordinator: Any, folder: Path) -> None:
+    run_here("pause" if paused else "resume", coordinator.file(folder / "invite-admin").strip())
+
+
 def rest_of(process: Any) -> str:
     """What it says until it ends, well."""
     said, _ = process.communicate()
@@ -53,7 +57,11 @@ def test_two_workers_train_a_model_that_can_be_exported_and_measured(tmp_path, t
     settings = ["train.steps=20", "swarm.round_steps=10", *QUICK]
     coordinator = start(*coordinator_command(text, tmp_path / "c", *settings))
     invite = invite_of(coordinator, tmp_path / "c")
+    set_paused(True, coordinator, tmp_path / "c")  # until both have joined: the first might finish before
     workers = [start("worker", invite, "--home", tmp_path / "home") for _ in range(2)]
+    for worker in workers:
+        worker.line_with("the run is paused")
+    set_paused(False, coordinator, tmp_path / "c")
     for worker in workers:
         assert "finished: every phase is trained" in rest_of(worker)
     facts = json.loads(run_here("status", invite, "--json"))
@@ -69,20 +77,27 @@ def test_two_workers_train_a_model_that_can_be_exported_and_measured(tmp_path, t
     assert "run the same command again to continue" in said
 
 
+@pytest.mark.timeout(300)  # six processes, one after the other
 def test_a_killed_worker_and_a_killed_coordinator_do_not_end_a_run(tmp_path, text, start):
     command = coordinator_command(text, tmp_path / "c", "train.steps=[60, 20, 20]", "swarm.round_steps=60", *QUICK)
     coordinator = start(*command)
     invite = invite_of(coordinator, tmp_path / "c")
     doomed = start("worker", invite, "--home", tmp_path / "doomed")
+    doomed.line_with("lease: ")
+    set_paused(True, coordinator, tmp_path / "c")  # it gets no other lease before the kill
     doomed.line_with("nats/byte")  # it is in the middle of a round
     kill(doomed)
+    set_paused(False, coordinator, tmp_path / "c")
     survivor = start("worker", invite, "--home", tmp_path / "survivor")
+    survivor.line_with("lease: ")
+    set_paused(True, coordinator, tmp_path / "c")
     survivor.line_with("submitted: ")
     kill(coordinator)
     survivor.line_with("does not answer: trying again until it does")
     restarted = start(*command)
+    survivor.line_with("answers again")
+    set_paused(False, restarted, tmp_path / "c")
     said = rest_of(survivor)
-    assert "answers again" in said
     assert "finished: every phase is trained" in said
     facts = json.loads(run_here("status", invite, "--json"))
     assert all(phase["step"] == phase["steps"] for phase in facts["phases"])

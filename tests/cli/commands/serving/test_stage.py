@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -49,14 +50,16 @@ def test_offload_needs_the_files_of_a_model(run, command):
     assert "run blocktrain export first" in result.stderr
 
 
-def test_a_coordinator_that_does_not_answer_is_an_error(run, free_port, monkeypatch):
+def test_a_coordinator_that_does_not_answer_is_an_error(run, closed_port, monkeypatch):
     monkeypatch.setattr("blocktrain.swarm.worker.client.FIRST_PAUSE_S", 100.0)
-    result = run("stage", f"bt://127.0.0.1:{free_port}/#{'x' * 20}")
+    result = run("stage", f"bt://127.0.0.1:{closed_port}/#{'x' * 20}")
     assert result.exit_code == 2
     assert "does not answer" in result.stderr
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def closed_port() -> Iterator[int]:
+    """A port that nothing listens on and that no other process can take."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield int(reserved.getsockname()[1])
