@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 LOOK_EVERY_S = 1.0
-START_LIMIT_S = 300.0  # the longest that a process may take until it listens
+START_LIMIT_S = 1800.0  # a slow machine may take minutes until a process listens
 GRACE_S = 20.0
 STAGES = 3
 PROMPT_BYTES = 100

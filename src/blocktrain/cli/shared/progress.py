@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from blocktrain.cli.console import duration, quantity, say
 from blocktrain.spec import NUM_SYMBOLS
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from blocktrain.train.trainer import StepReport
 
 LINE_EVERY_S = 10.0
+WIDTH_BESIDE_BAR = 72  # what the columns of text need, so that all fit into 80 columns
 RECENT_STEPS = 50  # the speed is their median
 UNTRAINED_LOSS = math.log(NUM_SYMBOLS)  # nats per byte of a model that knows nothing
 
@@ -54,7 +56,7 @@ class Bars:
     def __init__(self, labels: Labels, progress: Progress) -> None:
         self._progress, self._started = progress, set[int]()
         self._tasks = {
-            phase: progress.add_task(label, total=None, start=False, facts="waiting") for phase, label in labels.items()
+            phase: progress.add_task(label, total=1, start=False, facts="waiting") for phase, label in labels.items()
         }
 
     def show(self, phase: int, step: int, steps: int, facts: Sequence[str]) -> None:
@@ -109,14 +111,13 @@ def swarm_progress(labels: Labels) -> Iterator[OnStatus]:
         return
     with _rich_progress() as progress:
         bars = Bars(labels, progress)
-        whole = progress.add_task("the composed model", total=None, start=False, facts="")
 
         def draw(status: SwarmStatus, curves: SwarmCurves) -> None:
             losses = {x["phase"]: x["points"][-1]["nats_per_byte"] for x in curves["training"] if x["points"]}
             for each in status["phases"]:
                 facts = [f"loss {losses[each['phase']]:.3f} nats/byte"] if each["phase"] in losses else []
                 bars.show(each["phase"], each["step"], each["steps"], facts)
-            progress.update(whole, facts=_whole_model(status, curves))
+            progress.footer = _whole_model(status, curves)
 
         yield draw
 
@@ -144,12 +145,24 @@ def evaluation_progress(label: str) -> Iterator[OnWindows]:
         yield lambda done, total: progress.update(task, advance=done, total=total, facts=f"{total} windows")
 
 
-def _rich_progress(transient: bool = False) -> Progress:
-    return Progress(
+class _ProgressWithFooter(Progress):
+    """Bars, and one line below them."""
+
+    footer = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.footer:
+            yield Text(self.footer)
+
+
+def _rich_progress(transient: bool = False) -> _ProgressWithFooter:
+    console = Console(file=sys.stderr, highlight=False)
+    return _ProgressWithFooter(
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        BarColumn(bar_width=min(40, max(8, console.width - WIDTH_BESIDE_BAR))),
         TextColumn("{task.fields[facts]}", markup=False),
         TimeRemainingColumn(compact=True),
-        console=Console(file=sys.stderr, highlight=False),
+        console=console,
         transient=transient,
     )
