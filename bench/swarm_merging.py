@@ -24,7 +24,7 @@ from blocktrain.swarm.coordinator import blocks, merging
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.setup import found_run
-from blocktrain.swarm.initial_blocks import newborn_here
+from blocktrain.swarm.initial_blocks import initial_blocks_here
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.policy import averaging
 from blocktrain.train.trainer import BlockTrainer
@@ -100,7 +100,7 @@ def mean_of(payloads: Sequence[bytes], before: Tensors, spec: RunSpec) -> Tensor
         update = read_update(payload, shapes)
         return lambda name: update.pieces(name, before[name] if update.needs_base else None)
 
-    parts = [averaging.Part(partial(opened, payload), 1.0, 1.0) for payload in payloads]
+    parts = [averaging.WeightedUpdate(partial(opened, payload), 1.0, 1.0) for payload in payloads]
     return dict(averaging.merge(parts, {name: tensor.size for name, tensor in before.items()}, spec.swarm))
 
 
@@ -110,7 +110,7 @@ def merge_seconds(
     """Of the fastest round, the seconds in the coordinator's merge; of all rounds, the shares of its parts."""
     watch, seconds = Stopwatch(time.process_time), list[float]()
     with coordinator_here(spec, corpus, folder) as host:
-        host._merge = only_while(host._merge, watch, merge_calls())  # type: ignore[method-assign]
+        host.loop._merge = only_while(host.loop._merge, watch, merge_calls())  # type: ignore[method-assign]
         for round in range(rounds):
             so_far_s = watch.total_s
             send_round(host, spec, before, num_updates, seed=round * num_updates)
@@ -125,7 +125,7 @@ def coordinator_here(spec: RunSpec, corpus: Corpus, folder: Path) -> Iterator[Co
     ledger, blobs = Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
     try:
         found_run(spec, corpus, ledger, blobs, now_s=time.time())
-        yield Coordinator(spec, ledger, blobs, newborn=newborn_here(spec))
+        yield Coordinator(spec, ledger, blobs, initial_block=initial_blocks_here(spec))
     finally:
         ledger.close()
 
@@ -157,6 +157,7 @@ def only_while(act: Callable[..., Any], watch: Stopwatch, calls: Sequence[tuple[
 def send_round(host: Coordinator, spec: RunSpec, before: Tensors, num_updates: int, seed: int) -> None:
     """A round of so many members; the last update closes and merges it."""
     members = [Member(spec) for _ in range(num_updates)]
+    host.loop.settle()
     leases = [host.lease(member.request()) for member in members]
     for number, (member, lease) in enumerate(zip(members, leases, strict=True)):
         assert isinstance(lease, TrainLease), lease
@@ -164,6 +165,7 @@ def send_round(host: Coordinator, spec: RunSpec, before: Tensors, num_updates: i
         blob = Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
         host.intake.receive(lease.lease, blob.sha256, 0, len(data), data)
         host.update(member.notice(lease, blob))
+    host.loop.settle()
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from blocktrain.io.arrays import as_arrays, as_tensors
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Phase, RunSpec, Stacked, preset
-from blocktrain.swarm.policy.averaging import Deltas, Part, merge, outer_step, shares
+from blocktrain.swarm.policy.averaging import Deltas, WeightedUpdate, merge, outer_step, shares
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs.base import Codec
@@ -100,7 +100,7 @@ class Swarm:
         """The bytes that all replicas together fetch to come to the next version, and the version."""
         swarm, after = self.spec.swarm, {}
         updates = [read_update(data, self._shapes, expected=self._codec(step)) for data in payloads]
-        parts = [Part(self._opener(update), weight=1.0, norm=1.0) for update in updates]
+        parts = [WeightedUpdate(self._opener(update), weight=1.0, norm=1.0) for update in updates]
         if self._codec(step).uses_course and (parted := shares(parts, swarm)):
             published = follow_recipe(self.base, list(zip(updates, parted, strict=True)), self._earlier or {})
             return (len(payloads) - 1) * sum(map(len, payloads)) + self._recipe_bytes(payloads, parted), published

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
@@ -24,7 +24,7 @@ from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.setup import found_run
-from blocktrain.swarm.initial_blocks import newborn_here
+from blocktrain.swarm.initial_blocks import initial_blocks_here
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker, WorkReport
@@ -45,6 +45,7 @@ SPEED_SPREAD = 0.1  # workers differ by so much, either way
 SHORTEST_NAP_S = 0.2  # a waiting worker asks no more often: it would find nothing new and costs real time
 
 Tensors = dict[str, Tensor]
+Answer = TypeVar("Answer")
 
 
 class VirtualClock:
@@ -121,7 +122,7 @@ class DirectClient:
         return self._coordinator.info()
 
     def lease(self, request: Callable[[], LeaseRequest]) -> LeaseReply:
-        return self._coordinator.lease(request())
+        return self._settled(lambda: self._coordinator.lease(request()))
 
     def download(self, blob: Blob, cache: Path) -> memoryview:
         return self._coordinator.blobs.get(blob.sha256)
@@ -137,7 +138,14 @@ class DirectClient:
         return blob
 
     def submit(self, notice: UpdateNotice) -> UpdateReceipt:
-        return self._coordinator.update(notice)
+        return self._settled(lambda: self._coordinator.update(notice))
+
+    def _settled(self, ask: Callable[[], Answer]) -> Answer:
+        """A request that finds the coordinator's loop idle and leaves it idle: merging takes no virtual time."""
+        self._coordinator.loop.settle()
+        answer = ask()
+        self._coordinator.loop.settle()
+        return answer
 
     def submit_evaluation(self, notice: EvaluationNotice) -> None:
         self._coordinator.intake.evaluation(notice)
@@ -158,7 +166,9 @@ def train_virtually(
     clock, ledger, blobs = VirtualClock(), Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
     try:
         found_run(spec, corpus, ledger, blobs, clock.now_s)
-        coordinator = Coordinator(spec, ledger, blobs, newborn=newborn_here(spec), clock=lambda: clock.now_s)
+        coordinator = Coordinator(
+            spec, ledger, blobs, initial_block=initial_blocks_here(spec), clock=lambda: clock.now_s
+        )
         for number in range(num_workers):
             clock.start(_worker(number, coordinator, clock, faults, folder).run)
         clock.run()

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from blocktrain.wire.safetensors import Array, decode
 from blocktrain.wire.updates import encode_update
 
 NOTICE, NOW_S = "notice.json", 1000.0
-WRITES = "blocktrain_for_writing"  # of ledger_database.py
+WRITES = "blocktrain_for_writing"  # of swarm/ledger/database.py
 
 
 def spec_of(text: Path) -> RunSpec:
@@ -49,11 +49,12 @@ def spec_of(text: Path) -> RunSpec:
 
 def coordinator_of(text: Path, folder: Path) -> tuple[Coordinator, Ledger]:
     spec, ledger, blobs = spec_of(text), Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
-    return Coordinator(spec, ledger, blobs, newborn=lambda block: newborn(spec, block), clock=lambda: NOW_S), ledger
+    initial = partial(initial_block, spec)
+    return Coordinator(spec, ledger, blobs, initial_block=initial, clock=lambda: NOW_S), ledger
 
 
 @cache
-def newborn(spec: RunSpec, block: int) -> dict[str, Array]:
+def initial_block(spec: RunSpec, block: int) -> dict[str, Array]:
     return as_arrays(build_block(spec, block).state_dict())
 
 
@@ -68,6 +69,7 @@ def prepare(text: Path, folder: Path) -> None:
     found_run(spec, load_corpus(spec.corpus, spec.model.context), ledger, coordinator.blobs, NOW_S)
     me: dict[str, Any] = {"worker": key.public_key().public_bytes_raw().hex()}
     said = {"name": "w", "device": "cpu", "memory_bytes": 2**40, "steps_per_s": 1.0}
+    coordinator.loop.settle()
     lease = coordinator.lease(sign(LeaseRequest(protocol=PROTOCOL_VERSION, nonce=1, **me, **said), key))
     assert isinstance(lease, TrainLease)
     before = {
@@ -115,6 +117,7 @@ def live(text: Path, folder: Path, write: int) -> None:
     coordinator, ledger = coordinator_of(text, folder)
     die_at(write, ledger)
     coordinator.update(notice_in(folder))
+    coordinator.loop.settle()
     ledger.close()
 
 
@@ -132,7 +135,7 @@ def in_a_fork(action: Callable[[], None]) -> int:
 
 def main(text: Path, folder: Path) -> None:
     for block in spec_of(text).phases[0].blocks:
-        newborn(spec_of(text), block)
+        initial_block(spec_of(text), block)
     prepared, ended = folder / "prepared", list[int]()
     prepared.mkdir(parents=True)
     assert in_a_fork(lambda: prepare(text, prepared)) == 0

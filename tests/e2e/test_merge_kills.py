@@ -30,8 +30,9 @@ def outcome(module: ModuleType, text: Path, folder: Path) -> tuple[object, ...]:
     """After a restart, in which the worker announces its update once more."""
     coordinator, ledger = module.coordinator_of(text, folder)
     with closing(ledger):
-        coordinator.tick()
+        coordinator.loop.settle()
         receipt = coordinator.update(module.notice_in(folder))
+        coordinator.loop.settle()
         versions = tuple((x.version, x.sha256, x.momentum_sha256) for block in (0, 1) for x in ledger.versions(block))
         merged = tuple((x.update.id, x.update.merged_round) for x in ledger.contributions())
         assert ledger.waiting_updates(0) == ()

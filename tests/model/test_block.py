@@ -6,8 +6,8 @@ from blocktrain.model.block import (
     StackedBlock,
     block_shapes,
     build_block,
+    initial_block_tensors,
     logical_parameters,
-    newborn_of,
     physical_parameters,
 )
 from blocktrain.model.stack import BlockModel, count_parameters
@@ -156,6 +156,6 @@ def test_every_preset_builds_blocks_of_its_shape(name):
     assert shapes[f"layers.{last_layer}.up"] == (4 * spec.model.width, spec.model.width)
 
 
-def test_a_newborn_block_is_built_once():
-    newborn = newborn_of(TINY)
-    assert newborn(1) is newborn(1)
+def test_an_initial_block_is_built_once():
+    tensors = initial_block_tensors(TINY)
+    assert tensors(1) is tensors(1)

@@ -53,10 +53,12 @@ class House:
         self.restart()
 
     def another_coordinator(self, ledger: Ledger | None = None) -> Coordinator:
-        def newborn(block: int) -> Tensors:
+        def initial_block(block: int) -> Tensors:
             return as_arrays(build_block(self.spec, block).state_dict())
 
-        return Coordinator(self.spec, ledger or self.ledger, self.blobs, newborn=newborn, clock=lambda: self.now_s)
+        return Coordinator(
+            self.spec, ledger or self.ledger, self.blobs, initial_block=initial_block, clock=lambda: self.now_s
+        )
 
     def member(self) -> Member:
         return Member(self)
@@ -66,7 +68,20 @@ class House:
         self.coordinator = self.another_coordinator()
         self.service = build_service(self.coordinator, self.ledger, self.rate, lambda: self.now_s)
 
+    def settle(self) -> None:
+        """Does what the coordinator's loop has to do by now, which a server's thread does beside the requests."""
+        self.coordinator.loop.settle()
+
     def ask(self, method: str, path: str, role: str = "worker", **options: Any) -> httpx.Response:
+        """The answer to a request that finds the loop idle, and leaves it idle."""
+        self.settle()
+        try:
+            return self.ask_only(method, path, role, **options)
+        finally:
+            self.settle()
+
+    def ask_only(self, method: str, path: str, role: str = "worker", **options: Any) -> httpx.Response:
+        """The answer to a request alone: what follows from it is left to the loop."""
         headers = {"Authorization": f"Bearer {TOKENS.get(role, role)}", **options.pop("headers", {})}
 
         async def asked() -> httpx.Response:

@@ -29,7 +29,7 @@ def client_of(house) -> CoordinatorClient:
 @pytest.fixture
 def denoising(new_house):
     made = new_house(objective=Denoise())
-    made.coordinator.tick()  # its blocks are born
+    made.coordinator.loop.tick()  # its initial blocks are there
     return made
 
 

@@ -7,32 +7,40 @@ import pytest
 
 from blocktrain.errors import ConfigError
 from blocktrain.spec import preset
-from blocktrain.swarm.initial_blocks import elsewhere, newborn_here, newborn_in, raise_blocks
+from blocktrain.swarm.coordinator.blocks import initial_blocks_in
+from blocktrain.swarm.initial_blocks import (
+    initial_blocks_here,
+    make_in_torch_process,
+    make_initial_blocks,
+    torch_process,
+)
 from blocktrain.train.memory_estimate import training_memory_bytes
 
 SPEC = preset("tiny")
 
 
 def test_blocks_raised_elsewhere_are_those_that_would_be_made_here(tmp_path):
-    with elsewhere() as process:
-        process.submit(raise_blocks, SPEC, tmp_path / "newborn").result()
-    there, here = newborn_in(tmp_path / "newborn"), newborn_here(SPEC)
+    make_in_torch_process(SPEC, tmp_path / "initial-blocks")
+    there, here = initial_blocks_in(tmp_path / "initial-blocks"), initial_blocks_here(SPEC)
     for block in range(SPEC.model.blocks):
         assert there(block).keys() == here(block).keys()
         assert all(np.array_equal(there(block)[name], tensor) for name, tensor in here(block).items())
 
 
 def test_it_tells_what_training_every_phase_takes(tmp_path):
-    assert raise_blocks(SPEC, tmp_path) == {x.index: training_memory_bytes(SPEC, x) for x in SPEC.phases}
+    assert make_initial_blocks(SPEC, tmp_path) == {x.index: training_memory_bytes(SPEC, x) for x in SPEC.phases}
 
 
 def test_blocks_that_are_there_are_not_made_again(tmp_path):
-    raise_blocks(SPEC, tmp_path)
+    make_initial_blocks(SPEC, tmp_path)
     before = {path: path.stat().st_ino for path in tmp_path.iterdir()}
-    raise_blocks(SPEC, tmp_path)
+    make_initial_blocks(SPEC, tmp_path)
     assert before == {path: path.stat().st_ino for path in tmp_path.iterdir()}
 
 
 def test_a_process_that_is_killed_is_told_in_a_sentence():
-    with pytest.raises(ConfigError, match="was ended from outside: give this machine more memory"), elsewhere() as one:
+    with (
+        pytest.raises(ConfigError, match="was ended from outside: give this machine more memory"),
+        torch_process() as one,
+    ):
         one.submit(os._exit, 9).result()

@@ -1,6 +1,5 @@
 """A real coordinator behind a real server on loopback, and real workers: together they train as one machine would."""
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.data.corpus import load_corpus
@@ -20,7 +18,7 @@ from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Denoise, EndToEnd, Phase, RunSpec, Stacked, load_spec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
-from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.server import served_here
 from blocktrain.swarm.coordinator.setup import found_run
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.worker.client import CoordinatorClient
@@ -42,19 +40,10 @@ def serving(spec: RunSpec, folder: Path) -> Iterator[Invite]:
     if not ledger.tokens():
         ledger.add_token("workers", "worker", TOKEN, 0.0)
     coordinator = Coordinator(
-        spec, ledger, blobs, newborn=lambda block: as_arrays(build_block(spec, block).state_dict())
+        spec, ledger, blobs, initial_block=lambda block: as_arrays(build_block(spec, block).state_dict())
     )
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(build_service(coordinator, ledger), log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield Invite("127.0.0.1", listener.getsockname()[1], TOKEN)
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
-        ledger.close()
+    with closing(ledger), served_here(coordinator, ledger) as port:
+        yield Invite("127.0.0.1", port, TOKEN)
 
 
 def work(invite: Invite, home: Path, **options) -> None:
@@ -148,9 +137,9 @@ def test_workers_of_one_block_and_an_outer_nesterov_train_as_diloco_does(tmp_pat
             member.join()
         facts = status(invite)
     with closing(Ledger(tmp_path / "coordinator" / "ledger.db")) as ledger:
-        newborn, *merged = ledger.versions(0)
+        initial, *merged = ledger.versions(0)
         assert len(ledger.workers()) == 2
-    assert newborn.momentum_sha256 is None
+    assert initial.momentum_sha256 is None
     assert len({version.momentum_sha256 for version in merged} - {None}) == len(merged) >= 3
     assert facts["evaluations"][-1]["scores"][-1]["nats_per_byte"] < 5.0
 
@@ -173,24 +162,24 @@ def test_a_wrong_token_is_refused_with_the_remedy(tmp_path, tiny, token):
             client.run_info()
 
 
-def test_a_receipt_does_not_wait_for_the_merge_where_somebody_else_does_it(house, member):
-    woken: list[bool] = []
-    house.coordinator.tick()
-    house.coordinator.wake = lambda: woken.append(True)
-    member.work()
-    assert woken
+def test_a_receipt_does_not_wait_for_the_merge(house, member):
+    lease = member.lease()
+    data = member.payload(lease)
+    assert member.upload(lease.lease, data).status_code == 200
+    assert house.ask_only("POST", "/v1/updates", json=member.notice(lease, data)).status_code == 200
+    assert house.coordinator.loop.due.is_set()
     assert {version for _, version in house.weights()} == {0}
-    waiting = house.ask("POST", "/v1/leases", json=member.request()).json()
+    waiting = house.ask_only("POST", "/v1/leases", json=member.request()).json()
     assert waiting["reason"] == "round 0 is being merged"
-    house.coordinator.tick()
+    house.settle()
     assert {version for _, version in house.weights()} == {0, 1}
     member.work()
 
 
-def test_who_comes_before_a_phase_is_open_waits_for_it(house, member):
-    house.coordinator.wake = lambda: None
-    assert house.ask("POST", "/v1/leases", json=member.request()).json()["reason"] == "the next phase is being opened"
-    house.coordinator.tick()
+def test_a_worker_that_comes_before_a_phase_is_open_waits_for_it(house, member):
+    answer = house.ask_only("POST", "/v1/leases", json=member.request()).json()
+    assert answer["reason"] == "the next phase is being opened"
+    house.settle()
     member.lease()
 
 
@@ -201,11 +190,11 @@ def test_a_phase_begins_with_the_deadline_that_the_phase_before_has_learned(new_
     limits_s = []
     for _ in range(4):  # rounds of two steps: the first phase
         lease = member.lease()
-        limits_s.append(lease.deadline_s)
+        limits_s.append(lease.time_left_s)
         house.now_s += 30
         assert member.send(lease, member.payload(lease)).status_code == 200
     lease = member.lease()
     assert limits_s == [900, 900, 900, 45]
-    assert (lease.phase, lease.deadline_s) == (1, 45)
+    assert (lease.phase, lease.time_left_s) == (1, 45)
     round = house.coordinator.watching.status()["phases"][1]["round"]
     assert (round["limit_s"], round["limit_reason"]) == (45, "median 30.0 s, spread 0.0 s of 4 rounds")

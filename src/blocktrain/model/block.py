@@ -220,14 +220,14 @@ def logical_parameters(spec: RunSpec) -> int:
     return physical_parameters(spec.with_(**{"model.physical_layers": every_layer}))
 
 
-def newborn_of(spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:
-    """The tensors of untrained blocks, each built once: a coordinator asks for their shapes with every update."""
+def initial_block_tensors(spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:
+    """The tensors of initial blocks, each built once: a coordinator asks for their shapes with every update."""
 
     @cache
-    def newborn(block: int) -> dict[str, Tensor]:
+    def tensors(block: int) -> dict[str, Tensor]:
         return build_block(spec, block).state_dict()
 
-    return newborn
+    return tensors
 
 
 def _init_seed(seed: int, index: int) -> int:

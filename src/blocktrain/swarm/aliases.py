@@ -1,6 +1,6 @@
-"""Aliases: what people call a worker. A name that is made from its public key tells who did what and not whose machine
-it was; the name that a worker gives itself is often a host's, and shown to admins alone. Pure. Next: watching.py, which
-shows both."""
+"""Aliases: the names under which people see workers. An alias is made from the worker's public key, so it does not
+reveal whose machine it is. The name that a worker gives itself, often its host's, is shown to admins only. Pure.
+Next: coordinator/status.py, which shows both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Lark Lynx Marten Mole Newt Otter Owl Panda Puffin Raven Robin Seal Stork Swift T
 
 
 def alias_of(key: str) -> str:
-    """For example "Brisk Otter 3f": one of 262,144, the same for the same key wherever it is shown."""
+    """For example "Brisk Otter 3f": one of 262,144, always the same for the same key."""
     digest = hashlib.sha256(key.encode()).digest()
     temper, animal = (words.split()[byte % 32] for words, byte in zip((TEMPERS, ANIMALS), digest[:2], strict=True))
     return f"{temper} {animal} {digest[2]:02x}"

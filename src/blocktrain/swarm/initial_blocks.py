@@ -1,6 +1,6 @@
-"""Nursery: what a coordinator must know of the model, and nothing of which it does itself. These functions load torch:
-a process of its own calls them and ends, and the coordinator, which only averages, takes a quarter of the memory.
-Next: coordinator.py, which is given the newborn blocks; ../cli/serving.py, which asks before it serves."""
+"""Initial blocks: the tensors that training starts from, and the memory it takes. Making them needs torch, which the
+coordinator never loads: a process of its own makes them and ends. The coordinator then takes a quarter of the memory.
+Next: coordinator/server.py, which asks for them before it serves; coordinator/loop.py, which records them."""
 
 from __future__ import annotations
 
@@ -14,52 +14,53 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from blocktrain.errors import ConfigError
-from blocktrain.io.files import mapped
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.coordinator.blocks import Tensors
-from blocktrain.wire.safetensors import decode
+from blocktrain.swarm.coordinator.blocks import Tensors, initial_block_file
 
 
 @contextmanager
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    """One process, begun afresh: it has nothing of this one. Ctrl-C is for this one to hear."""
+def torch_process() -> Iterator[ProcessPoolExecutor]:
+    """One new process for what needs torch. It ignores Ctrl-C, which is for this process to handle."""
     deaf = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=deaf) as process:
             yield process
     except BrokenProcessPool:
         raise ConfigError(
-            "the process that makes the untrained blocks was ended from outside: give this machine more memory, or "
+            "the process that makes the initial blocks was ended from outside: give this machine more memory, or "
             "train a smaller model"
         ) from None
 
 
-def raise_blocks(spec: RunSpec, folder: Path) -> dict[int, int]:
-    """Every block untrained, in a file of the folder that stays; and what training takes in bytes, phase by phase."""
+def make_in_torch_process(
+    spec: RunSpec, folder: Path, describe: Callable[[RunSpec], object] | None = None
+) -> dict[int, int]:
+    """`make_initial_blocks` in a process that ends afterwards. `describe` may need torch too and runs there first."""
+    with torch_process() as process:
+        if describe is not None:
+            process.submit(describe, spec).result()
+        return process.submit(make_initial_blocks, spec, folder).result()
+
+
+def make_initial_blocks(spec: RunSpec, folder: Path) -> dict[int, int]:
+    """Writes each initial block to its file in the folder, unless it is there. Returns the bytes of memory that
+    training each phase takes."""
     from blocktrain.io.tensor_file import save_tensors
     from blocktrain.model.block import build_block
     from blocktrain.train.memory_estimate import training_memory_bytes
 
     folder.mkdir(parents=True, exist_ok=True)
     for block in range(spec.model.blocks):
-        if not (path := _file(folder, block)).exists():
+        if not (path := initial_block_file(folder, block)).exists():
             save_tensors(path, build_block(spec, block).state_dict())
     return {phase.index: training_memory_bytes(spec, phase) for phase in spec.phases}
 
 
-def newborn_here(spec: RunSpec) -> Callable[[int], Tensors]:
-    """The untrained blocks, each made once in this process, for a coordinator beside workers: torch is there anyway."""
+def initial_blocks_here(spec: RunSpec) -> Callable[[int], Tensors]:
+    """The initial blocks, each made once in this process: for a coordinator beside workers, where torch is loaded
+    anyway."""
     from blocktrain.io.arrays import as_arrays
-    from blocktrain.model.block import newborn_of
+    from blocktrain.model.block import initial_block_tensors
 
-    newborn = newborn_of(spec)
-    return lambda block: as_arrays(newborn(block))
-
-
-def newborn_in(folder: Path) -> Callable[[int], Tensors]:
-    """The untrained blocks that `raise_blocks` left there, in their files."""
-    return lambda block: decode(mapped(_file(folder, block)), in_place=True)[0]
-
-
-def _file(folder: Path, block: int) -> Path:
-    return folder / f"block-{block}.safetensors"
+    tensors = initial_block_tensors(spec)
+    return lambda block: as_arrays(tensors(block))

@@ -1,5 +1,6 @@
 """A swarm in one process, for notebooks, examples and tests: a real coordinator behind HTTP on a free port of this
-machine, and real workers in threads. Nothing of it is left when it ends. Next: worker.py, coordinator.py."""
+machine, and real workers in threads. Nothing is left when it ends.
+Next: coordinator/server.py, which it runs; worker/worker.py."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import ConfigError
-from blocktrain.http.server import LOOPBACK, served_in_thread
+from blocktrain.http.server import LOOPBACK
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
-from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.server import served_here
 from blocktrain.swarm.coordinator.setup import found_run
-from blocktrain.swarm.initial_blocks import newborn_here
+from blocktrain.swarm.initial_blocks import initial_blocks_here
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.export import export_model
@@ -32,13 +33,13 @@ from blocktrain.swarm.worker.worker import Worker, WorkReport
 from blocktrain.train.run import load_model
 from blocktrain.wire.invite import Invite
 
-ENOUGH_BYTES = 2**52  # threads share the memory of this machine: no lease is withheld for it
+ENOUGH_BYTES = 2**52  # the workers share the memory of this machine: no lease is refused for lack of it
 LONGEST_WAIT_S = 0.25  # until a worker asks again: on one machine that costs nothing
-NAP_S = 0.05  # between looks whether the workers are done; Ctrl-C reaches a notebook in it
+NAP_S = 0.05  # between two looks whether the workers are done; Ctrl-C interrupts it
 
 
 class LocalSwarm:
-    """Made by `local_swarm`; a `with` block ends it.
+    """Made by `local_swarm`. Leaving the `with` block ends it.
 
     with local_swarm(preset("tiny"), workers=2) as swarm:
         swarm.wait()
@@ -78,8 +79,7 @@ class LocalSwarm:
         thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until the run is trained to its end: True; False when the time was over before. A worker's error is raised
-        here."""
+        """Returns True when the run is finished, or False after `timeout_s`. Raises a worker's error."""
         if not self._threads:
             raise ConfigError("this swarm has no workers, so it would never end: add_worker() first")
         give_up_s = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else timeout_s)
@@ -103,7 +103,7 @@ class LocalSwarm:
         return load_model(run)
 
     def stop(self) -> None:
-        """Workers hand in the step they are at; then the coordinator closes. Stopping again does nothing."""
+        """Workers submit what they have trained; then the coordinator closes. Stopping again does nothing."""
         self._stopped.set()
         for thread in self._threads:
             thread.join()
@@ -139,8 +139,8 @@ def local_swarm(
     folder: str | Path | None = None,
     report: Callable[[str, WorkReport], None] = lambda name, report: None,
 ) -> LocalSwarm:
-    """Found a run on this machine, serve it and train it with so many workers. Without a folder it leaves no files;
-    with one it can be continued there. `report` is told what each worker does, from the worker's thread."""
+    """Start a run on this machine, serve it, and train it with this number of workers. Without a folder it leaves no
+    files; with a folder it can be continued there. `report` gets what each worker does, in the worker's thread."""
     return LocalSwarm(spec, workers, Path(folder) if folder else None, report)
 
 
@@ -152,6 +152,6 @@ def _open_run(spec: RunSpec, folder: Path, opening: ExitStack) -> tuple[RunSpec,
     blobs, token = Blobs(folder / "blobs"), secrets.token_urlsafe(24)
     found_run(spec, corpus, ledger, blobs, time.time())
     ledger.add_token(f"local-{token[:8]}", "admin", token, time.time())
-    coordinator = Coordinator(spec, ledger, blobs, newborn=newborn_here(spec))
-    server = opening.enter_context(served_in_thread(build_service(coordinator, ledger)))
-    return spec, Invite(LOOPBACK, server.port, token)
+    coordinator = Coordinator(spec, ledger, blobs, initial_block=initial_blocks_here(spec))
+    port = opening.enter_context(served_here(coordinator, ledger))
+    return spec, Invite(LOOPBACK, port, token)

@@ -1,5 +1,5 @@
-"""Signatures: whether a message is from the worker whose key it names. Ed25519 over the message's JSON without the
-signature. Next: wire/messages.py, what is signed."""
+"""Signatures: sign a message, and check that it is from the worker whose key it names. Ed25519 over the message's JSON
+without the signature. Next: ../wire/messages.py, what is signed."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class TrainLease(Message):
     shard: Natural
     step_start: Natural
     steps: Annotated[int, Field(ge=1, strict=True)]
-    deadline_s: Seconds  # from now
+    time_left_s: Seconds  # until the deadline
     trained: tuple[BlockVersion, ...]
     below: tuple[BlockVersion, ...]
     ahead: tuple[BlockVersion, ...]
@@ -93,7 +93,7 @@ class TrainLease(Message):
 class EvaluateLease(Message):
     kind: Literal["evaluate"] = "evaluate"
     lease: Name
-    deadline_s: Seconds
+    time_left_s: Seconds
     blocks: tuple[BlockVersion, ...]
     max_windows: Annotated[int, Field(ge=1, strict=True)]
 

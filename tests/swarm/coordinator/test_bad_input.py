@@ -417,7 +417,7 @@ def meet_fate(house, plan: Plan, action: Callable[[], object], monkeypatch: pyte
     """The action, in a process that dies as planned."""
     with monkeypatch.context() as planned:
         plan.watch(planned, house.blobs, "put", "keep", "discard_uploads")
-        plan.watch(planned, house.ledger, "add_genesis", "open_phase", "record_update", "merge", "add_event")
+        plan.watch(planned, Ledger, "add_initial_blocks", "open_phase", "record_update", "merge", "add_event")
         try:
             action()
         except Died:
@@ -436,7 +436,7 @@ def notice_of(member, step: float = 1e-3) -> UpdateNotice:
 
 MOMENTUM = {"swarm.outer": "nesterov"}
 MERGE_WRITES = 10  # the update's blob and row, difference, weights and momentum of two blocks, the merge, what follows
-OPENING_WRITES = 4  # two newborn blocks, their versions, the phase
+OPENING_WRITES = 4  # two initial blocks, their versions, the phase
 
 
 @pytest.fixture(scope="module")
@@ -444,6 +444,7 @@ def calm_weights(new_house) -> dict[tuple[int, int], str]:
     """After one update in a run where nothing happens."""
     calm = new_house(**MOMENTUM)
     calm.coordinator.update(notice_of(calm.member()))
+    calm.settle()
     return calm.weights()
 
 
@@ -453,12 +454,18 @@ def test_a_death_at_any_write_of_a_merge_changes_no_weight(new_house, calm_weigh
     house, plan = new_house(**MOMENTUM), Plan(dies_at, after)
     member = house.member()
     notice = notice_of(member)
-    meet_fate(house, plan, lambda: house.coordinator.update(notice), monkeypatch)
+
+    def update_and_merge() -> None:
+        house.coordinator.update(notice)
+        house.settle()
+
+    meet_fate(house, plan, update_and_merge, monkeypatch)
     assert plan.writes == (dies_at or MERGE_WRITES)
     recorded = house.ledger.update(notice.payload.sha256) is not None
     house.restart()
-    house.coordinator.tick()
+    house.settle()
     assert house.coordinator.update(notice).duplicate == recorded
+    house.settle()
     assert house.weights() == calm_weights
     member.work()
 
@@ -467,10 +474,10 @@ def test_a_death_at_any_write_of_a_merge_changes_no_weight(new_house, calm_weigh
 @pytest.mark.parametrize("dies_at", range(OPENING_WRITES + 1))
 def test_a_death_at_any_write_of_an_opening_changes_no_weight(new_house, calm_weights, monkeypatch, dies_at, after):
     house, plan = new_house(**MOMENTUM), Plan(dies_at, after)
-    meet_fate(house, plan, house.coordinator.tick, monkeypatch)
+    meet_fate(house, plan, house.coordinator.loop.tick, monkeypatch)
     assert plan.writes == (dies_at or OPENING_WRITES)
     house.restart()
-    house.coordinator.tick()
+    house.coordinator.loop.tick()
     assert house.weights() == {key: sha256 for key, sha256 in calm_weights.items() if key[1] == 0}
     house.member().work()
 
@@ -501,7 +508,7 @@ def test_coordinators_that_tick_at_once_merge_once(house, member, another_member
     ledgers = [Ledger(house.folder / "ledger.db") for _ in range(num_coordinators)]
     coordinators = [house.another_coordinator(ledger) for ledger in ledgers]
     house.now_s += 5000
-    assert all_at_once(*(coordinators[i % num_coordinators].tick for i in range(4))) == []
+    assert all_at_once(*(coordinators[i % num_coordinators].loop.tick for i in range(4))) == []
     assert {version for _, version in house.weights()} == {0, 1}
     assert [event.kind for event in house.ledger.events()] == ["joined", "joined", "late", "merged"]
     for ledger in ledgers:
@@ -518,18 +525,22 @@ def test_an_update_that_another_coordinator_takes_in_while_a_phase_ends_is_merge
     Plan(dies_at, after=False).watch(monkeypatch, there, "merge")
     real, raised = here.merge, list[BaseException]()
 
+    def acknowledged_and_merged() -> None:
+        other.update(second)
+        other.loop.settle()
+
     def late(*args: Any) -> bool:
-        """The merge is worked out; before it is recorded, the other coordinator, whose clock is behind, acknowledges
-        one more update."""
+        """The merge is computed. Before it is recorded, the other coordinator, whose clock is behind, acknowledges one
+        more update."""
         house.now_s -= 5000
-        raised.extend([] if there.update(second.payload.sha256) else all_at_once(lambda: other.update(second)))
+        raised.extend([] if there.update(second.payload.sha256) else all_at_once(acknowledged_and_merged))
         house.now_s += 5000
         return real(*args)
 
     monkeypatch.setattr(here, "merge", late)
     house.now_s += 5000  # the deadline is over: the first update alone may close the round
     for _ in range(2):
-        merging.tick()
+        merging.loop.tick()
     assert len(raised) == dies_at
     merged = {x.update.id: x.update.merged_round for x in house.ledger.contributions()}
     assert merged == {first.payload.sha256: 0, second.payload.sha256: 0}
@@ -541,6 +552,7 @@ def test_an_update_that_another_coordinator_takes_in_while_a_phase_ends_is_merge
 def test_one_update_from_many_threads_is_merged_once(house, member):
     notice, receipts = notice_of(member), list[UpdateReceipt]()
     assert all_at_once(*[lambda: receipts.append(house.coordinator.update(notice))] * 6) == []
+    house.settle()
     assert sorted(receipt.duplicate for receipt in receipts) == [False] + [True] * 5
     assert {version for _, version in house.weights()} == {0, 1}
 
@@ -548,7 +560,7 @@ def test_one_update_from_many_threads_is_merged_once(house, member):
 def test_workers_that_ask_at_once_get_a_shard_each(house):
     crew, leases = [house.member() for _ in range(6)], list[TrainLease]()
     requests = [LeaseRequest.model_validate(one.request()) for one in crew]
-    house.coordinator.tick()
+    house.coordinator.loop.tick()
     asked = [lambda request=request: leases.append(house.coordinator.lease(request)) for request in requests]
     assert all_at_once(*asked) == []
     assert sorted(lease.shard for lease in leases) == list(range(6))

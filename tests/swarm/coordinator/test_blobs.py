@@ -113,14 +113,14 @@ def test_a_damaged_blob_is_detected_and_mended_by_putting_it_again(folder, damag
 
 @pytest.mark.parametrize("start, end", [(0, 10), (9, 10), (10_000, 99_999), (5, 5), (len(DATA), len(DATA) + 1)])
 def test_a_range_is_what_slicing_gives(blobs, start, end):
-    assert blobs.get_range(blobs.put(DATA), start, end) == DATA[start:end]
+    assert b"".join(blobs.stream(blobs.put(DATA), start, end)) == DATA[start:end]
 
 
 @pytest.mark.parametrize("start, end", [(-1, 5), (6, 5), (len(DATA) + 1, len(DATA) + 2)])
 def test_a_range_outside_the_blob_is_refused_with_its_size(blobs, start, end):
     blobs.put(DATA)
     with pytest.raises(BlobError, match=f"which has {len(DATA)}"):
-        blobs.get_range(SHA256, start, end)
+        list(blobs.stream(SHA256, start, end))
 
 
 def test_a_deleted_blob_is_gone_and_may_be_deleted_again(blobs):

@@ -33,8 +33,9 @@ def served(house) -> Iterator[str]:
     """The house's service on a free port; what its members ask goes through it too."""
     with listening("127.0.0.1", 0, "nobody") as listener:
         invite = Invite("127.0.0.1", listener.getsockname()[1], TOKENS["worker"])
-        with served_in_thread(build_service(house.coordinator, house.ledger, invite=invite), listener):
-            house.ask = partial(ask, invite.url)
+        service = build_service(house.coordinator, house.ledger, invite=invite)
+        with served_in_thread(service, listener):
+            house.ask_only = partial(ask, invite.url)
             yield invite.url
 
 
@@ -54,7 +55,7 @@ def work(url: str, home: Path, name: str) -> None:
 def trained(new_house: Callable, tmp_path_factory) -> Iterator[str]:
     """A run that two real workers have trained to its end, and one with a hostile name has joined."""
     house = new_house(**{"train.steps": 4, "swarm.evaluate_every": 1})
-    with served(house) as url:
+    with house.coordinator.loop.running(), served(house) as url:
         threads = [
             threading.Thread(target=work, args=(url, tmp_path_factory.mktemp("home"), name)) for name in ("ada", "alan")
         ]
@@ -183,7 +184,7 @@ def test_a_worker_that_dies_is_shown_as_late_and_why(visit, running):
     expect(page.locator("#blocks .why").first).to_contain_text("missed its deadline")
     row = page.locator("#workers tbody tr", has_text=alias_of(dead.id))
     expect(row).to_contain_text("late")
-    house.coordinator.tick()
+    house.coordinator.loop.tick()
     expect(row).to_contain_text("phase 0, round 0: it closed without")
     expect(page.locator("#blocks .version").first).to_have_text("version 1")
     expect(page.locator("#news")).to_contain_text("late")

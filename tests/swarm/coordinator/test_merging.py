@@ -40,7 +40,8 @@ def test_a_version_that_is_no_sum_of_small_updates_is_told_by_its_difference(new
     house.member().work()
     for block, data in enumerate(ways(house)):
         assert not is_recipe(data)
-        assert read_update(data, {name: tuple(x.shape) for name, x in house.coordinator._blocks.newborn(block).items()})
+        initial = house.coordinator._blocks.initial_block(block)
+        assert read_update(data, {name: tuple(tensor.shape) for name, tensor in initial.items()})
 
 
 def test_a_late_update_is_told_by_a_difference_since_its_course_may_be_forgotten(new_house):

@@ -32,7 +32,7 @@ def test_events_tell_what_happened_in_order_and_then_only_the_news(house, member
     another_member.lease()  # never heard of again
     member.work()
     house.now_s += 5000
-    house.coordinator.tick()
+    house.coordinator.loop.tick()
     lease = member.lease()
     member.send(lease, member.payload(lease, 1e9))
     told = events(house)
@@ -51,7 +51,7 @@ def test_a_round_that_is_extended_is_an_event(new_house):
     second.lease()
     first.work()
     house.now_s += 1000
-    house.coordinator.tick()
+    house.coordinator.loop.tick()
     assert "min_updates = 2 needed" in next(event["text"] for event in events(house) if event["kind"] == "extended")
 
 

@@ -13,8 +13,8 @@ import pytest
 from blocktrain.http.server import RunningServer, served_in_thread
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.coordinator import status_stream as streaming
-from blocktrain.swarm.coordinator.picture import block_state
 from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.status import block_state
 from blocktrain.swarm.coordinator.status_stream import Listeners, StatusFeed, curves_after
 from blocktrain.swarm.policy.rounds import Lease, Round, lateness
 from blocktrain.wire.invite import Invite
@@ -157,16 +157,16 @@ def test_of_the_curves_only_what_a_page_lacks_is_sent():
     ],
 )
 def test_a_block_is_trained_along_then_trained_then_frozen(tiny_run, block, opened, state):
-    assert block_state(tiny_run, block, opened, born=True) == state
-    assert block_state(tiny_run, block, opened, born=False) == "unborn"
+    assert block_state(tiny_run, block, opened, exists=True) == state
+    assert block_state(tiny_run, block, opened, exists=False) == "planned"
 
 
 @pytest.mark.parametrize(
     "now_s, words", [(14, None), (16, "slower than"), (25, "missed its deadline"), (45, "taken for dead")]
 )
 def test_a_lease_is_late_by_degrees(now_s, words):
-    lease = Lease(shard=0, worker="w", steps=1, granted_s=0, due_s=10, deadline_s=20)
-    round = Round(0, 0, {0: 0}, 0, 1, 0.0, limit_s=20.0, deadline_s=20.0, leases=(lease,))
+    lease = Lease(shard=0, worker="w", steps=1, granted_s=0, due_s=10, deadline_at_s=20)
+    round = Round(0, 0, {0: 0}, 0, 1, 0.0, limit_s=20.0, deadline_at_s=20.0, leases=(lease,))
     why = lateness(lease, round, now_s)
     assert why is None if words is None else words in why
 
@@ -206,7 +206,7 @@ def test_only_admins_are_told_what_workers_call_themselves(house, member, anothe
     ]
     member.send(lease, member.payload(lease))
     house.now_s += 5000
-    house.coordinator.tick()
+    house.coordinator.loop.tick()
     assert [event.kind for event in house.ledger.events()] == ["joined", "joined", "late", "merged"]
     workers = house.ask("GET", "/v1/status", role).json()["workers"]
     assert [worker["name"] for worker in workers] == [name or alias_of(worker["id"]) for worker in workers]

@@ -67,7 +67,7 @@ def sha256(text: str) -> str:
 
 
 def start(ledger: Ledger, first: Round = FIRST) -> None:
-    ledger.add_genesis({block: sha256(f"genesis {block}") for block in PHASE.blocks}, now_s=99.0)
+    ledger.add_initial_blocks({block: sha256(f"initial {block}") for block in PHASE.blocks}, now_s=99.0)
     for worker in (ADA, BOB, EVE):
         ledger.see_worker(worker, worker[:1], "cpu", 10**12, 2.5, now_s=100.0, nonce=1)
     ledger.open_phase(first)
@@ -213,7 +213,7 @@ def test_a_phase_opens_once(started):
 def test_asking_again_renews_the_lease(started):
     assert lease(started, ADA, now_s=101.0) == lease(started, ADA, now_s=150.0)
     (renewed,) = started.open_rounds()[0].leases
-    assert (renewed.granted_s, renewed.deadline_s) == (150.0, 210.0)
+    assert (renewed.granted_s, renewed.deadline_at_s) == (150.0, 210.0)
 
 
 def test_a_grant_decided_on_an_older_state_is_not_given(started):
@@ -242,18 +242,20 @@ def test_a_round_that_is_known_is_the_one_in_the_database(started, where):
         assert started.open_rounds() == other.open_rounds()
 
 
-def test_writings_together_are_kept_together(started):
+def test_the_writes_of_a_transaction_are_kept_together_or_not_at_all(started):
     before = started.open_rounds()
 
     def fail() -> None:
-        lease(started, ADA)
-        assert [x.worker for x in started.open_rounds()[0].leases] == [ADA]
-        raise RuntimeError
+        with started.transaction() as transaction:
+            lease(transaction, ADA)
+            assert [x.worker for x in transaction.open_rounds()[0].leases] == [ADA]
+            raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        started.together(fail)
+        fail()
     assert started.open_rounds() == before
-    started.together(lambda: lease(started, ADA))
+    with started.transaction() as transaction:
+        lease(transaction, ADA)
     assert [x.worker for x in started.open_rounds()[0].leases] == [ADA]
 
 
@@ -271,20 +273,12 @@ def test_two_coordinators_never_give_one_shard_twice(started, where):
     assert [x.shard for x in started.open_rounds()[0].leases] == [0]
 
 
-def test_a_released_lease_no_longer_counts(started):
-    mine = lease(started, ADA)
-    assert started.release_lease(mine)
-    assert not started.release_lease(mine)
-    assert started.open_rounds()[0].leases == ()
-    assert started.lease(mine).state == "released"
-
-
 def test_a_round_is_extended_once_by_whoever_comes_first(started):
     seen = started.open_rounds()[0]
     assert started.extend_round(seen, 300.0, "too few")
     assert not started.extend_round(seen, 360.0, "too few")
     (record,) = started.rounds(0)
-    assert (record.round.deadline_s, record.extensions, record.reason) == (300.0, 1, "too few")
+    assert (record.round.deadline_at_s, record.extensions, record.reason) == (300.0, 1, "too few")
 
 
 # Updates
@@ -509,11 +503,11 @@ def test_a_refused_update_is_never_merged(started):
         merge(started, started.open_rounds()[0], [refused])
 
 
-def test_a_genesis_is_given_once(started):
-    started.add_genesis({0: sha256("genesis 0"), 2: sha256("genesis 2")}, now_s=500.0)
+def test_an_initial_block_is_given_once(started):
+    started.add_initial_blocks({0: sha256("initial 0"), 2: sha256("initial 2")}, now_s=500.0)
     assert newest(started) == {0: 0, 1: 0, 2: 0}
     with pytest.raises(LedgerConflict, match=r"block 0 began as .*: use the ledger's, or another ledger"):
-        started.add_genesis({0: sha256("other")}, now_s=500.0)
+        started.add_initial_blocks({0: sha256("other")}, now_s=500.0)
 
 
 def test_reopening_keeps_everything(started, where):
@@ -541,7 +535,7 @@ def test_reopening_keeps_everything(started, where):
 
 def test_a_manifest_has_the_newest_versions_and_no_composition_of_others(started):
     assert started.consistent_manifest().combine == {}
-    evaluating = started.grant_evaluation(ADA, newest(started), now_s=1.0, deadline_s=60.0)
+    evaluating = started.grant_evaluation(ADA, newest(started), now_s=1.0, deadline_at_s=60.0)
     assert started.evaluation_lease() == evaluating
     scores = [{"path": "stack", "ce": 1.5}]
     assert started.record_evaluation(evaluating.id, "valid", scores, {"stack": (0.25, 0.75)}, now_s=2.0)
@@ -568,14 +562,14 @@ def test_live_blobs_are_what_someone_may_still_need(started):
         started.merge(closed, new, ids, next_round(closed.with_report(ADA, 10, 1.0), PHASE, 60.0, 1.0, SPEC), 1.0, "")
     newest = {sha256("0 2 "), sha256("1 2 "), sha256("m1"), sha256("d1"), "d" * 64}
     assert started.live_blobs(keep_versions=1) == newest
-    started.grant_evaluation(ADA, {0: 1, 1: 0}, now_s=1.0, deadline_s=2.0)
-    evaluated = {sha256("0 1 "), sha256("d0"), sha256("genesis 1")}
+    started.grant_evaluation(ADA, {0: 1, 1: 0}, now_s=1.0, deadline_at_s=2.0)
+    evaluated = {sha256("0 1 "), sha256("d0"), sha256("initial 1")}
     assert started.live_blobs(keep_versions=1) == newest | evaluated
 
 
 @pytest.mark.parametrize(
     "base, built_on",
-    [(0, ("genesis 0", "genesis 1")), (2, ("0 2 ", "1 2 ", "0 1 ", "1 1 "))],
+    [(0, ("initial 0", "initial 1")), (2, ("0 2 ", "1 2 ", "0 1 ", "1 1 "))],
 )
 def test_the_versions_that_a_waiting_update_goes_by_are_kept_until_it_is_merged(started, base, built_on):
     for _ in range(2):
@@ -677,13 +671,13 @@ def test_sqlite_syncs_every_commit_and_lets_readers_read(tmp_path):
 
 @pytest.mark.parametrize("synced, level", [(True, 2), (False, 1)])
 def test_what_a_power_cut_may_take_is_not_synced_and_the_next_that_it_may_not_take_is(tmp_path, synced, level):
-    def look() -> int:
-        with ledger.database.writing() as connection:
+    def look(synced: bool) -> int:
+        with ledger.transaction(synced) as transaction, transaction._writing() as connection:
             return connection.exec_driver_sql("PRAGMA synchronous").scalar()
 
     with closing(Ledger(tmp_path / "ledger.db")) as ledger:
-        assert ledger.together(look, synced=not synced) == 3 - level
-        assert ledger.together(look, synced=synced) == level
+        assert look(not synced) == 3 - level
+        assert look(synced) == level
 
 
 def test_a_new_file_that_another_is_opening_is_waited_for(tmp_path, monkeypatch):

@@ -38,13 +38,13 @@ def test_its_facts_are_read(older):
         assert run is not None
         assert (run.spec_digest, run.corpus_sha256, run.corpus) == ("5" * 64, "c" * 64, {"train": "d" * 64})
         assert lease is not None
-        assert (lease.deadline_s, lease.state) == (161.0, "open")
+        assert (lease.deadline_at_s, lease.state) == (161.0, "open")
         assert ledger.role_of("a-token-of-old") == "worker"
         round = ledger.open_rounds()[0]
-        assert (round.deadline_s, [x.worker for x in round.reported]) == (161.0, [ADA])
+        assert (round.deadline_at_s, [x.worker for x in round.reported]) == (161.0, [ADA])
         evaluation = ledger.evaluation_lease()
         assert evaluation is not None
-        assert evaluation.deadline_s == 60.0
+        assert evaluation.deadline_at_s == 60.0
 
 
 def test_it_is_written_to_and_keeps_its_tables(older, tmp_path):
@@ -55,7 +55,7 @@ def test_it_is_written_to_and_keeps_its_tables(older, tmp_path):
         assert ledger.open_rounds()[0] == round.with_grant(grant, 102.0)
         assert ledger.extend_round(ledger.open_rounds()[0], 300.0, "too few")
     with closing(Ledger(older)) as again:
-        assert again.open_rounds()[0].deadline_s == 300.0
+        assert again.open_rounds()[0].deadline_at_s == 300.0
     assert schema(older) == schema(tmp_path / "new.db")
 
 

@@ -15,7 +15,7 @@ from blocktrain.spec import SwarmSpec
 from blocktrain.swarm.policy import averaging
 from blocktrain.swarm.policy.averaging import (
     MAX_WEIGHT,
-    Part,
+    WeightedUpdate,
     check_against_weights,
     check_norm,
     median,
@@ -34,10 +34,12 @@ weights = st.integers(1, 1000).map(float)
 updates = st.lists(st.tuples(vectors, weights), min_size=1, max_size=7)
 
 
-def parts(table: list[tuple[Floats, float]]) -> list[Part]:
+def parts(table: list[tuple[Floats, float]]) -> list[WeightedUpdate]:
     """Each handed out in pieces of two values."""
     return [
-        Part(lambda x=delta: lambda name: np.split(x.reshape(-1), range(2, x.size, 2)), weight, norm_of([delta]))
+        WeightedUpdate(
+            lambda x=delta: lambda name: np.split(x.reshape(-1), range(2, x.size, 2)), weight, norm_of([delta])
+        )
         for delta, weight in table
     ]
 
@@ -192,13 +194,13 @@ def test_robust_means_hold_a_bounded_number_of_elements(robust, monkeypatch):
 def test_means_open_each_update_once_and_take_pieces_of_all_side_by_side(kind):
     asked: list[tuple[int, str]] = []
 
-    def part(number: int) -> Part:
+    def part(number: int) -> WeightedUpdate:
         def pieces(name: str) -> Iterator[Floats]:
             for piece in range(2):
                 asked.append((number, f"{name}{piece}"))
                 yield np.full(1, float(piece))
 
-        return Part(lambda: pieces, 1.0, 1.0)
+        return WeightedUpdate(lambda: pieces, 1.0, 1.0)
 
     merged = dict(merge([part(0), part(1)], {"a": 2, "b": 2}, SwarmSpec(averaging=kind)))
     assert merged["b"].tolist() == [0, 1]
@@ -215,7 +217,7 @@ def test_robust_means_of_small_tensors_open_an_update_once_for_all_that_fit(kind
         return lambda name: [np.full(sizes[name], sizes[name], np.float32)]
 
     sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
-    merged_by_name = dict(merge([Part(open_one, 1.0, 1.0)] * 2, sizes, SwarmSpec(averaging=kind)))
+    merged_by_name = dict(merge([WeightedUpdate(open_one, 1.0, 1.0)] * 2, sizes, SwarmSpec(averaging=kind)))
     assert all(close(merged_by_name[name], np.full(n, float(n))) for name, n in sizes.items())
     assert len(times) == opened
 

@@ -19,10 +19,10 @@ import typer
 from blocktrain.cli.console import duration, quantity, say
 from blocktrain.cli.options import EXIT_INTERRUPTED, read_spec, require_positive
 from blocktrain.cli.shared.address_file import POLL_S, read_address
-from blocktrain.cli.shared.private import INVITE_FILE
 from blocktrain.cli.shared.progress import num_finished, swarm_progress
 from blocktrain.cli.shared.signals import STOP_SIGNALS, interrupts_delayed
 from blocktrain.errors import BlockTrainError
+from blocktrain.io.private import INVITE_FILE
 
 if TYPE_CHECKING:
     from blocktrain.cli.shared.gateway_client import Output
@@ -96,7 +96,7 @@ def shared_among(workers: int, spec: RunSpec) -> list[str]:
 
 def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int) -> Path:
     from blocktrain.cli.commands.swarm.export import export
-    from blocktrain.cli.shared.serving import ADMIN_FILE, known_invite
+    from blocktrain.swarm.coordinator.server import ADMIN_FILE, known_invite
     from blocktrain.swarm.worker.client import CoordinatorClient
 
     swarm = folder / "swarm"
@@ -121,7 +121,7 @@ def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int
 def _invite_that_answers(path: Path) -> Invite | None:
     """The coordinator's invite once the coordinator answers. The file alone is not enough: it may be of an earlier
     start."""
-    from blocktrain.cli.shared.serving import known_invite
+    from blocktrain.swarm.coordinator.server import known_invite
     from blocktrain.swarm.worker.client import CoordinatorClient
 
     invite = known_invite(path)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from blocktrain.cli.shared.private import read_private, write_private
+from blocktrain.io.private import read_private, write_private
 
 AddressFile = Annotated[
     Path | None,

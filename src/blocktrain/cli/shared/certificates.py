@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from blocktrain.cli.shared.private import write_private
 from blocktrain.errors import ConfigError
 from blocktrain.http.server import Tls
+from blocktrain.io.private import write_private
 
 CERT_FILE, KEY_FILE = "tls-cert.pem", "tls-key.pem"
 CERTIFICATE_DAYS = 3650

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blocktrain.cli.shared.private import LEDGER_FILE
 from blocktrain.errors import ConfigError
+from blocktrain.io.private import LEDGER_FILE
 
 if TYPE_CHECKING:
     from blocktrain.swarm.ledger.ledger import Ledger

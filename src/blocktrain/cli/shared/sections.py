@@ -12,13 +12,13 @@ from itertools import accumulate
 from pathlib import Path
 
 from blocktrain.cli.console import duration, quantity
-from blocktrain.cli.shared.private import LEDGER_FILE
 from blocktrain.cli.shared.scoring import error_cell, measure, open_trained, text_of
 from blocktrain.cli.shared.story import Record, SwarmStory, history, story_of_export, story_of_ledger, training_curves
 from blocktrain.cli.shared.training import parameters_of_blocks, phase_label, training_bytes
 from blocktrain.errors import BlockTrainError, CheckpointError
 from blocktrain.figures import Line, Section, bar_figure, line_figure
 from blocktrain.io.checkpoint import SPEC_FILE, RunDirectory
+from blocktrain.io.private import LEDGER_FILE
 from blocktrain.spec import RunSpec
 from blocktrain.train.flops import run_flops
 

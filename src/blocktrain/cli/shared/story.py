@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from blocktrain.cli.shared.ledger import all_pages
-from blocktrain.cli.shared.private import LEDGER_FILE
 from blocktrain.cli.shared.training import phase_label
 from blocktrain.errors import CheckpointError, StorageError
 from blocktrain.figures import Line
 from blocktrain.io.files import write_whole
+from blocktrain.io.private import LEDGER_FILE
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.status import status_for
 from blocktrain.swarm.ledger.ledger import Ledger

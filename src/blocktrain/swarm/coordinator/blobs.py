@@ -1,8 +1,8 @@
-"""Blobs: bytes kept under their own sha256, in a folder or a bucket, and uploads that go on where they broke. A blob is
-whole or absent, and safe when `put` or `keep` returns. Knows no tensors and no rounds.
-Next: ledger.py, which says what the hashes stand for.
+"""Blobs: bytes stored under their own sha256, in a folder or a bucket, and uploads that continue where they broke off.
+A blob is whole or absent, and safe when `put` or `keep` returns. It knows no tensors and no rounds.
+Next: ../ledger/records.py, which says what the hashes stand for.
 
-    blobs/<sha256>             appear whole: what a blob's name promises is checked when it is read
+    blobs/<sha256>             whole; checked against its name when it is read
     uploads/<id>/<offset>      the parts of unfinished uploads
     staging/                   a folder's files before they are whole; a bucket needs none
 """
@@ -34,9 +34,9 @@ from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
 from blocktrain.io.files import mapped, mapped_file, put_in_place, sync_file, sync_folder
 
 MAX_OFFSET_DIGITS = 16
-SEND_BYTES = 8 * 2**20  # of a large blob that travel to a bucket at once, twice over
+SEND_BYTES = 8 * 2**20  # of a large blob per request to a bucket; two requests run at once
 CHUNK_BYTES = 2**19  # of a large blob that are read from a folder at once
-SPOOLED_BYTES = 2**16  # of a part for a bucket that are kept in memory while the rest comes
+SPOOLED_BYTES = 2**16  # of a part for a bucket that stay in memory while the rest arrives
 BLOBS, UPLOADS, STAGING = "blobs", "uploads", "staging"
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -49,11 +49,11 @@ _FileState = tuple[int, int, int]  # bytes, nanoseconds of the last write, inode
 
 @dataclass(frozen=True)
 class Uploaded:
-    """What has come of an upload."""
+    """What has arrived of an upload."""
 
     id: str
     data: memoryview
-    file: tuple[Path, int] | None  # that holds all of it, and its inode: it can become the blob as it is
+    file: tuple[Path, int] | None  # a file with all of it, and its inode: it can become the blob as it is
 
 
 class Blobs:
@@ -63,22 +63,22 @@ class Blobs:
     def __init__(self, url_or_path: str | Path) -> None:
         self.where = str(url_or_path)
         self._folder = _local_folder(url_or_path)
-        self._checked: dict[str, _FileState | None] = {}  # what files were like when their bytes were right
+        self._checked: dict[str, _FileState | None] = {}  # the state of each file when its bytes were checked
         self._mapped: WeakValueDictionary[tuple[str, _FileState | None], mmap] = (
             WeakValueDictionary()
-        )  # while somebody reads
+        )  # while they are being read
         if self._folder is None:
             self._store = _bucket(self.where)
         else:
             with self._storage():
                 for name in (BLOBS, UPLOADS, STAGING):
                     _make_folder(self._folder / name)
-                sync_folder(self._folder)  # should whoever made them have been killed before
+                sync_folder(self._folder)  # the process that made them may have been killed before
                 self._store = LocalStore(self._folder)
 
     def put(self, data: Data | Iterable[Data], sha256: str | None = None) -> str:
-        """Keeps the bytes, which may come as chunks, and gives their name, which whoever has just computed it may give.
-        Again costs a write, and mends what was damaged."""
+        """Stores the bytes, which may come as chunks, and returns their name. A caller that has just computed it may
+        pass it. A repeat writes them again, and so repairs damage."""
         chunks = [data] if isinstance(data, bytes | memoryview) else list(data)
         sha256 = sha256 or _hash(chunks)
         self._write(_key(sha256), chunks)
@@ -86,12 +86,12 @@ class Blobs:
         return sha256
 
     def _note(self, sha256: str) -> None:
-        """The file's bytes are right as it is now."""
+        """Remembers that the file is right as it is now."""
         with self._reading(sha256):
             self._checked[sha256] = self._state(sha256)
 
     def get(self, sha256: str) -> memoryview:
-        """The bytes, checked against their name; of a file that nobody has written to since they were, not again."""
+        """The bytes, checked against their name. A file that has not been written to since is not checked again."""
         with self._reading(sha256):
             state = self._state(sha256)
             data = self._shared(sha256, state)
@@ -107,14 +107,14 @@ class Blobs:
         return data
 
     def _state(self, sha256: str) -> _FileState | None:
-        """Of a file in a folder: another one after every write to it. None in a bucket."""
+        """Of a file in a folder: changes with every write to it. None in a bucket."""
         if self._folder is None:
             return None
         stat = (self._folder / _key(sha256)).stat()
         return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def _shared(self, sha256: str, state: _FileState | None) -> memoryview:
-        """Mapped once for all who read it at a time: its pages count once, and a bucket is asked once."""
+        """Mapped once for all concurrent readers: its pages count once, and a bucket is asked once."""
         if (there := self._mapped.get((sha256, state))) is not None:
             return memoryview(there)
         data = self._bytes(_key(sha256))
@@ -123,7 +123,7 @@ class Blobs:
         return data
 
     def _bytes(self, key: str) -> memoryview:
-        """Left where they are, in a folder's file; a bucket's are put in a file that nobody else sees."""
+        """Mapped from the file of a folder. From a bucket they are copied to a temporary file."""
         if self._folder is not None:
             return mapped(self._folder / key)
         with TemporaryFile() as file:
@@ -132,12 +132,9 @@ class Blobs:
             file.flush()
             return mapped_file(file)
 
-    def get_range(self, sha256: str, start: int, end: int) -> bytes:
-        """Bytes start to end, or to the last one. Not checked: only the whole can be."""
-        return b"".join(self.stream(sha256, start, end))
-
     def stream(self, sha256: str, start: int, end: int) -> Iterator[bytes]:
-        """The same in chunks, each read when it is asked for."""
+        """Bytes start to end, or to the last one, in chunks that are read when they are asked for. Not checked: only
+        the whole blob can be."""
         num_bytes = self.size(sha256)
         if not 0 <= start <= min(end, num_bytes):
             raise BlobError(
@@ -168,19 +165,18 @@ class Blobs:
         return False
 
     def _size(self, key: str) -> int:
-        """A folder is asked itself: it answers in a hundredth of the time."""
+        """Of a folder, without obstore: that takes a hundredth of the time."""
         if self._folder is not None:
             return (self._folder / key).stat().st_size
         return int(self._store.head(key)["size"])
 
     def delete(self, sha256: str) -> None:
-        """Deleting what is not there is no error: it may be the second try."""
+        """Deleting a blob that is not there is no error: it may be the second try."""
         self._checked.pop(sha256, None)
         self._delete(_key(sha256))
 
     def iterate(self, before_s: float | None = None) -> Iterator[str]:
-        """The names of the blobs that were last put before that time: a younger one may belong to something that is
-        just about to be recorded."""
+        """The names of the blobs that were last put before that time. A younger one may be about to be recorded."""
         for key, _, written_s in self._list(BLOBS):
             name = key.removeprefix(f"{BLOBS}/")
             if _SHA256.fullmatch(name) and (before_s is None or written_s < before_s):
@@ -188,7 +184,7 @@ class Blobs:
 
     @contextmanager
     def receiving(self) -> Iterator[BinaryIO]:
-        """A file for the bytes of a part while they come, to be appended then: many may be sending, and slowly."""
+        """A file for the bytes of a part while they arrive, to be appended then: many may be sending, and slowly."""
         with self._storage():
             if self._folder is None:
                 with SpooledTemporaryFile(SPOOLED_BYTES) as spooled:
@@ -202,8 +198,8 @@ class Blobs:
                 path.unlink(missing_ok=True)
 
     def append(self, upload_id: str, offset: int, part: bytes | BinaryIO) -> int:
-        """Keeps the next part of an upload and gives the number of bytes that are there. An upload has one sender.
-        Parts are not synced: a power cut may take them, and then they are asked for again."""
+        """Stores the next part of an upload and returns the number of bytes that are there. An upload has one sender.
+        Parts are not synced: a power cut may lose them, and then they are asked for again."""
         if isinstance(part, bytes):
             with self.receiving() as file:
                 file.write(part)
@@ -230,11 +226,11 @@ class Blobs:
             os.replace(part.name, self._folder / key)  # noqa: PTH105 (the call that the tests make fail)
 
     def received(self, upload_id: str) -> int:
-        """Bytes from the start without a gap; 0 for an upload that nobody began."""
+        """Bytes from the start without a gap; 0 for an upload that was never begun."""
         return sum(num_bytes for _, num_bytes in self._parts(upload_id))
 
     def uploaded(self, upload_id: str) -> Uploaded:
-        """What has come of an upload, to be judged before it becomes a blob."""
+        """What has arrived of an upload, to be checked before it becomes a blob."""
         keys = [key for key, _ in self._parts(upload_id)]
         with self._storage():
             if len(keys) != 1:
@@ -251,11 +247,11 @@ class Blobs:
         self.discard(upload.id)
 
     def _renamed(self, path: Path, inode: int, key: str) -> bool:
-        """Whether the file is the blob now, and still the one that was looked at: no second write is needed."""
+        """Whether the file is the blob now, and still the one that was checked: then no second write is needed."""
         assert self._folder is not None
         with self._storage(), suppress(FileNotFoundError):
             sync_file(path)
-            os.utime(path)  # a young blob may be about to be recorded, however long ago it came
+            os.utime(path)  # young again: it may be about to be recorded, however long ago it arrived
             os.replace(path, self._folder / key)  # noqa: PTH105 (the call that the tests make fail)
             sync_folder(self._folder / BLOBS)
             return (self._folder / key).stat().st_ino == inode
@@ -268,7 +264,7 @@ class Blobs:
         self._remove_folder(prefix)
 
     def discard_uploads(self, before_s: float) -> int:
-        """Forgets what nobody has continued since; gives the number of files that went."""
+        """Deletes uploads that have not been continued since. Returns the number of deleted files."""
         stale = [x for folder in (UPLOADS, STAGING) for x, _, written_s in self._list(folder) if written_s < before_s]
         for key in stale:
             self._delete(key)
@@ -287,7 +283,8 @@ class Blobs:
         return parts
 
     def _write(self, key: str, chunks: Iterable[Data]) -> None:
-        """A bucket's object appears whole when its writer is closed. obstore's files are whole too, but not synced."""
+        """An object of a bucket appears whole when its writer is closed. Files of obstore would be whole, but not
+        synced."""
         with self._storage():
             if self._folder is not None:
                 _make_folder((self._folder / key).parent)
@@ -299,7 +296,7 @@ class Blobs:
             writer.close()
 
     def _list(self, prefix: str) -> Iterator[tuple[str, int, float]]:
-        """Key, bytes and time of the last write of everything below. A folder is asked itself, as for sizes."""
+        """Key, bytes and time of the last write of everything below. Of a folder, without obstore, as for sizes."""
         with self._storage():
             if self._folder is not None:
                 yield from _files_below(self._folder / prefix, prefix)
@@ -314,7 +311,7 @@ class Blobs:
 
     def _remove_folder(self, name: str) -> None:
         if self._folder is not None:
-            with suppress(OSError):  # gone already, or a part has just come
+            with suppress(OSError):  # gone already, or a part has just arrived
                 (self._folder / name).rmdir()
 
     @contextmanager
@@ -329,7 +326,7 @@ class Blobs:
 
     @contextmanager
     def _storage(self) -> Iterator[None]:
-        """The operating system's and the bucket's refusals as StorageError."""
+        """Raises errors of the operating system and of the bucket as StorageError."""
         try:
             yield
         except (OSError, BaseError) as error:
@@ -373,7 +370,7 @@ def _hash(chunks: Iterable[Data]) -> str:
 
 
 def _files_below(folder: Path, prefix: str) -> Iterator[tuple[str, int, float]]:
-    """What goes meanwhile is passed over."""
+    """Files that are deleted meanwhile are left out."""
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
@@ -392,7 +389,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """Of the many lines that obstore gives, the first."""
+    """The first of the many lines of an obstore error."""
     return str(getattr(error, "strerror", None) or error).partition("\n")[0].rstrip(".")
 
 

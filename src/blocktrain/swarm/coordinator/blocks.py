@@ -1,5 +1,5 @@
 """Blocks: the versions that the ledger names, as tensors and as references for messages, and the shapes they must have.
-It reads; nothing is decided or recorded here.
+It only reads: it decides and records nothing.
 Next: merging.py, which makes versions; intake.py, which checks updates."""
 
 from __future__ import annotations
@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 
 from blocktrain.errors import BlobError, StorageError
+from blocktrain.io.files import mapped
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -26,31 +28,31 @@ KNOWN_NORMS = KNOWN_VERSIONS = 1024  # a few numbers each
 
 
 class Blocks:
-    """`newborn` makes an untrained block's tensors."""
+    """`initial_block` gives a block's tensors before any training."""
 
-    def __init__(self, spec: RunSpec, ledger: Ledger, blobs: Blobs, newborn: Callable[[int], Tensors]) -> None:
-        self._spec, self._ledger, self._blobs, self.newborn = spec, ledger, blobs, newborn
+    def __init__(self, spec: RunSpec, ledger: Ledger, blobs: Blobs, initial_block: Callable[[int], Tensors]) -> None:
+        self._spec, self._ledger, self._blobs, self.initial_block = spec, ledger, blobs, initial_block
         self._shapes: dict[int, Shapes] = {}
         self.version = lru_cache(KNOWN_VERSIONS)(self._version)
         self._norm = lru_cache(KNOWN_NORMS)(lambda sha256: norm_of(self.tensors(sha256).values()))
 
     def shapes(self, phase: int) -> Shapes:
-        """Of an update of the phase, block by block."""
+        """The shapes of the tensors of an update of the phase."""
         if phase not in self._shapes:
             self._shapes[phase] = {
                 f"{block}.{name}": tuple(tensor.shape)
                 for block in self._spec.phases[phase].blocks
-                for name, tensor in self.newborn(block).items()
+                for name, tensor in self.initial_block(block).items()
             }
         return self._shapes[phase]
 
     def codec(self, phase: int) -> Codec:
-        """The widest that updates of this phase may have: that of its last round."""
+        """The largest that updates of this phase may have: that of its last round."""
         steps = self._spec.phases[phase].steps
         return update_codec(self._spec.swarm, steps, steps)
 
     def tensors(self, sha256: str) -> Tensors:
-        """To be read, not to be written to."""
+        """Read-only."""
         return decode(self._blobs.get(sha256), in_place=True)[0]
 
     def _version(self, block: int, version: int) -> Version:
@@ -59,7 +61,7 @@ class Blocks:
         return found
 
     def around(self, update: EncodedUpdate, base: Mapping[int, int]) -> tuple[Tensors, Tensors]:
-        """What an update built on these versions cannot be read without: the versions, and those before them."""
+        """What reading an update needs: the versions that it was built on, and the versions before them."""
         return self.named(base if update.needs_base else {}), self.named(before(base) if update.from_course else {})
 
     def named(self, versions: Mapping[int, int]) -> Tensors:
@@ -81,14 +83,23 @@ class Blocks:
         return Blob(sha256=sha256, num_bytes=self._blobs.size(sha256))
 
 
+def initial_blocks_in(folder: Path) -> Callable[[int], Tensors]:
+    """The initial blocks of a folder. They stay in their files."""
+    return lambda block: decode(mapped(initial_block_file(folder, block)), in_place=True)[0]
+
+
+def initial_block_file(folder: Path, block: int) -> Path:
+    return folder / f"block-{block}.safetensors"
+
+
 def before(versions: Mapping[int, int]) -> dict[int, int]:
-    """The version before each, where there is one."""
+    """The version before each, if there is one."""
     return {block: version - 1 for block, version in versions.items() if version > 0}
 
 
 @contextmanager
 def own_blobs() -> Iterator[None]:
-    """A blob that the coordinator itself misses is no fault of whoever asked: they may ask again when it is back."""
+    """A blob that the coordinator itself misses is not the caller's fault: the caller may ask again when it is back."""
     try:
         yield
     except BlobError as error:

@@ -1,25 +1,23 @@
-"""Coordinator: what workers and people ask, and what follows from the facts: phases open, rounds close, versions come.
-It holds no state of its own: several may share one ledger. It never builds a model; newborn blocks are given to it.
-Next: service.py, the HTTP routes in front of it; granting.py, intake.py, merging.py and watching.py, its parts."""
+"""Coordinator: what workers and people ask. A request records facts and returns; loop.py does what follows from them.
+It holds no state of its own: several may share one ledger. It never builds a model; initial blocks are given to it.
+Next: granting.py and intake.py, which check requests; loop.py, which opens phases and merges rounds."""
 
 from __future__ import annotations
 
-import math
-import threading
 import time
 from collections.abc import Callable
 
-from blocktrain.spec import Phase, RunSpec, Stacked
+from blocktrain.errors import RequestRefused
+from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, own_blobs
 from blocktrain.swarm.coordinator.granting import Granting
-from blocktrain.swarm.coordinator.intake import Intake, Recorded
-from blocktrain.swarm.coordinator.merging import Merger
+from blocktrain.swarm.coordinator.intake import CheckedUpdate, Intake, phase_over
+from blocktrain.swarm.coordinator.loop import Bell, CoordinatorLoop
 from blocktrain.swarm.coordinator.status import Watching
-from blocktrain.swarm.coordinator.wakeup import Bell
+from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.records import NewUpdate, Standing
-from blocktrain.swarm.policy.rounds import Round, decide, learned_deadline_s, next_round, open_phases, open_round
+from blocktrain.swarm.ledger.records import Standing, Update
 from blocktrain.wire.messages import (
     LeaseReply,
     LeaseRequest,
@@ -28,14 +26,10 @@ from blocktrain.wire.messages import (
     UpdateNotice,
     UpdateReceipt,
 )
-from blocktrain.wire.safetensors import continue_block, encode_chunks
-
-UNWANTED_S = 3600.0  # until a blob or an upload that nothing needs is forgotten
-PRUNE_EVERY_S = 60.0  # at most, however short the rounds are
 
 
 class Coordinator:
-    """`newborn` makes an untrained block's tensors; `memory_bytes` says what training a phase takes."""
+    """`initial_block` gives a block's tensors before any training; `memory_bytes` says what training a phase takes."""
 
     def __init__(
         self,
@@ -43,24 +37,17 @@ class Coordinator:
         ledger: Ledger,
         blobs: Blobs,
         *,
-        newborn: Callable[[int], Tensors],
+        initial_block: Callable[[int], Tensors],
         memory_bytes: Callable[[Phase], int] = lambda _: 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._spec, self._ledger, self.blobs, self._clock = spec, ledger, blobs, clock
-        self._blocks = Blocks(spec, ledger, blobs, newborn)
+        self._blocks = Blocks(spec, ledger, blobs, initial_block)
         self._granting = Granting(spec, ledger, self._blocks, memory_bytes)
         self.intake = Intake(spec, ledger, blobs, self._blocks, clock)
-        self._merger = Merger(spec.swarm, self._blocks, blobs)
         self.watching = Watching(spec, ledger, clock)
-        # Threads of one server take turns: nobody merges what another is merging. Between servers the ledger decides.
-        self._turn = threading.RLock()
-        # Called when something is due, so that somebody ticks soon. Without it whoever asks does it, and waits for it.
-        self.wake: Callable[[], None] | None = None
         self.bell = Bell()
-        self._pruned_s = -math.inf
-
-    # What workers and people ask
+        self.loop = CoordinatorLoop(spec, ledger, blobs, self._blocks, self.bell, clock)
 
     def info(self) -> RunInfo:
         run = self._ledger.run()
@@ -75,25 +62,38 @@ class Coordinator:
         )
 
     def lease(self, request: LeaseRequest, admitted: bool = False) -> LeaseReply:
-        """`admitted`: this very request was told to wait, and is asked once more."""
+        """`admitted`: this very request was answered with a wait, and is asked once more."""
         self._granting.require_fit(request)
-        if self.wake is None:
-            self._follow(self._ledger.standing())
         with own_blobs():
             reply, standing = self._granting.work(request, self._clock(), admitted)
-        self._follow(standing)
+        self.loop.follow(standing)
         return reply
 
     def update(self, notice: UpdateNotice) -> UpdateReceipt:
-        return self.intake.update(notice, self._record)
+        """Check, record, follow. When this returns, the update survives a kill. A refused one leaves an event for
+        people to see, and nothing else."""
+        try:
+            with own_blobs():
+                checked = self.intake.check(notice)
+                if isinstance(checked, Update):
+                    return _receipt(checked, duplicate=True)
+                recorded, standing = self._record(checked)
+            self.loop.follow(standing)
+            if recorded is None:  # another coordinator has just ended the phase
+                raise phase_over(checked.lease.phase)
+            return _receipt(*recorded)
+        except RequestRefused as refused:
+            data = {"code": refused.code, "worker": notice.worker, "lease": notice.lease}
+            self._ledger.add_event("refused", str(refused), self._clock(), data)
+            raise
 
-    def _record(self, facts: Callable[[], NewUpdate]) -> Recorded:
-        """Closes what is due before an update comes in, and what is due because of it."""
-        if self.wake is None:
-            self._follow(self._ledger.standing())
-        kept, standing = self._ledger.together(lambda: (self._ledger.record_update(facts()), self._ledger.standing()))
-        self._follow(standing)
-        return kept
+    @retry_on_conflict
+    def _record(self, checked: CheckedUpdate) -> tuple[tuple[Update, bool] | None, Standing]:
+        """The update, and whether it was there already; None when its phase is over. And how things stand with it."""
+        with self._ledger.transaction() as transaction:
+            # A merge since the check may have made the update too old. Its facts are read again in this transaction.
+            new = self.intake.facts(transaction, checked)
+            return transaction.record_update(new), transaction.standing()
 
     def manifest(self) -> ModelManifest:
         info, newest = self.info(), self._ledger.consistent_manifest()
@@ -110,79 +110,10 @@ class Coordinator:
         )
 
     def pause(self, paused: bool) -> None:
-        """Workers at work may hand in what they have; nobody gets more until it goes on."""
+        """Workers at work may still send their updates. No worker gets more work until the run is resumed."""
         self._ledger.set_paused(paused, self._clock())
         self.bell.ring()
 
-    # What follows from the facts
 
-    def _follow(self, standing: Standing) -> None:
-        """What is due is done, or on its way."""
-        if self._is_due(standing):
-            (self.wake or self.tick)()
-
-    def _is_due(self, standing: Standing) -> bool:
-        now_s = self._clock()
-        decisions = (decide(round, now_s, self._spec.swarm).action for round in standing.rounds.values())
-        return any(action != "wait" for action in decisions) or bool(self._unopened(standing))
-
-    def _unopened(self, standing: Standing) -> list[Phase]:
-        """The phases whose turn it is and that nobody has opened."""
-        phases = {phase.phase: phase.finished for phase in standing.phases}
-        due = open_phases(self._spec, {index for index, finished in phases.items() if finished})
-        return [phase for phase in due if phase.index not in phases]
-
-    def tick(self) -> None:
-        """Open the phases whose turn it is, extend or merge the rounds that are due. Any number may do it at once."""
-        with self._turn, own_blobs():
-            now_s, standing = self._clock(), self._ledger.standing()
-            for round in standing.rounds.values():
-                decision = decide(round, now_s, self._spec.swarm)
-                if decision.action == "extend":
-                    self._ledger.extend_round(round, decision.deadline_s, decision.reason)
-                elif decision.action == "close":
-                    self._merge(round, decision.reason, now_s)
-                    standing = self._ledger.standing()  # a phase may have ended
-            for phase in self._unopened(standing):
-                self._open(phase, now_s)
-                self.bell.ring()
-
-    def _open(self, phase: Phase, now_s: float) -> None:
-        """The first round of a phase. Blocks that nobody has trained are born now."""
-        newest = self._ledger.consistent_manifest().blocks
-        born: dict[int, str] = {}
-        for block in phase.blocks:
-            if block not in newest:
-                tensors = self._blocks.newborn(block)
-                if block - 1 in newest and isinstance(self._spec.objective, Stacked):
-                    tensors = continue_block(tensors, self._blocks.tensors(newest[block - 1].sha256))
-                born[block] = self.blobs.put(encode_chunks(tensors))
-        self._ledger.add_genesis(born, now_s)
-        newest = self._ledger.consistent_manifest().blocks
-        base = {block: newest[block].version for block in phase.blocks}
-        limit_s, _ = learned_deadline_s(self._ledger.past_round_times_s(phase.index), self._spec.swarm)
-        self._ledger.open_phase(open_round(phase, 0, base, 0, limit_s, now_s, self._spec.swarm))
-
-    def _merge(self, round: Round, reason: str, now_s: float) -> None:
-        phase = self._spec.phases[round.phase]
-        reported = {lease.worker for lease in round.reported}
-        # One that came after the decision did not move the schedule: it goes into the next round, if there is one.
-        updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
-        versions = list(self._merger.versions(round, updates))
-        past_s = self._ledger.past_round_times_s(round.phase)
-        limit_s, _ = learned_deadline_s([*past_s, *([round.took_s] if round.took_s else [])], self._spec.swarm)
-        following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
-        if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):
-            self.bell.ring()
-            if now_s >= self._pruned_s + PRUNE_EVERY_S:
-                self._pruned_s = now_s
-                self._prune()
-
-    def _prune(self) -> None:
-        """Forget blobs and uploads that nothing needs any more; young ones may be about to be recorded."""
-        live, before_s = self._ledger.live_blobs(self._spec.swarm.keep_versions), self._clock() - UNWANTED_S
-        for sha256 in list(self.blobs.iterate(before_s=before_s)):
-            if sha256 not in live:
-                self.blobs.delete(sha256)
-        self.blobs.discard_uploads(before_s)
-        self._ledger.prune_events()
+def _receipt(update: Update, duplicate: bool) -> UpdateReceipt:
+    return UpdateReceipt(update=update.id, lag=update.lag, weight=update.weight, duplicate=duplicate)

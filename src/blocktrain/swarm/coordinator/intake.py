@@ -1,6 +1,6 @@
-"""Intake: what workers send is taken in or refused, each reason with a code of its own. What can be told from the
-announcement is checked before the bytes are read; what is refused changes nothing.
-Next: coordinator.py, which calls it; merging.py, which merges what was taken in."""
+"""Intake: checks what workers send, and refuses it with a reason and its code. What the announcement shows is checked
+before the bytes are read. A refusal changes nothing. It records no updates: coordinator.py does.
+Next: ../policy/averaging.py, which judges norms; ../ledger/updates.py, which keeps updates."""
 
 from __future__ import annotations
 
@@ -8,46 +8,50 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from io import SEEK_END
 from typing import BinaryIO
 
 from blocktrain.errors import RequestRefused, TensorError
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs, Uploaded
-from blocktrain.swarm.coordinator.blocks import Blocks, own_blobs
+from blocktrain.swarm.coordinator.blocks import Blocks
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import LeaseRecord, NewUpdate, Update
 from blocktrain.swarm.policy.averaging import check_against_weights, check_norm
 from blocktrain.swarm.policy.rounds import Refusal, staleness_weight
 from blocktrain.swarm.signatures import require_signature
-from blocktrain.wire.messages import EvaluationNotice, UpdateNotice, UpdateReceipt
+from blocktrain.wire.messages import EvaluationNotice, UpdateNotice
 from blocktrain.wire.updates import max_update_bytes, read_update
 
 OPENED_AT_ONCE = 2
 KNOWN_LEASES = 1024
 
 Shapes = Mapping[str, tuple[int, ...]]
-Recorded = tuple[Update, bool] | None  # an update and whether it was there already; None when its phase is over
-Record = Callable[[Callable[[], NewUpdate]], Recorded]
+
+
+@dataclass(frozen=True)
+class CheckedUpdate:
+    """An update that may be merged, its bytes kept as a blob. It is not recorded yet."""
+
+    notice: UpdateNotice
+    lease: LeaseRecord
+    norm: float
 
 
 class Intake:
-    """What is taken in goes to `record`, which puts it on record in its turn and does what follows from it."""
-
     def __init__(self, spec: RunSpec, ledger: Ledger, blobs: Blobs, blocks: Blocks, clock: Callable[[], float]) -> None:
         self._spec, self._ledger, self._blobs, self._blocks, self._clock = spec, ledger, blobs, blocks, clock
-        # So many updates are in memory at a time: what that takes does not add up over those that come at once.
+        # At most this many updates are in memory at a time, however many arrive at once.
         self._opening = threading.BoundedSemaphore(OPENED_AT_ONCE)
-        # A lease that is there stays, and so does its phase: the parts of an upload need not look it up again.
-        self._leased_phase = lru_cache(KNOWN_LEASES)(lambda lease_id: self._require_lease(lease_id).phase)
+        # A lease never changes its phase: the parts of an upload need not look it up again.
+        self._leased_phase = lru_cache(KNOWN_LEASES)(lambda lease_id: _require_lease(ledger, lease_id).phase)
 
     # Bytes
 
     def expect(self, lease_id: str, end: int, size: int) -> None:
-        """Whether a part that ends there may be sent, asked before its bytes are read. More than an update of the
-        phase takes is refused."""
+        """Refuses a part of an upload before its bytes are read, if it is larger than an update of the phase can be."""
         phase = self._leased_phase(lease_id)
         limit = max_update_bytes(self._blocks.codec(phase), self._blocks.shapes(phase))
         if max(size, end) > limit:
@@ -63,7 +67,7 @@ class Intake:
             )
 
     def receive(self, lease_id: str, sha256: str, offset: int, size: int, part: bytes | BinaryIO) -> int:
-        """A part of an upload; the bytes that are safe now. One that comes as a file is not read."""
+        """Stores a part of an upload. Returns the bytes that are there now. A part that is a file is not read."""
         num_bytes = len(part) if isinstance(part, bytes) else part.seek(0, SEEK_END)
         self.expect(lease_id, offset + num_bytes, size)
         if self._blobs.exists(sha256):
@@ -78,40 +82,32 @@ class Intake:
 
     # Updates
 
-    def update(self, notice: UpdateNotice, record: Record) -> UpdateReceipt:
-        """Take an update in: signed, whole, sane, not too old. When this returns it survives a kill. What is refused
-        leaves an event for people to see, and nothing else."""
-        try:
-            with own_blobs():
-                return self._taken_in(notice, record)
-        except RequestRefused as refused:
-            data = {"code": refused.code, "worker": notice.worker, "lease": notice.lease}
-            self._ledger.add_event("refused", str(refused), self._clock(), data)
-            raise
-
-    def _taken_in(self, notice: UpdateNotice, record: Record) -> UpdateReceipt:
-        lease, facts = self._ledger.at_one_moment(partial(self._looked_up, notice))
+    def check(self, notice: UpdateNotice) -> CheckedUpdate | Update:
+        """Signed, whole, sane and not too old, or RequestRefused. Its bytes are a blob when this returns. An update
+        that was recorded before is returned as it was."""
+        with self._ledger.snapshot() as seen:
+            lease, facts = self._look_up(seen, notice)
         if isinstance(facts, Update):
-            return _receipt(facts, duplicate=True)
+            return facts
         require_tensors(notice.tensors, self._blocks.shapes(lease.phase))
         with self._opening:
             upload = self._uploaded(notice)
             norm = self._norm(upload.data, facts)
             self._blobs.keep(upload, notice.payload.sha256)
-            del upload
-        # What was merged while the bytes were being read may have made it too old: the facts are asked once more.
-        kept = record(lambda: replace(self._mergeable(notice, lease), norm=norm))
-        if kept is None:  # another coordinator has just ended the phase
-            raise _phase_over(lease.phase)
-        return _receipt(*kept)
+            del upload  # before the next one is opened
+        return CheckedUpdate(notice, lease, norm)
 
-    def _looked_up(self, notice: UpdateNotice) -> tuple[LeaseRecord, NewUpdate | Update]:
-        """Its lease, and its facts; or the update that is there already, when it came before."""
-        lease = self._require_lease(notice.lease)
+    def facts(self, ledger: Ledger, checked: CheckedUpdate) -> NewUpdate:
+        """What to record of it as things stand in this ledger; RequestRefused if it may not be merged any more."""
+        return replace(self._mergeable(ledger, checked.notice, checked.lease), norm=checked.norm)
+
+    def _look_up(self, ledger: Ledger, notice: UpdateNotice) -> tuple[LeaseRecord, NewUpdate | Update]:
+        """Its lease and its facts, or the update itself if it was recorded before."""
+        lease = _require_lease(ledger, notice.lease)
         require_signature(notice)
         if lease.worker != notice.worker:
             raise RequestRefused("this lease belongs to another worker: ask for one of your own", code="owner")
-        if known := self._ledger.update(notice.payload.sha256):
+        if known := ledger.update(notice.payload.sha256):
             if known.lease != lease.id:
                 raise RequestRefused("the same bytes came for another lease: send what this one gave", code="copied")
             return lease, known
@@ -120,11 +116,11 @@ class Intake:
                 f"lease {lease.id[:12]}… has reported its update and this is another: ask for a new lease",
                 code="reported",
             )
-        return lease, self._mergeable(notice, lease)
+        return lease, self._mergeable(ledger, notice, lease)
 
-    def _mergeable(self, notice: UpdateNotice, lease: LeaseRecord) -> NewUpdate:
-        """The facts of an update that may be merged, all but its norm; RequestRefused where it may not."""
-        bases, finished = self._ledger.bases(lease.phase, limit=self._spec.swarm.max_lag + 2)
+    def _mergeable(self, ledger: Ledger, notice: UpdateNotice, lease: LeaseRecord) -> NewUpdate:
+        """The facts of an update that may be merged, all but its norm. RequestRefused if it may not."""
+        bases, finished = ledger.bases(lease.phase, limit=self._spec.swarm.max_lag + 2)
         if lease.round not in bases:
             raise RequestRefused(f"round {lease.round} is long over: fetch the block again", code="stale")
         base, newest = bases[lease.round], bases[max(bases)]
@@ -133,7 +129,7 @@ class Intake:
         if isinstance(staleness, Refusal):
             raise RequestRefused(staleness.reason, code="stale")
         if finished:
-            raise _phase_over(lease.phase)
+            raise phase_over(lease.phase)
         if notice.steps > lease.steps or notice.tokens != notice.steps * self._spec.step_bytes:
             raise RequestRefused(
                 f"{notice.steps} steps and {notice.tokens} tokens were reported, the lease was for {lease.steps} steps "
@@ -159,7 +155,7 @@ class Intake:
         )
 
     def _uploaded(self, notice: UpdateNotice) -> Uploaded:
-        """The bytes that were uploaded, whole; they become a blob only when they are accepted."""
+        """The uploaded bytes, complete. They become a blob only when they are accepted."""
         announced, upload_id = notice.payload, _upload_id(notice.lease, notice.payload.sha256)
         if self._blobs.exists(announced.sha256):
             return Uploaded(upload_id, self._blobs.get(announced.sha256), None)
@@ -180,7 +176,7 @@ class Intake:
         return upload
 
     def _norm(self, data: memoryview, facts: NewUpdate) -> float:
-        """Decode the update once: its norm a root of a step, or the reason why it cannot be merged."""
+        """Decodes the update once. Its norm divided by the root of its steps, or the reason why it cannot be merged."""
         blocks = self._spec.phases[facts.phase].blocks
         try:
             encoded = read_update(data, self._blocks.shapes(facts.phase), expected=self._blocks.codec(facts.phase))
@@ -205,15 +201,16 @@ class Intake:
             raise RequestRefused(f"there is no evaluation {notice.lease} of yours: ask for a lease", code="lease")
         self._ledger.record_evaluation(lease.id, "valid", list(notice.scores), notice.combine, self._clock())
 
-    def _require_lease(self, lease_id: str) -> LeaseRecord:
-        lease = self._ledger.lease(lease_id)
-        if lease is None:
-            raise RequestRefused(f"there is no lease {lease_id[:80]}: ask for one", code="lease")
-        return lease
+
+def _require_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
+    lease = ledger.lease(lease_id)
+    if lease is None:
+        raise RequestRefused(f"there is no lease {lease_id[:80]}: ask for one", code="lease")
+    return lease
 
 
 def require_tensors(announced: Shapes, expected: Shapes) -> None:
-    """The announced tensors are those of the phase, before a byte of them is read."""
+    """Refuses announced tensors that are not those of the phase, before their bytes are read."""
     remedy = "train the blocks that were leased, with the spec of the run"
     if missing := sorted(expected.keys() - announced.keys()):
         raise RequestRefused(f'tensor "{missing[0]}" is missing{_more(missing)}: {remedy}', code="missing")
@@ -238,9 +235,5 @@ def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) < 16  # what the ledger can hold
 
 
-def _phase_over(phase: int) -> RequestRefused:
+def phase_over(phase: int) -> RequestRefused:
     return RequestRefused(f"phase {phase} is finished: ask for other work", code="stale")
-
-
-def _receipt(update: Update, duplicate: bool) -> UpdateReceipt:
-    return UpdateReceipt(update=update.id, lag=update.lag, weight=update.weight, duplicate=duplicate)

@@ -1,8 +1,8 @@
-"""Merging: the updates of a closed round become the next version of each of its blocks, tensor after tensor. What is
-read stays in its files, and is let go of when it was used: memory does not grow with the number of updates. Where the
-updates themselves are the shortest way to the version, they are merged as workers will follow them. It writes blobs and
-no facts.
-Next: averaging.py and ../wire/relay.py, the mathematics; coordinator.py, which records the versions."""
+"""Merging: the updates of a closed round become the next version of each of its blocks, tensor after tensor. Tensors
+stay in their files until they are used, so memory does not grow with the number of updates. Where the updates
+themselves are the smallest download, workers get them instead of a difference, and the version is computed as workers
+will. It writes blobs and records no facts.
+Next: ../policy/averaging.py and ../../wire/recipes.py, the mathematics; loop.py, which records the versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blocktrain.spec import SwarmSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, before
 from blocktrain.swarm.ledger.records import NewVersion, Update
-from blocktrain.swarm.policy.averaging import Deltas, Part, merge, outer_step, shares
+from blocktrain.swarm.policy.averaging import Deltas, WeightedUpdate, merge, outer_step, shares
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import Blob
@@ -41,7 +41,7 @@ class Merger:
             yield self._next(block, round.base[block], deltas)
 
     def _lightly(self, merged: Iterator[Named], updates: Sequence[Update]) -> Iterator[Named]:
-        """The same; what was read of the bases for one tensor does not stay in memory beside the next."""
+        """The same items. What was read of the bases for one tensor does not stay in memory beside the next."""
         bases = {key for update in updates for key in update.base.items()}
         files = [self._blobs.get(self._blocks.version(*key).sha256) for key in bases]
         for item in merged:
@@ -49,9 +49,9 @@ class Merger:
             for data in files:
                 forget(data)
 
-    def _recipe(self, round: Round, updates: Sequence[Update], parts: Sequence[Part]) -> Recipe | None:
-        """What the versions are made of, where fetching that is less than fetching differences: each of the updates
-        serves all blocks of the phase. Late ones were built on versions that workers may not have any more."""
+    def _recipe(self, round: Round, updates: Sequence[Update], parts: Sequence[WeightedUpdate]) -> Recipe | None:
+        """How workers can compute the versions from the updates, if downloading those takes fewer bytes than
+        downloading differences. Not with late updates: these were built on versions that workers may no longer have."""
         codec, download = self._blocks.codec(round.phase), make_codec(self._spec.download)
         own_shares = shares(parts, self._spec)
         if own_shares is None or not codec.uses_course or download.lossless or len(updates) > MAX_RECIPE_UPDATES:
@@ -77,7 +77,7 @@ class Merger:
             yield NewVersion(block=block, version=version + 1, sha256=sha256, difference_sha256=difference)
 
     def _next(self, block: int, version: int, deltas: Iterable[tuple[str, Floats]]) -> NewVersion:
-        """The outer step of one block, tensor by tensor, and its bytes."""
+        """The outer step of one block, tensor by tensor, stored as blobs."""
         current = self._blocks.version(block, version)
         base = self._blocks.tensors(current.sha256)
         momentum = self._blocks.tensors(current.momentum_sha256) if current.momentum_sha256 else {}
@@ -99,18 +99,18 @@ class Merger:
             difference_sha256=difference,
         )
 
-    def _part(self, update: Update) -> Part:
+    def _part(self, update: Update) -> WeightedUpdate:
         def opened() -> Deltas:
             encoded, data = self._read(update.id, update.phase)
             base, earlier = self._blocks.around(encoded, update.base)
 
             def alone(piece: Floats) -> Floats:
-                forget(data)  # of many updates, one piece of one is in memory
+                forget(data)  # only one piece of one update is in memory
                 return piece
 
             return lambda name: map(alone, encoded.pieces(name, base.get(name), earlier.get(name)))
 
-        return Part(opened, update.weight, update.norm)
+        return WeightedUpdate(opened, update.weight, update.norm)
 
     def _read(self, sha256: str, phase: int) -> tuple[EncodedUpdate, memoryview]:
         """The update, checked, and the bytes that it is read from."""

@@ -1,5 +1,5 @@
-"""Metrics: a run's status in the text format of Prometheus, made anew for every scrape from the same facts: a restarted
-coordinator forgets only what it counts itself, its HTTP answers. Next: watching.py, the facts."""
+"""Metrics: a run's status in the text format of Prometheus, computed from the ledger at every scrape. A restarted
+coordinator loses only what it counts itself, its HTTP answers. Next: status.py, where the facts come from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from blocktrain.swarm.coordinator.picture import PRESENT_S
-from blocktrain.swarm.coordinator.status import answer_of
+from blocktrain.swarm.coordinator.status import PRESENT_S, answer_of
 
 METRICS_TYPE = CONTENT_TYPE_LATEST
 
@@ -70,7 +69,7 @@ class _Facts(Collector):
             ("phase_steps", "Steps in all", {phase["phase"]: phase["steps"] for phase in phases}),
             ("phase_finished", "1 when all is done", {phase["phase"]: int(phase["finished"]) for phase in phases}),
             ("round_number", "The open round", {p: round["number"] for p, round in open_rounds.items()}),
-            ("round_deadline_seconds", "Until its deadline", {p: r["deadline_s"] for p, r in open_rounds.items()}),
+            ("round_deadline_seconds", "Until its deadline", {p: r["time_left_s"] for p, r in open_rounds.items()}),
             ("leases_at_work", "Leases of the open round that have not reported", at_work),
         ):
             yield _labelled(name, text, "phase", values)

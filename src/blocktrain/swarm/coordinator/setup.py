@@ -1,5 +1,5 @@
-"""Founding: what happens once in the life of a run, before the first coordinator serves it. The spec and the text are
-put where every coordinator of the run finds them. Next: coordinator.py."""
+"""Setup: what happens once per run, before its first coordinator serves it. The spec goes to the ledger and the corpus
+to the blobs, where every coordinator of the run finds them. Next: coordinator.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blocktrain.wire.messages import PROTOCOL_VERSION
 
 
 def found_run(spec: RunSpec, corpus: Corpus, ledger: Ledger, blobs: Blobs, now_s: float) -> Run:
-    """The run of this ledger. Founding it again changes nothing; another spec or text in the same ledger is refused."""
+    """The run of this ledger. A repeat changes nothing. Another spec or corpus in the same ledger is refused."""
     there = ledger.run()
     if there is not None and _same_spec(there.spec, spec):  # as it was written then, perhaps by an older version
         text, digest = there.spec, there.spec_digest

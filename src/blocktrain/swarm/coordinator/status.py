@@ -1,28 +1,40 @@
-"""Watching: what people and their dashboards may want to see of a run, read from the ledger. Nothing is changed here.
-Next: service.py, which shows it; picture.py, what blocks and workers do; streaming.py, the same as it changes."""
+"""Status: what people and dashboards see of a run, read from the ledger. It changes nothing.
+Next: routes.py, which sends it; status_stream.py, which sends it as it changes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.aliases import alias_of
-from blocktrain.swarm.coordinator.picture import Held, block_pictures, newest_leases, worker_state
-from blocktrain.swarm.coordinator.traffic import Traffic
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.records import Evaluation, PhaseRecord, Role, RoundLoss, RoundRecord, Worker
-from blocktrain.swarm.policy.rounds import WINDOW, decide, lateness, learned_deadline_s
+from blocktrain.swarm.ledger.records import (
+    Evaluation,
+    EvaluationLease,
+    PhaseRecord,
+    Role,
+    RoundLoss,
+    RoundRecord,
+    WorkerRecord,
+)
+from blocktrain.swarm.policy.rounds import WINDOW, Lease, decide, lateness, learned_limit_s
 from blocktrain.wire.messages import Curves, EventEntry, EventPage, HeldOutPoint, LossCurve, LossPoint, Page
 
 NEWS = 20  # events in a status
 MAX_POINTS = 500  # of one curve
 MAX_EVALUATIONS = 5000  # that a curve is thinned from
+MOST_WORKERS = 10_000  # whose traffic is counted apart; what others fetch counts for the run alone
+PRESENT_S = 300.0  # since the last request of a worker
 BLOCK = re.compile(r"block ([0-9]{1,6})")  # as a reading of evaluate.py is named
 
 Point = TypeVar("Point")
+BlockState = Literal["planned", "scaffold", "training", "waiting", "frozen"]
+Held = Mapping[str, tuple[Lease, RoundRecord]]  # worker: its newest lease, and the round of it
 
 
 class Watching:
@@ -32,7 +44,7 @@ class Watching:
         self.traffic = Traffic()
 
     def status(self) -> dict[str, Any]:
-        """Where the run is now."""
+        """The state of the run now."""
         now_s, run, newest = self._clock(), self._ledger.run(), self._ledger.consistent_manifest()
         assert run is not None, "a coordinator is started on a ledger with a run"
         phases = self._ledger.phases()
@@ -71,20 +83,20 @@ class Watching:
         }
 
     def _round(self, records: Sequence[RoundRecord], now_s: float) -> dict[str, Any]:
-        """The open one, the last of these."""
+        """The open round, which is the last of these."""
         round = records[-1].round
-        _, why = learned_deadline_s(self._ledger.past_round_times_s(round.phase), self._spec.swarm)
+        _, why = learned_limit_s(self._ledger.past_round_times_s(round.phase), self._spec.swarm)
         return {
             "number": round.number,
             "reason": decide(round, now_s, self._spec.swarm).reason,
-            "deadline_s": round.deadline_s - now_s,
+            "time_left_s": round.deadline_at_s - now_s,
             "limit_s": round.limit_s,
             "limit_reason": why,
             "extensions": records[-1].extensions,
             "leases": [{**asdict(lease), "late": lateness(lease, round, now_s)} for lease in round.leases],
         }
 
-    def _workers(self, workers: Sequence[Worker], held: Held, now_s: float) -> list[dict[str, Any]]:
+    def _workers(self, workers: Sequence[WorkerRecord], held: Held, now_s: float) -> list[dict[str, Any]]:
         measuring, (_, sent_bytes) = self._ledger.evaluation_lease(), self.traffic.totals()
         return [
             {
@@ -123,8 +135,85 @@ class Watching:
         )
 
 
+class Traffic:
+    """The bytes of blobs that this process has sent since it started. Threads may share it. A fetch names its worker
+    itself: the numbers are for people, and nothing is decided by them."""
+
+    def __init__(self) -> None:
+        self._total, self._of, self._turn = 0, Counter[str](), threading.Lock()
+
+    def sent(self, num_bytes: int, worker: str | None) -> None:
+        with self._turn:
+            self._total += num_bytes
+            if worker is not None and (worker in self._of or len(self._of) < MOST_WORKERS):
+                self._of[worker] += num_bytes
+
+    def totals(self) -> tuple[int, dict[str, int]]:
+        """Of the run, and of each worker."""
+        with self._turn:
+            return self._total, dict(self._of)
+
+
+# What blocks and workers do
+
+
+def block_pictures(spec: RunSpec, phases: Iterable[PhaseRecord], versions: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Every block, in the order in which text passes through them."""
+    opened = {record.phase: record.finished for record in phases}
+    return [
+        {
+            "block": block,
+            "layers": spec.model.layers_of(block),
+            "version": versions.get(block),
+            "state": block_state(spec, block, opened, exists=block in versions),
+        }
+        for block in range(spec.model.blocks)
+    ]
+
+
+def block_state(spec: RunSpec, block: int, opened: Mapping[int, bool], exists: bool) -> BlockState:
+    """`opened` says of every phase that was opened whether it is finished; `exists`, whether the block has a version. A
+    block that is trained along, and whose own phase is still to come, is a scaffold."""
+    if not exists:
+        return "planned"
+    unfinished = [phase for phase in spec.phases if block in phase.blocks and not opened.get(phase.index, False)]
+    at_work = [phase for phase in unfinished if phase.index in opened]
+    if not unfinished:
+        return "frozen"
+    if not at_work:
+        return "waiting"
+    return "training" if len(at_work) == len(unfinished) or any(x.block == block for x in at_work) else "scaffold"
+
+
+def newest_leases(records: Iterable[RoundRecord]) -> Held:
+    held: dict[str, tuple[Lease, RoundRecord]] = {}
+    for record in records:
+        for lease in record.round.leases:
+            if lease.worker not in held or held[lease.worker][0].granted_s <= lease.granted_s:
+                held[lease.worker] = lease, record
+    return held
+
+
+def worker_state(worker: WorkerRecord, held: Held, measuring: EvaluationLease | None, now_s: float) -> tuple[str, str]:
+    """What a worker is doing, and details."""
+    if measuring and measuring.worker == worker.id and not measuring.reported and now_s < measuring.deadline_at_s:
+        return "measuring", "held-out text"
+    if worker.id in held:
+        lease, record = held[worker.id]
+        where = f"phase {record.round.phase}, round {record.round.number}"
+        if record.closed_s is None and lease.reported_s is None:
+            why = lateness(lease, record.round, now_s)
+            return ("late", f"{where}: {why}") if why else ("at work", where)
+        if lease.reported_s is None and worker.last_seen_s <= lease.granted_s:
+            return "late", f"{where}: it closed without"
+    return ("waiting", "for work") if now_s - worker.last_seen_s < PRESENT_S else ("away", "")
+
+
+# What each role sees
+
+
 def status_for(role: Role, status: Mapping[str, Any]) -> dict[str, Any]:
-    """What workers call themselves, often their host's name, is for admins; others see aliases in its place."""
+    """The name that a worker gives itself, often its host's, is for admins only. Other roles see the alias."""
     if role == "admin":
         return dict(status)
     return {**status, "workers": [{**worker, "name": worker["alias"]} for worker in status["workers"]]}
@@ -136,6 +225,9 @@ def contributions_for(role: Role, records: Sequence[Mapping[str, Any]]) -> list[
     return [{**record, "worker_name": alias_of(record["update"]["worker"])} for record in records]
 
 
+# Curves
+
+
 def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     """Every n-th, counted back from the newest, so that no more than `most` are left."""
     every = max(1, -(-len(points) // most))
@@ -143,7 +235,7 @@ def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
 
 
 def answer_of(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The last reading of the first path; None where a worker sent no such thing."""
+    """The last reading of the first path. None if a worker sent something else."""
     needed = {"path", "reading", "nats_per_byte"}
     if not scores or not all(needed <= score.keys() for score in scores):
         return None
@@ -152,7 +244,7 @@ def answer_of(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def blocks_of(scores: Sequence[Mapping[str, Any]], path: str) -> dict[int, float]:
-    """What the single blocks score on a path; what is no such thing is left out."""
+    """The scores of the single blocks on a path. Other readings are left out."""
     named = [(BLOCK.fullmatch(str(x["reading"])), x["nats_per_byte"]) for x in scores if x["path"] == path]
     return {int(name[1]): float(nats) for name, nats in named if name and isinstance(nats, int | float)}
 

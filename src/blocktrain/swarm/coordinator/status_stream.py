@@ -63,7 +63,7 @@ class StatusFeed:
 def _timeless(status: Mapping[str, Any]) -> dict[str, Any]:
     """The status without what changes just because time passes."""
     phases = [
-        {**phase, "round": phase["round"] and {**phase["round"], "deadline_s": None, "reason": None}}
+        {**phase, "round": phase["round"] and {**phase["round"], "time_left_s": None, "reason": None}}
         for phase in status["phases"]
     ]
     return {**status, "now_s": None, "phases": phases}

@@ -1,38 +1,92 @@
-"""A database as the ledger uses it: SQLite in a file, or PostgreSQL by URL; reading and writing transactions; its
-complaints as ours. Knows none of the facts. Next: ledger_tables.py, what is kept; ledger.py, which keeps it."""
+"""The ledger's database, SQLite in a file or PostgreSQL by URL, and its transactions. It turns SQLAlchemy's exceptions
+into ours. It knows no facts. Next: ledger.py, whose parts use it; tables.py, what is stored."""
 
 from __future__ import annotations
 
+import copy
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, MetaData, create_engine, event, make_url
+from sqlalchemy import URL, Connection, CursorResult, Engine, MetaData, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from blocktrain.errors import ConfigError, LedgerConflict, LedgerUnavailable, StorageError
+from blocktrain.swarm.ledger import tables as t
+from blocktrain.swarm.ledger.queries import OpenRounds
 
 WAL_ATTEMPTS, WAL_PAUSE_S = 500, 0.01
+LOCK_TIMEOUT_S = 30.0
+PAGE = 100
 
 _FOR_WRITING, _UNSYNCED = "blocktrain_for_writing", "blocktrain_unsynced"
 _SQLITE_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_EXTENDED = 0xFF  # of an SQLite error code, the bits that say which error; the rest say where
+_EXTENDED = 0xFF  # the bits of an SQLite error code that name the error; the other bits are details
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
-class _Transactions(threading.local):
-    """Those that a thread is in."""
+class LedgerPart:
+    """What the parts of the ledger share: one database, and transactions over several of their methods."""
 
-    reads: Connection | None = None
-    writes: Connection | None = None
+    def __init__(self, url_or_path: str | Path, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+        self.database = Database(url_or_path, t.tables, lock_timeout_s)
+        self._reading: Callable[..., AbstractContextManager[Connection]] = self.database.reading
+        self._writing: Callable[..., AbstractContextManager[Connection]] = self.database.writing
+        self._open = OpenRounds()
+
+    def close(self) -> None:
+        self.database.close()
+
+    @contextmanager
+    def transaction(self, synced: bool = True) -> Iterator[Self]:
+        """The same ledger, but all that is read and written through it is one transaction: safe when the `with` block
+        is left (not `synced`: after a kill, but not after a power cut), and nothing of it is kept after an exception.
+        Use no other ledger inside it: this transaction is the one writer."""
+        with self._writing(synced) as connection:
+            inside = self._within(connection)
+            inside._writing = inside._reading
+            yield inside
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Self]:
+        """The same ledger, but all that is read through it is of one moment."""
+        with self._reading() as connection:
+            yield self._within(connection)
+
+    def _within(self, connection: Connection) -> Self:
+        inside = copy.copy(self)
+        inside._reading = lambda *_: nullcontext(connection)
+        return inside
+
+
+def retry_on_conflict(record: Callable[Given, Result]) -> Callable[Given, Result]:
+    """For a transaction that looks whether a row is there before inserting it. Where another coordinator inserts it
+    just then, the database refuses ours: the second try finds the row."""
+
+    @wraps(record)
+    def twice(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        try:
+            return record(*args, **kwargs)
+        except LedgerConflict:
+            return record(*args, **kwargs)
+
+    return twice
+
+
+def changed(result: CursorResult[Any]) -> int:
+    return result.rowcount
 
 
 class Database:
-    """One database. Threads may share it; so may processes and machines, with a `Database` each."""
+    """One database. Threads may share this object; processes and machines may share the database."""
 
     def __init__(self, url_or_path: str | Path, tables: MetaData, lock_timeout_s: float) -> None:
         url = _url(url_or_path)
@@ -41,11 +95,11 @@ class Database:
         self.engine = self._open(url, lock_timeout_s)
         self._writer = self.engine.execution_options(**{_FOR_WRITING: True})
         self._hasty_writer = self._writer.execution_options(**{_UNSYNCED: True})
-        # What is read in one transaction must fit together; SQLite's transactions promise it anyway.
+        # All reads of one transaction see the same moment. SQLite promises it anyway.
         self._reader = self.engine if is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
-        # SQLite has one writer at a time, and who finds it busy sleeps: a lock wakes our own threads sooner.
+        # SQLite has one writer at a time, and polls while it is busy. A lock wakes our own threads sooner.
         self._turn = threading.Lock() if is_sqlite else nullcontext()
-        self._own = _Transactions()
+        self._thread = threading.local()
         try:
             self._create(tables)
         except BaseException:
@@ -54,32 +108,23 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One transaction; what the same thread reads inside is of the same moment."""
-        if (around := self._own.writes or self._own.reads) is not None:
-            yield around
-            return
+        """One transaction: what is read in it is of one moment."""
         with self._border(), self._reader.begin() as connection:
-            self._own.reads = connection
-            try:
-                yield connection
-            finally:
-                self._own.reads = None
+            yield connection
 
     @contextmanager
     def writing(self, synced: bool = True) -> Iterator[Connection]:
-        """One transaction: all of it is kept, and safe, when the block is left; none of it after an exception. What the
-        same thread reads and writes inside is a part of it. Not `synced`, an SQLite file has it after a kill, but after
-        a power cut only if something synced was written since: nothing is kept without what was written before it."""
-        if (around := self._own.writes) is not None:
-            yield around
-            return
+        """One transaction: all of it is kept, and safe, when the block is left; none of it after an exception. Not
+        `synced`, an SQLite file has it after a kill, but after a power cut only if something synced was written since:
+        nothing is kept without what was written before it. A thread has one at a time."""
+        assert not getattr(self._thread, "writes", False), "use the transaction that this thread is in"
         writer = self._writer if synced else self._hasty_writer
         with self._border(), self._turn, writer.begin() as connection:
-            self._own.writes = connection
+            self._thread.writes = True
             try:
                 yield connection
             finally:
-                self._own.writes = None
+                self._thread.writes = False
 
     def close(self) -> None:
         self.engine.dispose()
@@ -106,7 +151,7 @@ class Database:
 
     @contextmanager
     def _border(self) -> Iterator[None]:
-        """SQLAlchemy's exceptions as ours, split by whether trying again can help."""
+        """Raises SQLAlchemy's exceptions as ours, split by whether a retry can help."""
         try:
             yield
         except (IntegrityError, DataError) as error:
@@ -138,8 +183,8 @@ def _url(url_or_path: str | Path) -> URL:
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:
-    """WAL lets readers read while one writes; FULL syncs a commit, so that what is acknowledged is safe."""
-    connection.isolation_level = None  # else the driver begins transactions late, and reads between
+    """With WAL, reads go on during a write. With FULL, a commit is synced: what is acknowledged is safe."""
+    connection.isolation_level = None  # or the driver would begin transactions late, after the first read
     try:
         _use_wal(connection)
         for pragma in ("synchronous = FULL", "foreign_keys = ON"):
@@ -150,7 +195,7 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
 
 
 def _use_wal(connection: Any) -> None:
-    """The first to open a new file changes it to WAL; for this alone SQLite does not wait while others open it too."""
+    """The first process that opens a new file changes it to WAL. For this change alone SQLite does not wait."""
     for attempts_left in reversed(range(WAL_ATTEMPTS)):
         try:
             connection.execute("PRAGMA journal_mode = WAL").close()
@@ -162,8 +207,8 @@ def _use_wal(connection: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A writer takes its turn at once: one that has read before it writes could not wait for another. All by the
-    driver's own call: SQLAlchemy's costs as much as the rest of a small transaction."""
+    """A writer takes the lock at once: after a first read it could no longer wait for another writer. Uses the driver's
+    own call, since SQLAlchemy's costs as much as the rest of a small transaction."""
     options, cursor = connection.get_execution_options(), connection.connection.cursor()
     if not options.get(_FOR_WRITING):
         cursor.execute("BEGIN")

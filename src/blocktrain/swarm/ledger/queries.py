@@ -1,13 +1,15 @@
-"""What the ledger asks the database inside a transaction, in SQL that SQLite and PostgreSQL both know; rows become
-records here. Next: ledger.py, whose methods are the transactions."""
+"""Queries that several parts of the ledger use inside a transaction, in SQL that SQLite and PostgreSQL both know, and a
+cache of open rounds. They turn rows into records. Next: rounds.py and updates.py, which use them."""
 
 from __future__ import annotations
 
+import secrets
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, and_, bindparam, func, insert, or_, select, true
+from sqlalchemy import BindParameter, Connection, and_, bindparam, func, insert, or_, select, true, update
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.records import Evaluation, EvaluationLease, PhaseRecord, RoundRecord, Run, Update, Version
@@ -47,18 +49,26 @@ EVALUATIONS = (
 )
 _IS_REPORTED = select(t.evaluations.c.number).where(t.evaluations.c.lease == t.evaluation_leases.c.number).exists()
 _NEWEST_LEASE = (
-    select(t.evaluation_leases, _IS_REPORTED.label("reported")).order_by(t.evaluation_leases.c.number.desc()).limit(1)
+    select(*t.columns(t.evaluation_leases), _IS_REPORTED.label("reported"))
+    .order_by(t.evaluation_leases.c.number.desc())
+    .limit(1)
 )
 _EVALUATION_LEASE = _NEWEST_LEASE.where(t.evaluation_leases.c.number == bindparam("of_number"))
 _UPDATE = select(t.updates).where(t.updates.c.id == bindparam("of_id"))
 _LOCKED_PHASE = select(t.phases).where(t.phases.c.phase == bindparam("of_phase")).with_for_update()
 
+OPEN_ROUNDS = select(t.rounds).where(t.rounds.c.closed_s.is_(None))
+MARK = update(t.rounds).where(and_(t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.closed_s.is_(None)))
+MARK_KNOWN = MARK.where(t.rounds.c.mark == bindparam("known"))
+
 _ACCEPTED = and_(t.updates.c.lease == t.leases.c.id, t.updates.c.refused.is_(None))
 _NUMBERS: BindParameter[int] = bindparam("numbers", expanding=True)
 _LEASES_WITH_UPDATES = (
-    select(*t.leases.c, t.updates.c.received_s, t.updates.c.merged_round, t.updates.c.steps.label("steps_done"))
+    select(
+        *t.columns(t.leases), t.updates.c.received_s, t.updates.c.merged_round, t.updates.c.steps.label("steps_done")
+    )
     .outerjoin(t.updates, _ACCEPTED)
-    .where(t.leases.c.phase == bindparam("of_phase"), t.leases.c.round.in_(_NUMBERS), t.leases.c.state != "released")
+    .where(t.leases.c.phase == bindparam("of_phase"), t.leases.c.round.in_(_NUMBERS))
     .order_by(t.leases.c.granted_s, t.leases.c.id)
 )
 _UPDATES_TAKEN_IN = (
@@ -68,6 +78,8 @@ _UPDATES_TAKEN_IN = (
     .where(or_(t.updates.c.merged_round.is_(None), t.updates.c.merged_round.in_(_NUMBERS)))
     .order_by(t.updates.c.number)
 )
+
+Change = Callable[[Round], Round]
 
 
 def run_of(connection: Connection) -> Run | None:
@@ -111,13 +123,13 @@ def evaluation_lease_of(connection: Connection, id: int | None = None) -> Evalua
 
 
 def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
-    """Nobody else ends the phase or adds to it until this transaction is over. SQLite has one writer anyway."""
+    """Until this transaction is over, no other one ends the phase or adds to it. SQLite has one writer anyway."""
     row = connection.execute(_LOCKED_PHASE, {"of_phase": phase}).one_or_none()
     return PhaseRecord(**row._asdict()) if row else None
 
 
 def insert_event(connection: Connection, kind: str, text: str, now_s: float, data: Any = None) -> int:
-    """Its number."""
+    """Returns its number."""
     row = {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
     key = connection.execute(insert(t.events), row).inserted_primary_key
     assert key is not None
@@ -125,15 +137,15 @@ def insert_event(connection: Connection, kind: str, text: str, now_s: float, dat
 
 
 def insert_round(connection: Connection, round: Round, mark: str) -> None:
-    columns = ("phase", "number", "step_start", "steps", "opened_s", "limit_s", "deadline_s")
+    columns = ("phase", "number", "step_start", "steps", "opened_s", "limit_s", "deadline_at_s")
     row = {name: getattr(round, name) for name in columns}
     row |= {"base": dict(round.base), "extensions": 0, "reason": "open", "mark": mark}
     connection.execute(insert(t.rounds), row)
 
 
 def rounds_of(connection: Connection, rows: Sequence[Any]) -> tuple[RoundRecord, ...]:
-    """Rounds of one phase as rounds.py knows them. An update belongs to the round that merged it; one that waits
-    belongs to the open round."""
+    """Rounds of one phase, as ../policy/rounds.py defines them. An update belongs to the round that merged it; an
+    update that waits belongs to the open round."""
     if not rows:
         return ()
     phase, numbers = rows[0].phase, [row.number for row in rows]
@@ -142,14 +154,14 @@ def rounds_of(connection: Connection, rows: Sequence[Any]) -> tuple[RoundRecord,
     asked = {"of_phase": phase, "numbers": numbers}
     for x in connection.execute(_LEASES_WITH_UPDATES, asked):
         reported = x.received_s is not None and (open_number if x.merged_round is None else x.merged_round) == x.round
-        facts = (x.shard, x.worker, x.steps, x.granted_s, x.due_s, x.deadline_s)
+        facts = (x.shard, x.worker, x.steps, x.granted_s, x.due_s, x.deadline_at_s)
         report = (x.received_s, min(x.steps_done, x.steps)) if reported else (None, 0)
         leases[x.round].append(Lease(*facts, *report))
     late: dict[int, list[LateUpdate]] = defaultdict(list)
-    for update in connection.execute(_UPDATES_TAKEN_IN, asked):
-        taken_in = open_number if update.merged_round is None else update.merged_round
-        if taken_in is not None and update.round < taken_in:
-            late[taken_in].append(LateUpdate(update.worker, update.round, update.shard))
+    for one in connection.execute(_UPDATES_TAKEN_IN, asked):
+        taken_in = open_number if one.merged_round is None else one.merged_round
+        if taken_in is not None and one.round < taken_in:
+            late[taken_in].append(LateUpdate(one.worker, one.round, one.shard))
     return tuple(_record(row, leases[row.number], late[row.number]) for row in rows)
 
 
@@ -162,8 +174,46 @@ def _record(row: Any, leases: Sequence[Lease], late: Sequence[LateUpdate]) -> Ro
         steps=row.steps,
         opened_s=row.opened_s,
         limit_s=row.limit_s,
-        deadline_s=row.deadline_s,
+        deadline_at_s=row.deadline_at_s,
         leases=tuple(leases),
         late=tuple(late),
     )
     return RoundRecord(round, row.extensions, row.closed_s, row.reason)
+
+
+def new_mark() -> str:
+    return secrets.token_hex(8)
+
+
+class OpenRounds:
+    """Open rounds as this process last saw them, so that an unchanged round is not read again with all its leases. A
+    round gets a new, unique `mark` whenever it, its leases or its updates change. What is cached is therefore right
+    whichever process writes, and whether or not a transaction is kept. Each phase has one open round at most."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, Round]] = {}  # phase: a mark and the round as it was then
+
+    def all(self, connection: Connection) -> dict[int, Round]:
+        return {row.phase: self.of(connection, row) for row in connection.execute(OPEN_ROUNDS).all()}
+
+    def of(self, connection: Connection, row: Any) -> Round:
+        mark, round = self._known.get(row.phase, ("", None))
+        if round is None or mark != row.mark:
+            round = rounds_of(connection, [row])[0].round
+            self._known[row.phase] = row.mark, round
+        return round
+
+    def change(self, connection: Connection, phase: int, change: Change | None = None, **values: Any) -> None:
+        """Marks the open round of the phase as changed and writes these values to its row. Without `change`, which
+        makes the cached round the new one, it is read again."""
+        known, round = self._known.get(phase, ("", None))
+        values = {"of_phase": phase, "mark": new_mark(), **values}
+        if change is None or round is None or not connection.execute(MARK_KNOWN, {"known": known, **values}).rowcount:
+            connection.execute(MARK, values)
+            return
+        self._known[phase] = values["mark"], _in_order(change(round))
+
+
+def _in_order(round: Round) -> Round:
+    """Its leases in the order that the database has."""
+    return replace(round, leases=tuple(sorted(round.leases, key=lambda lease: (lease.granted_s, lease.worker))))

@@ -1,5 +1,5 @@
-"""The facts of a run, as the ledger takes and gives them: frozen, and free of the database. Rounds and their leases are
-those of rounds.py. Next: ledger.py."""
+"""The facts of a run, as the ledger takes and returns them: frozen, and free of the database. Open rounds and their
+leases are those of ../policy/rounds.py. Next: ledger.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from blocktrain.swarm.policy.rounds import Round
 
 Role = Literal["admin", "worker", "viewer"]
-LeaseState = Literal["open", "reported", "expired", "released"]
+LeaseState = Literal["open", "reported", "expired"]
 ROLES: tuple[Role, ...] = ("admin", "worker", "viewer")
 
 
@@ -34,7 +34,9 @@ class Token:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worker:
+class WorkerRecord:
+    """What a worker last said of itself, and what it contributed."""
+
     id: str  # Ed25519 public key, hexadecimal
     name: str
     device: str
@@ -58,7 +60,7 @@ class NewVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class Version(NewVersion):
-    """`phase`, `round` and `parent` are None for a genesis, version 0."""
+    """`phase`, `round` and `parent` are None for an initial block, which is version 0."""
 
     phase: int | None
     round: int | None
@@ -83,7 +85,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Standing:
-    """What work there is: whether any is given, the phases so far, and the open round of each that has one."""
+    """What work there is: whether the run is paused, the phases so far, and the open round of each phase."""
 
     paused: bool
     phases: tuple[PhaseRecord, ...]
@@ -101,7 +103,7 @@ class LeaseRecord:
     steps: int
     granted_s: float
     due_s: float
-    deadline_s: float
+    deadline_at_s: float
     state: LeaseState
 
 
@@ -127,14 +129,14 @@ class NewUpdate:
 
 @dataclass(frozen=True, kw_only=True)
 class Update(NewUpdate):
-    number: int  # in the order of their coming
+    number: int  # counts up in the order of arrival
     merged_phase: int | None
     merged_round: int | None
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """One line of who contributed what."""
+    """One accepted update, and who made it."""
 
     update: Update
     worker_name: str
@@ -159,7 +161,7 @@ class EvaluationLease:
     worker: str
     versions: Mapping[int, int]  # block: version
     granted_s: float
-    deadline_s: float
+    deadline_at_s: float
     reported: bool
 
 
@@ -176,8 +178,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ModelVersions:
-    """The newest version of every block, how far the phases were then, and the newest evaluation, which may be of
-    older versions: what was fitted to those is not handed out with these."""
+    """The newest version of every block, how far the phases are, and the newest evaluation. The evaluation may be of
+    older versions: the weights that were fitted to those do not belong to these."""
 
     blocks: Mapping[int, Version]
     phases: tuple[PhaseRecord, ...]

@@ -1,4 +1,5 @@
-"""Whose run it is: the run itself, the tokens that open it, the workers that came. A part of ledger.py."""
+"""The run itself, its access tokens, and the workers that have joined. A part of the ledger.
+Next: ledger.py."""
 
 from __future__ import annotations
 
@@ -12,22 +13,22 @@ from sqlalchemy import and_, bindparam, func, insert, select, update
 from blocktrain.errors import ConfigError, LedgerConflict
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
-from blocktrain.swarm.ledger.base import Book, changed, if_absent
+from blocktrain.swarm.ledger.database import LedgerPart, changed, retry_on_conflict
 from blocktrain.swarm.ledger.queries import insert_event, run_of
-from blocktrain.swarm.ledger.records import ROLES, Role, Run, Token, Worker
+from blocktrain.swarm.ledger.records import ROLES, Role, Run, Token, WorkerRecord
 
 ROLES_BY_HASH = select(t.tokens.c.role, t.tokens.c.sha256).where(t.tokens.c.revoked_s.is_(None))
 SEE_AGAIN = update(t.workers).where(t.workers.c.id == bindparam("of_id"), t.workers.c.nonce < bindparam("of_nonce"))
 
 
-class PeopleBook(Book):
-    """The run, tokens and workers."""
+class RegistryPart(LedgerPart):
+    """The run, access tokens and workers."""
 
     # The run
 
-    @if_absent
+    @retry_on_conflict
     def create_run(self, new: Run) -> Run:
-        """The run of this ledger: this one, or the one that is there when it has the same spec and corpus."""
+        """Records the run, or returns the one that is there if it has the same spec and corpus."""
         with self._writing() as connection:
             there = run_of(connection)
             if there is None:
@@ -50,7 +51,7 @@ class PeopleBook(Book):
             return run_of(connection)
 
     def set_paused(self, paused: bool, now_s: float) -> bool:
-        """False when it was so already."""
+        """False if it was so already."""
         change = update(t.run).where(t.run.c.paused != paused).values(paused=paused)
         with self._writing() as connection:
             if changed(connection.execute(change)) == 0:
@@ -59,10 +60,10 @@ class PeopleBook(Book):
             insert_event(connection, kind, "by an admin", now_s)
             return True
 
-    # Tokens
+    # Access tokens
 
     def add_token(self, name: str, role: Role, token: str, now_s: float) -> None:
-        """Keeps the token's hash, never the token."""
+        """Stores the hash of the access token, never the token."""
         if role not in ROLES:
             raise ConfigError(f'there is no role "{role}": choose one of {", ".join(ROLES)}')
         try:
@@ -75,20 +76,20 @@ class PeopleBook(Book):
             ) from None
 
     def tokens(self) -> tuple[Token, ...]:
-        """Revoked ones too, in the order they were added."""
+        """All, also revoked ones, in the order they were added."""
         columns = (t.tokens.c.name, t.tokens.c.role, t.tokens.c.created_s, t.tokens.c.revoked_s)
         with self._reading() as connection:
             rows = connection.execute(select(*columns).order_by(t.tokens.c.number))
             return tuple(Token(**row._asdict()) for row in rows)
 
     def revoke_token(self, name: str, now_s: float) -> bool:
-        """Whether there was such a token to revoke."""
+        """False if there was no such access token."""
         matches = and_(t.tokens.c.name == name, t.tokens.c.revoked_s.is_(None))
         with self._writing() as connection:
             return changed(connection.execute(update(t.tokens).where(matches).values(revoked_s=now_s))) > 0
 
     def role_of(self, token: str) -> Role | None:
-        """Looks at every token, in the same time whichever it is."""
+        """Compares with every access token, so that the time does not depend on which one it is."""
         with self._reading() as connection:
             rows = connection.execute(ROLES_BY_HASH).all()
         given, role = _hash(token), None
@@ -99,11 +100,11 @@ class PeopleBook(Book):
 
     # Workers
 
-    @if_absent
+    @retry_on_conflict
     def see_worker(
         self, id: str, name: str, device: str, memory_bytes: int, steps_per_s: float, now_s: float, nonce: int
     ) -> bool:
-        """What a worker says of itself now; False, and nothing is changed, unless its nonce is larger than ever."""
+        """Records what a worker says of itself. False, without a change, unless its nonce is larger than all before."""
         said = {"name": name, "device": device, "memory_bytes": memory_bytes, "steps_per_s": steps_per_s}
         seen = {**said, "nonce": nonce, "last_seen_s": now_s}
         with self._writing() as connection:
@@ -115,8 +116,8 @@ class PeopleBook(Book):
             insert_event(connection, "joined", f"{alias_of(id)}, {device}", now_s, {"worker": id})
             return True
 
-    def workers(self) -> tuple[Worker, ...]:
-        """With what they contributed; the first to come first."""
+    def workers(self) -> tuple[WorkerRecord, ...]:
+        """With what they contributed, in the order in which they joined."""
         accepted = t.updates.c.refused.is_(None)
         contributed = (
             select(
@@ -138,7 +139,7 @@ class PeopleBook(Book):
         with self._reading() as connection:
             rows = connection.execute(query.order_by(t.workers.c.first_seen_s, t.workers.c.id))
             whole = ("tokens", "update_bytes")  # PostgreSQL sums to decimals
-            return tuple(Worker(**{**row._asdict(), **{x: int(getattr(row, x)) for x in whole}}) for row in rows)
+            return tuple(WorkerRecord(**{**row._asdict(), **{x: int(getattr(row, x)) for x in whole}}) for row in rows)
 
 
 def _hash(token: str) -> str:

@@ -1,4 +1,4 @@
-"""What is told of a run: evaluations and events. A part of ledger.py."""
+"""Evaluations and events of a run. A part of the ledger. Next: ledger.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import bindparam, insert, select
 from sqlalchemy import delete as delete_rows
 
 from blocktrain.swarm.ledger import tables as t
-from blocktrain.swarm.ledger.base import PAGE, Book, changed, if_absent
+from blocktrain.swarm.ledger.database import PAGE, LedgerPart, changed, retry_on_conflict
 from blocktrain.swarm.ledger.queries import EVALUATIONS, evaluation_lease_of, evaluation_of, insert_event
 from blocktrain.swarm.ledger.records import Evaluation, EvaluationLease, Event
 
@@ -23,32 +23,37 @@ EVENTS = (
 )
 
 
-class ReportsBook(Book):
+class ReportsPart(LedgerPart):
     """Evaluations and events."""
 
     # Evaluations
 
     def grant_evaluation(
-        self, worker: str, versions: Mapping[int, int], now_s: float, deadline_s: float
+        self, worker: str, versions: Mapping[int, int], now_s: float, deadline_at_s: float
     ) -> EvaluationLease:
-        values = {"worker": worker, "versions": dict(versions), "granted_s": now_s, "deadline_s": deadline_s}
+        values = {"worker": worker, "versions": dict(versions), "granted_s": now_s, "deadline_at_s": deadline_at_s}
         with self._writing() as connection:
             key = connection.execute(insert(t.evaluation_leases).values(**values)).inserted_primary_key
             assert key is not None
         return EvaluationLease(
-            id=key.number, worker=worker, versions=versions, granted_s=now_s, deadline_s=deadline_s, reported=False
+            id=key.number,
+            worker=worker,
+            versions=versions,
+            granted_s=now_s,
+            deadline_at_s=deadline_at_s,
+            reported=False,
         )
 
     def evaluation_lease(self, id: int | None = None) -> EvaluationLease | None:
-        """That one, or the newest."""
+        """The lease with this id, or else the newest."""
         with self._reading() as connection:
             return evaluation_lease_of(connection, id)
 
-    @if_absent
+    @retry_on_conflict
     def record_evaluation(
         self, lease: int, split: str, scores: Any, combine: Mapping[str, Sequence[float]], now_s: float
     ) -> bool:
-        """False when the lease has reported this split before."""
+        """False if the lease has reported this split before."""
         weights = {path: list(values) for path, values in combine.items()}
         there = select(t.evaluations.c.number).where(t.evaluations.c.lease == lease, t.evaluations.c.split == split)
         with self._writing() as connection:
@@ -60,7 +65,7 @@ class ReportsBook(Book):
             return True
 
     def evaluations(self, limit: int = PAGE) -> tuple[Evaluation, ...]:
-        """The newest, the oldest of them first."""
+        """The newest `limit`, in order."""
         with self._reading() as connection:
             rows = connection.execute(EVALUATIONS.limit(limit)).all()
             return tuple(evaluation_of(row) for row in reversed(rows))
@@ -68,21 +73,21 @@ class ReportsBook(Book):
     # Events
 
     def add_event(self, kind: str, text: str, now_s: float, data: Any = None) -> None:
-        """Of refusals there is no end: now and then the oldest go."""
+        """Refusals are unbounded, so now and then the oldest events are deleted."""
         with self._writing() as connection:
             newest = insert_event(connection, kind, text, now_s, data)
             if newest % PRUNE_EVERY == 0:
                 connection.execute(delete_rows(t.events).where(t.events.c.number <= newest - KEPT_EVENTS))
 
     def events(self, after: int = 0, before: int | None = None, limit: int = PAGE) -> tuple[Event, ...]:
-        """The newest between these numbers, the oldest of them first: `before` pages back, `after` gives the news."""
+        """The newest `limit` between these numbers, in order: `before` pages back, `after` gives the news."""
         page = {"after": after, "before": LAST_NUMBER if before is None else before, "at_most": limit}
         with self._reading() as connection:
             rows = connection.execute(EVENTS, page).all()
             return tuple(Event(**row._asdict()) for row in reversed(rows))
 
     def prune_events(self, keep: int = KEPT_EVENTS) -> int:
-        """Forgets all but the newest; gives how many went."""
+        """Deletes all but the newest. Returns how many were deleted."""
         number = t.events.c.number
         with self._writing() as connection:
             oldest_gone = connection.execute(select(number).order_by(number.desc()).offset(keep).limit(1)).scalar()

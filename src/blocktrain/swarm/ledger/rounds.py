@@ -1,5 +1,5 @@
-"""How far the training is: versions, phases, rounds and leases, and the merge that moves them all at once. A part of
-ledger.py."""
+"""How far the training is: versions, phases, rounds and leases, and the merge that changes all of them at once. A part
+of the ledger. Next: queries.py, which keeps open rounds in memory; tables.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
-from blocktrain.swarm.ledger.base import PAGE, Book, changed, if_absent
+from blocktrain.swarm.ledger.database import PAGE, LedgerPart, changed, retry_on_conflict
 from blocktrain.swarm.ledger.queries import (
     IS_OPEN,
     STANDING,
@@ -19,6 +19,7 @@ from blocktrain.swarm.ledger.queries import (
     insert_event,
     insert_round,
     lock_phase,
+    new_mark,
     newest_evaluation,
     newest_versions,
     phases_of,
@@ -34,15 +35,14 @@ from blocktrain.swarm.ledger.records import (
     Standing,
     Version,
 )
-from blocktrain.swarm.ledger.round_cache import new_mark
 from blocktrain.swarm.policy.rounds import MIN_SAMPLES, WINDOW, Grant, Round
 
 MAX_LATE_EVENTS = 20  # of one round
 PARAMETERS = 10_000  # that one statement may have on every database
 
-LEASE = select(t.leases).where(t.leases.c.id == bindparam("of_id"))
+LEASE = select(*t.columns(t.leases)).where(t.leases.c.id == bindparam("of_id"))
 RENEW = update(t.leases).where(t.leases.c.id == bindparam("of_id"))
-GRANTABLE = (  # locked; with whether there is such a lease already, be it one that was given back
+GRANTABLE = (  # locked; with the lease that is there already, if any
     select(t.rounds, t.leases.c.id.label("lease"))
     .outerjoin(t.leases, t.leases.c.id == bindparam("of_lease"))
     .where(IS_OPEN)
@@ -80,14 +80,14 @@ LATE = select(t.leases.c.worker).where(MISSED).order_by(t.leases.c.id)
 EXPIRE = update(t.leases).where(MISSED)
 
 
-class RoundsBook(Book):
+class RoundsPart(LedgerPart):
     """Versions, phases, rounds and leases."""
 
     # Versions
 
-    @if_absent
-    def add_genesis(self, blobs: Mapping[int, str], now_s: float) -> None:
-        """Version 0 of the blocks. Again changes nothing; with other bytes it is a contradiction."""
+    @retry_on_conflict
+    def add_initial_blocks(self, blobs: Mapping[int, str], now_s: float) -> None:
+        """Records version 0 of these blocks. A repeat changes nothing; other bytes are a conflict."""
         with self._writing() as connection:
             there = {x.block: x.sha256 for x in connection.execute(select(t.versions).where(t.versions.c.version == 0))}
             for block, sha256 in blobs.items():
@@ -106,13 +106,13 @@ class RoundsBook(Book):
             return Version(**row._asdict()) if row else None
 
     def versions(self, block: int, limit: int = PAGE) -> tuple[Version, ...]:
-        """The newest ones, the oldest of them first."""
+        """The newest `limit`, in order."""
         query = select(t.versions).where(t.versions.c.block == block).order_by(t.versions.c.version.desc())
         with self._reading() as connection:
             return tuple(Version(**row._asdict()) for row in reversed(connection.execute(query.limit(limit)).all()))
 
     def newest(self) -> dict[int, Version]:
-        """Block: its newest version."""
+        """The newest version of each block."""
         with self._reading() as connection:
             return newest_versions(connection)
 
@@ -144,9 +144,9 @@ class RoundsBook(Book):
 
     # Phases and rounds
 
-    @if_absent
+    @retry_on_conflict
     def open_phase(self, first: Round) -> bool:
-        """The phase and its first round; False when it is open, or was, already."""
+        """Records the phase and its first round. False if it was opened before."""
         with self._writing() as connection:
             if connection.execute(select(t.phases).where(t.phases.c.phase == first.phase)).one_or_none():
                 return False
@@ -160,12 +160,12 @@ class RoundsBook(Book):
             return phases_of(connection)
 
     def open_rounds(self) -> dict[int, Round]:
-        """Phase: its open round, with its leases and the late updates that wait for it."""
+        """The open round of each phase, with its leases and the late updates that wait for it."""
         with self._reading() as connection:
             return self._open.all(connection)
 
     def standing(self) -> Standing:
-        """What work there is, all of one moment."""
+        """What work there is at this moment."""
         with self._reading() as connection:
             rows = connection.execute(STANDING).all()
             phases = (
@@ -177,7 +177,7 @@ class RoundsBook(Book):
             return Standing(any(row.paused for row in rows), tuple(phases), rounds)
 
     def bases(self, phase: int, limit: int = PAGE) -> tuple[dict[int, dict[int, int]], bool]:
-        """The newest rounds of the phase, what each was based on; and whether the phase is finished."""
+        """The versions that the newest rounds of the phase were based on, and whether the phase is finished."""
         with self._reading() as connection:
             rows = connection.execute(BASES, {"of_phase": phase, "at_most": limit}).all()
             return {row.number: row.base for row in rows}, any(row.finished for row in rows)
@@ -189,29 +189,29 @@ class RoundsBook(Book):
             return rounds_of(connection, list(reversed(connection.execute(query).all())))
 
     def past_round_times_s(self, phase: int) -> list[float]:
-        """What the next deadline of a phase is learned from. While it has too few rounds of its own, those of the phase
-        before stand in: a run would else wait for its absent as long as it may whenever a phase begins."""
+        """What the time limit of the next round is learned from. While a phase has too few rounds of its own, those of
+        the phase before are used too: or every phase would begin with the longest limit."""
         with self._reading() as connection:
             own = _round_times_s(connection, phase)
             if len(own) >= MIN_SAMPLES or phase == 0:
                 return own
             return [*_round_times_s(connection, phase - 1), *own]
 
-    def extend_round(self, round: Round, deadline_s: float, reason: str) -> bool:
-        """False when another coordinator has extended or closed it since."""
+    def extend_round(self, round: Round, deadline_at_s: float, reason: str) -> bool:
+        """False if another coordinator has extended or closed it since."""
         of_round = {"of_phase": round.phase, "of_number": round.number}
         values = {
-            "deadline_s": deadline_s,
+            "deadline_at_s": deadline_at_s,
             "extensions": t.rounds.c.extensions + 1,
             "reason": reason,
             "mark": new_mark(),
         }
         with self._writing() as connection:
-            extend = CHANGE_OPEN.where(t.rounds.c.deadline_s == round.deadline_s).values(**values)
+            extend = CHANGE_OPEN.where(t.rounds.c.deadline_at_s == round.deadline_at_s).values(**values)
             if changed(connection.execute(extend, of_round)) == 0:
                 return False
             text, data = f"phase {round.phase}, round {round.number}: {reason}", _names(round.phase, round.number)
-            insert_event(connection, "extended", text, round.deadline_s, data)
+            insert_event(connection, "extended", text, round.deadline_at_s, data)
             return True
 
     def merge(
@@ -223,9 +223,9 @@ class RoundsBook(Book):
         now_s: float,
         reason: str,
     ) -> bool:
-        """All of a merge or nothing: the round closes, the versions appear, the updates are marked, the next round
-        opens or, without one, the phase is finished. False when another coordinator has closed the round already, or
-        when the phase would end without an update that has come meanwhile: read what waits and decide again."""
+        """All of a merge or nothing: the round closes, the versions appear, the updates are marked, and the next round
+        opens. Without a next round the phase is finished. False if another coordinator has closed the round already, or
+        if the phase would end without an update that has arrived meanwhile: read what waits and decide again."""
         phase, number = closed.phase, closed.number
         with self._writing() as connection:
             lock_phase(connection, phase)
@@ -249,8 +249,8 @@ class RoundsBook(Book):
     # Leases
 
     def grant(self, grant: Grant, decided_on: Round, now_s: float) -> LeaseRecord | None:
-        """The lease, new or renewed. None when the round is no longer as it was decided on, so that two coordinators
-        never give one shard twice: read it and decide again."""
+        """The lease, new or renewed. None if the round has changed since the decision: read it and decide again. Two
+        coordinators therefore never grant one shard twice."""
         id = f"{grant.phase}-{grant.number}-{grant.worker}"
         wanted = {"of_phase": grant.phase, "of_number": grant.number, "of_lease": id}
         with self._writing() as connection:
@@ -267,7 +267,7 @@ class RoundsBook(Book):
                 steps=grant.steps,
                 granted_s=now_s,
                 due_s=grant.due_s,
-                deadline_s=grant.deadline_s,
+                deadline_at_s=grant.deadline_at_s,
                 state="open",
             )
             if row.lease is None:
@@ -275,7 +275,7 @@ class RoundsBook(Book):
             else:
                 connection.execute(RENEW, {"of_id": id, **vars(lease)})
             self._open.change(
-                connection, grant.phase, lambda round: round.with_grant(grant, now_s), deadline_s=grant.deadline_s
+                connection, grant.phase, lambda round: round.with_grant(grant, now_s), deadline_at_s=grant.deadline_at_s
             )
             return lease
 
@@ -283,16 +283,6 @@ class RoundsBook(Book):
         with self._reading() as connection:
             row = connection.execute(LEASE, {"of_id": id}).one_or_none()
             return LeaseRecord(**row._asdict()) if row else None
-
-    def release_lease(self, id: str) -> bool:
-        """The worker gives it back, and counts no longer; False when it was not open."""
-        matches_id = t.leases.c.id == id
-        matches = and_(matches_id, t.leases.c.state == "open")
-        with self._writing() as connection:
-            if changed(connection.execute(update(t.leases).where(matches).values(state="released"))) == 0:
-                return False
-            self._open.change(connection, connection.execute(select(t.leases.c.phase).where(matches_id)).scalar_one())
-            return True
 
 
 def _round_times_s(connection: Connection, phase: int) -> list[float]:
@@ -330,7 +320,7 @@ def _names(phase: int, round: int) -> dict[str, int]:
 
 
 def _expire_leases(connection: Connection, phase: int, round: int, now_s: float) -> None:
-    """Those that a closing round did without; each is an event."""
+    """Leases that have not reported when their round closes. Each is an event."""
     of_round = {"of_phase": phase, "of_round": round}
     missed = connection.execute(LATE, of_round).scalars().all()
     for worker in missed[:MAX_LATE_EVENTS]:
@@ -342,6 +332,6 @@ def _expire_leases(connection: Connection, phase: int, round: int, now_s: float)
 
 
 def _covers_all_waiting(connection: Connection, phase: int, ids: set[str]) -> bool:
-    """Whether no acknowledged update of the phase would be left behind."""
+    """Whether these are all acknowledged updates of the phase that wait."""
     waiting = connection.execute(select(t.updates.c.id).where(WAITING, t.updates.c.phase == phase)).scalars()
     return ids.issuperset(waiting)

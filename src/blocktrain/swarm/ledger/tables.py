@@ -1,5 +1,5 @@
-"""The ledger's tables. Every table but `events` only grows; what may change in a row that is there, its comment says.
-Next: ledger_records.py, what is read from them; ledger.py, which reads and writes."""
+"""The ledger's tables. Every table except `events` only grows. A table's comment says what may change in its rows.
+Next: records.py, what is read from them."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Versions(TypeDecorator[dict[int, int]]):
 
 
 def _number() -> Column[int]:
-    """Counts the rows in the order of their coming; SQLite only counts in INTEGER."""
+    """Counts the rows in the order of arrival. SQLite counts only in INTEGER."""
     return Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
 
 
 def _only(name: str, *columns: Any, where: Any) -> Index:
-    """At most one row with these values, of those where the condition holds."""
+    """At most one row with these values among those where the condition holds."""
     return Index(name, *columns, unique=True, sqlite_where=where, postgresql_where=where)
 
 
@@ -54,8 +54,8 @@ def _sha256(name: str, nullable: bool = False, key: str | None = None) -> Column
     return Column(name, String(64), nullable=nullable, key=key or name)
 
 
-def _seconds(name: str, nullable: bool = False) -> Column[float]:
-    return Column(name, Double, nullable=nullable)
+def _seconds(name: str, nullable: bool = False, key: str | None = None) -> Column[float]:
+    return Column(name, Double, nullable=nullable, key=key or name)
 
 
 def _count(name: str, nullable: bool = False) -> Column[int]:
@@ -63,8 +63,8 @@ def _count(name: str, nullable: bool = False) -> Column[int]:
 
 
 def columns(table: Table, *left_out: str) -> list[Any]:
-    """All columns but those, under their names in the code. A ledger that is there keeps the names it was made with:
-    where the two differ, the column has a `key`."""
+    """All columns except these, under their names in the code. Existing ledgers keep the names of their columns: where
+    the two differ, the column has a `key`."""
     return [column.label(column.key) for column in table.c if column.key not in left_out]
 
 
@@ -143,7 +143,7 @@ rounds = Table(  # an open one may be extended; closing is once
     _count("steps"),
     _seconds("opened_s"),
     _seconds("limit_s"),
-    _seconds("deadline_s"),
+    _seconds("deadline_s", key="deadline_at_s"),
     Column("extensions", Integer, nullable=False),
     _seconds("closed_s", nullable=True),
     Column("reason", Text, nullable=False),
@@ -163,11 +163,11 @@ leases = Table(  # may be renewed, and change their state, until they are report
     _count("steps"),
     _seconds("granted_s"),
     _seconds("due_s"),
-    _seconds("deadline_s"),
+    _seconds("deadline_s", key="deadline_at_s"),
     Column("state", String(16), nullable=False),
     ForeignKeyConstraint(["phase", "round"], ["rounds.phase", "rounds.number"]),
     UniqueConstraint("phase", "round", "worker"),
-    CheckConstraint("state IN ('open', 'reported', 'expired', 'released')"),
+    CheckConstraint("state IN ('open', 'reported', 'expired', 'released')"),  # no lease is released any more
 )
 
 updates = Table(  # `merged_phase` and `merged_round` are set once
@@ -206,7 +206,7 @@ evaluation_leases = Table(
     Column("worker", String(128), ForeignKey("workers.id"), nullable=False),
     Column("versions", Versions, nullable=False),
     _seconds("granted_s"),
-    _seconds("deadline_s"),
+    _seconds("deadline_s", key="deadline_at_s"),
 )
 
 evaluations = Table(

@@ -1,4 +1,5 @@
-"""What workers contributed: updates, from their coming to their merge. A part of ledger.py."""
+"""The updates of workers, from their arrival to their merge. A part of the ledger. Next: queries.py, which keeps
+open rounds in memory; tables.py."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from sqlalchemy import cast as cast_to
 
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.ledger import tables as t
-from blocktrain.swarm.ledger.base import PAGE, Book, if_absent
+from blocktrain.swarm.ledger.database import PAGE, LedgerPart, retry_on_conflict
 from blocktrain.swarm.ledger.queries import WAITING, update_of
 from blocktrain.swarm.ledger.records import Contribution, NewUpdate, RoundLoss, Update
 from blocktrain.swarm.policy.rounds import LateUpdate, Round
 
-LEASED = (  # the lease, and its phase, which nobody ends or adds to until the transaction is over
+LEASED = (  # the lease, and its phase, locked until the transaction is over
     select(t.leases.c.round, t.leases.c.shard, t.phases.c.finished)
     .join(t.phases, t.phases.c.phase == t.leases.c.phase)
     .where(t.leases.c.id == bindparam("of_lease"))
@@ -37,13 +38,13 @@ NORMS = (
 )
 
 
-class UpdatesBook(Book):
-    """Updates; nothing is ever taken out."""
+class UpdatesPart(LedgerPart):
+    """Updates. None is ever deleted."""
 
-    @if_absent
+    @retry_on_conflict
     def record_update(self, new: NewUpdate) -> tuple[Update, bool] | None:
-        """The update as it is kept, and whether it was there already. An accepted one reports its lease. None when the
-        phase has been finished: nothing would merge it any more."""
+        """The update as it is stored, and whether it was there already. An accepted one reports its lease. None if the
+        phase is finished: nothing would merge the update any more."""
         with self._writing() as connection:
             lease = connection.execute(LEASED, {"of_lease": new.lease}).one_or_none()
             same = connection.execute(SAME, {"of_id": new.id, "of_lease": new.lease}).all()
@@ -65,17 +66,17 @@ class UpdatesBook(Book):
             return update_of(connection, id)
 
     def waiting_updates(self, phase: int) -> tuple[Update, ...]:
-        """Accepted and not yet merged, in the order of their coming."""
+        """Accepted and not yet merged, in the order of arrival."""
         with self._reading() as connection:
             return tuple(Update(**row._asdict()) for row in connection.execute(WAITING_OF, {"of_phase": phase}))
 
     def recent_norms(self, phase: int, limit: int = PAGE) -> tuple[float, ...]:
-        """Of the updates merged last: what a wild one is measured by."""
+        """The norms of the updates that were merged last, to compare a new one with."""
         with self._reading() as connection:
             return tuple(connection.execute(NORMS, {"of_phase": phase, "at_most": limit}).scalars())
 
     def contributions(self, after: int = 0, limit: int = PAGE) -> tuple[Contribution, ...]:
-        """Who contributed what, in order; `after` is the number of the last update of the page before."""
+        """Who contributed what, in order. `after` is the number of the last update of the previous page."""
         more = (t.workers.c.name.label("worker_name"), t.leases.c.round.label("leased_round"), t.leases.c.shard)
         query = (
             select(t.updates, *more)
@@ -93,7 +94,7 @@ class UpdatesBook(Book):
             )
 
     def round_losses(self) -> tuple[RoundLoss, ...]:
-        """Of every closed round, the loss that its updates reported, weighed by their tokens."""
+        """For every closed round, the loss that its updates reported, weighted by their tokens."""
         tokens, rounds = cast_to(t.updates.c.tokens, Double), t.rounds.c
         of_round = and_(rounds.phase == t.updates.c.merged_phase, rounds.number == t.updates.c.merged_round)
         query = (
@@ -115,7 +116,7 @@ class UpdatesBook(Book):
 
 
 def _reported(lease: Any, new: NewUpdate) -> Callable[[Round], Round]:
-    """What the update makes of the open round: its own round's report, or one more that is late."""
+    """How the update changes the open round: as a report of that round, or as a late update."""
     late = LateUpdate(new.worker, lease.round, lease.shard)
 
     def change(round: Round) -> Round:

@@ -1,9 +1,9 @@
-"""Averaging: the updates of a round become one step of a phase's blocks. Pure: no files, clock or randomness.
-An update is Δ = θ_before − θ_after; it weighs the tokens it saw times its staleness weight. Means are float64: one
-update alone, whose Δ is the exact float64 difference, gives its θ_after back exactly, whatever the kind of mean.
-Means open each update once and go through all of them side by side, piece by piece, one tensor after the other;
-trimmed means and medians, which must see all values of an element at once, go through the tensors slice by slice.
-Next: merging.py, which opens updates and keeps what comes out; rounds.py, which says when a round is merged."""
+"""Averaging: the updates of a round become one step of a phase's blocks. Pure: no files, clock or randomness. An update
+is Δ = θ_before − θ_after. Its weight is the number of its tokens times its staleness weight. Means are float64: a
+single update, whose Δ is the exact float64 difference, gives its θ_after back exactly, with every kind of mean. Means
+open each update once and read all of them side by side, piece by piece, one tensor after the other. Trimmed means and
+medians need all values of an element at once, and read the tensors slice by slice.
+Next: ../coordinator/merging.py, which opens updates and stores the result."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from blocktrain.wire.updates import energy
 
 Deltas = Callable[[str], Iterable[Floats]]  # name of a tensor: its flat Δ, piece after piece
 Read = Callable[[int, int], Floats]  # elements start to stop of a flattened Δ
-SLICE_ELEMENTS = 1 << 19  # of all updates together that are held at once
+SLICE_ELEMENTS = 1 << 19  # of all updates together that are in memory at once
 NEGLIGIBLE = 1e-9  # share of the weight that rounding may leave of an element that is trimmed away
 MIN_NORMS = 3
 NESTEROV_LR = 0.7  # DiLoCo (Douillard et al. 2023)
-SMALLEST_NORM = 1.0  # what weights are taken to have at least, so that a block of zeros may move
+SMALLEST_NORM = 1.0  # the least norm that weights are assumed to have, so that a block of zeros may move
 
 
 @dataclass(frozen=True)
-class Part:
-    """One update, as a merge sees it. Opening it checks it; its pieces are read and decoded when they are asked for."""
+class WeightedUpdate:
+    """One update of a merge. Opening it checks it; its pieces are read and decoded when they are asked for."""
 
     open: Callable[[], Deltas]
     weight: float  # tokens, at most those of its lease, times its staleness weight
     norm: float  # of the whole update
 
 
-def merge(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Floats]]:
+def merge(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Floats]]:
     """Each tensor's name and the flat float64 mean of its deltas, by the spec's kind of mean, in the order of `sizes`
     (name: number of elements)."""
     assert parts, "a mean of no updates"
@@ -73,9 +73,9 @@ def _running_mean(values: Iterable[Floats], weights: Sequence[float], scales: Se
     return mean
 
 
-def shares(parts: Sequence[Part], spec: SwarmSpec) -> list[float] | None:
-    """What part of each update's Δ the step takes, in float32, where the step is a sum of such parts: not of a robust
-    mean, nor with an outer momentum."""
+def shares(parts: Sequence[WeightedUpdate], spec: SwarmSpec) -> list[float] | None:
+    """The factor of each update's Δ in the step, in float32, if the step is such a sum. It is not with a robust mean or
+    an outer momentum."""
     if spec.averaging in ("trimmed", "median") or spec.outer != "plain":
         return None
     total, lr = sum(part.weight for part in parts), spec.outer_lr or 1.0
@@ -83,20 +83,20 @@ def shares(parts: Sequence[Part], spec: SwarmSpec) -> list[float] | None:
     return [float(np.float32(share)) for share in whole]
 
 
-def _scales(parts: Sequence[Part], spec: SwarmSpec) -> list[float]:
+def _scales(parts: Sequence[WeightedUpdate], spec: SwarmSpec) -> list[float]:
     if spec.averaging == "clipped":
         return clip_scales([part.norm for part in parts], spec.clip_factor)
     return [1.0] * len(parts)
 
 
 def clip_scales(norms: Sequence[float], factor: float) -> list[float]:
-    """What scales updates down to at most `factor` times their median norm. Of two middle norms the lower counts:
-    where there are two updates, a wild one does not set the measure."""
+    """Factors that scale updates down to at most `factor` times their median norm. Of two middle norms the lower one is
+    used: of two updates, an outlier does not set the limit."""
     limit = factor * median_low(norms)
     return [limit / norm if norm > limit else 1.0 for norm in norms]
 
 
-def _robust(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Floats]]:
+def _robust(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Floats]]:
     for names in _batches(sizes, SLICE_ELEMENTS // len(parts)):
         reads = [(partial(_slice_of, part, names), part.weight) for part in parts]
         numel = sum(sizes[name] for name in names)
@@ -106,7 +106,7 @@ def _robust(parts: Sequence[Part], sizes: Mapping[str, int], spec: SwarmSpec) ->
 
 
 def _batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
-    """Tensors in order, as many together as the limit allows: small ones share the opening of an update."""
+    """Tensors in order, as many together as the limit allows: small ones share one opening of an update."""
     names, numel = list[str](), 0
     for name, size in sizes.items():
         if names and numel + size > limit:
@@ -117,14 +117,14 @@ def _batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
         yield names
 
 
-def _slice_of(part: Part, names: Sequence[str], start: int, stop: int) -> Floats:
+def _slice_of(part: WeightedUpdate, names: Sequence[str], start: int, stop: int) -> Floats:
     deltas = part.open()
     return np.concatenate([piece for name in names for piece in deltas(name)])[start:stop]
 
 
 def trimmed_mean(updates: Sequence[tuple[Read, float]], numel: int, trim_share: float) -> Floats:
-    """Element by element, the mean of what is left when `trim_share` of the weight is cut off at either end: wild
-    updates of no more weight than that have no say."""
+    """Element by element, the mean of what is left when `trim_share` of the weight is cut off at either end. Outliers
+    of no more weight than that have no influence."""
 
     def trimmed(values: Floats, weights: Floats, below: Floats) -> Floats:
         total = below[-1]
@@ -137,8 +137,8 @@ def trimmed_mean(updates: Sequence[tuple[Read, float]], numel: int, trim_share: 
 
 
 def median(updates: Sequence[tuple[Read, float]], numel: int) -> Floats:
-    """Element by element, the value with half of the weight on either side; of two such values, their middle. Wild
-    updates of less than half of the weight cannot move it out of the range of the others."""
+    """Element by element, the value with half of the weight on either side, or the middle of two such values. Outliers
+    of less than half of the weight cannot move it out of the range of the others."""
 
     def halfway(values: Floats, weights: Floats, below: Floats) -> Floats:
         half = below[-1] / 2
@@ -152,7 +152,7 @@ def median(updates: Sequence[tuple[Read, float]], numel: int) -> Floats:
 def _elementwise(
     updates: Sequence[tuple[Read, float]], numel: int, reduce: Callable[[Floats, Floats, Floats], Floats]
 ) -> Floats:
-    """reduce(values, weights, weight up to and with each value), each sorted by value along the first axis."""
+    """reduce(values, weights, cumulative weights), each sorted by value along the first axis."""
     merged, by_update = np.empty(numel), np.array([weight for _, weight in updates], np.float64)
     for start, stop in _slices(numel, len(updates)):
         values = np.stack([read(start, stop).astype(np.float64, copy=False) for read, _ in updates])
@@ -168,7 +168,7 @@ def _slices(numel: int, num_updates: int) -> Iterator[tuple[int, int]]:
 
 
 def outer_step(theta: Array, delta: Floats, momentum: Array | None, spec: SwarmSpec) -> tuple[Array, Array | None]:
-    """Move a tensor by its merged delta, as the spec says; `momentum` is what the last step returned."""
+    """Moves a tensor by its merged delta, as the spec says. `momentum` is what the last step returned."""
     if spec.outer == "nesterov":
         return nesterov(theta, delta, momentum, lr=spec.outer_lr or NESTEROV_LR, beta=spec.outer_momentum)
     return plain(theta, delta, lr=spec.outer_lr or 1.0), None
@@ -200,13 +200,13 @@ class Verdict:
 
 
 def norm_of(tensors: Iterable[Array]) -> float:
-    """The Euclidean norm of tensors; not finite if any of their elements is not."""
+    """The Euclidean norm of tensors. Not finite if any of their elements is not."""
     return math.sqrt(sum(energy(tensor.reshape(-1)) for tensor in tensors))
 
 
 def check_against_weights(norm: float, weights_norm: float, spec: SwarmSpec) -> Verdict:
-    """Whether an update is of a size that training can have: known before any other update of the phase is. No lease
-    moves a block by many times all that it is."""
+    """Whether training can produce an update of this size. Needs no other updates of the phase: no lease moves a block
+    by many times its own norm."""
     limit = spec.max_norm_factor * max(weights_norm, SMALLEST_NORM)
     if norm <= limit:
         return Verdict(True, f"norm {norm:.3g} of weights of norm {weights_norm:.3g}")
@@ -218,8 +218,8 @@ def check_against_weights(norm: float, weights_norm: float, spec: SwarmSpec) -> 
 
 
 def check_norm(norm: float, recent_norms: Sequence[float], spec: SwarmSpec) -> Verdict:
-    """Whether an update may be merged, against those accepted of the same phase. Norms of leases of unequal length
-    compare best divided by the root of their steps."""
+    """Whether an update may be merged, compared with accepted updates of the same phase. Norms of leases of unequal
+    length should be divided by the root of their steps."""
     if not math.isfinite(norm):
         return Verdict(False, f"the update's norm is {norm}: lower the learning rate, or look for a broken device")
     moved = [recent for recent in recent_norms if recent > 0]

@@ -1,5 +1,5 @@
-"""Leases: who gets which work. Pure: no socket, disk or clock; the time is an argument, and every answer says why.
-Next: rounds.py, what leases belong to; granting.py, which gives them."""
+"""Leases: which worker gets which work. Pure: no socket, disk or clock. The time is an argument, and every answer says
+why. Next: rounds.py, what leases belong to."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from blocktrain.swarm.policy.rounds import Grant, Lease, Round, decide
 
 FILL_SHARE = 0.8  # of the time to the deadline that a lease may plan to use
 JOIN_SHARE = 0.5  # of a whole lease's time that a worker must find in a running round to join it
-RETRY_SHARE = 0.02  # of the time that a round has taken, until a waiting worker asks again: no more of it is lost
+RETRY_SHARE = 0.02  # of the time that a round has taken, until a waiting worker asks again: it loses no more
 SHORTEST_WAIT_S = 0.1
-FEW_WAIT_S = 0.01  # for each worker of the round, where that is shorter: a few may ask often
-WAITED_FOR_STEPS = 0.5  # of who joins: else all but the first to ask would lose a whole step for a moment
+FEW_WAIT_S = 0.01  # for each worker of the round, if that is shorter: a few may ask often
+WAITED_FOR_STEPS = 0.5  # of a worker that joins: without it, asking a moment later would cost a whole step
 ROUNDING = 1e-9
 
 
@@ -33,7 +33,6 @@ class WorkerFacts:
 class OpenPhase:
     phase: Phase
     memory_bytes: int  # that training it takes
-    nominal_steps_per_s: float | None = None  # of its fastest worker, as observed
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ def choose_work(
     worker: WorkerFacts, phases: Sequence[OpenPhase], rounds: Mapping[int, Round], now_s: float, spec: SwarmSpec
 ) -> Grant | NoWork:
     """The best lease for this worker. It stays with the blocks it has, even if it must wait for their next round,
-    unless others work on them too and another phase has been left by all. `rounds` holds the open round of each phase,
-    as `decide` left it."""
+    unless others work on them too and no worker is left on another phase. `rounds` holds the open round of each
+    phase."""
     if not phases:
         return NoWork("every phase is finished", spec.deadline_floor_s)
     fitting = [x for x in phases if x.memory_bytes <= worker.memory_bytes]
@@ -66,7 +65,7 @@ def choose_work(
 
 
 class Wish(IntEnum):
-    """Why a worker would be given a phase; the smaller, the better."""
+    """Why a worker would get a phase. The smaller, the better."""
 
     RENEWED = 0
     DESERTED = 1
@@ -106,24 +105,24 @@ def _candidates(
 
 
 def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: SwarmSpec) -> Grant | NoWork:
-    """A lease in the phase's open round, sized to end with the others' leases; or the reason to wait for the next."""
+    """A lease in the phase's open round, sized to end with the others, or the reason to wait for the next round."""
     round, wish = candidate.round, candidate.order[0]
     at_work = round.at_work(now_s)
     own = next((x for x in at_work if x.worker == worker.name), None)
     others = [x for x in (*at_work, *round.reported) if x.worker != worker.name]
-    speed, nominal = _speeds(worker, candidate.open, round)
+    speed = _speed(worker, round)
     time_s = _time_left_s(round, others, now_s, spec)
     retry_s = _retry_s(round, at_work, now_s)
     if decide(round, now_s, spec).action == "close":
         return NoWork(f"round {round.number} is being merged", retry_s)
     if any(x.worker == worker.name for x in round.reported):
         return NoWork(f"its update of round {round.number} is in, {len(at_work)} still at work", retry_s)
-    useful_s = JOIN_SHARE * min(round.steps / nominal, round.limit_s)
+    useful_s = JOIN_SHARE * min(round.steps / speed, round.limit_s)
     if others and not own and time_s < useful_s:
         left = f"round {round.number} has {max(0.0, time_s):.1f} s left, joining is worth it from {useful_s:.1f} s on"
         return NoWork(f"{left}: waiting for the next", retry_s)
     in_time = speed * time_s + (WAITED_FOR_STEPS if others else 0.0)
-    steps = max(1, int(min(round.steps * speed / nominal, in_time) + ROUNDING))
+    steps = max(1, int(min(round.steps, in_time) + ROUNDING))
     return Grant(
         worker=worker.name,
         phase=round.phase,
@@ -133,34 +132,32 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
         step_start=round.step_start,
         steps=steps,
         due_s=now_s + steps / speed,
-        deadline_s=round.deadline_s if others else now_s + round.limit_s,
+        deadline_at_s=round.deadline_at_s if others else now_s + round.limit_s,
         reason=f"block {candidate.open.phase.block}: {WISHES[wish]}",
     )
 
 
-def _speeds(worker: WorkerFacts, open: OpenPhase, round: Round) -> tuple[float, float]:
-    """Steps a second of this worker and of the fastest. Unknown, a worker is taken to be as fast as the fastest, and
-    the fastest to just make it."""
-    own = worker.steps_per_s if worker.steps_per_s and 0 < worker.steps_per_s < inf else None
-    just_in_time = round.steps / (FILL_SHARE * round.limit_s)
-    nominal = max((x for x in (own, open.nominal_steps_per_s) if x), default=just_in_time)
-    return own or nominal, nominal
+def _speed(worker: WorkerFacts, round: Round) -> float:
+    """The worker's steps per second. If they are unknown, it is assumed to finish a whole lease just in time."""
+    if worker.steps_per_s is not None and 0 < worker.steps_per_s < inf:
+        return worker.steps_per_s
+    return round.steps / (FILL_SHARE * round.limit_s)
 
 
 def _time_left_s(round: Round, others: Sequence[Lease], now_s: float, spec: SwarmSpec) -> float:
-    """Until the others' leases should be in: a worker who joins them does not keep them waiting, unless the round is
-    short of updates, or was extended for want of them."""
+    """Until the others should report: a worker that joins does not keep them waiting, unless the round has too few
+    updates, or was extended because it had."""
     if not others:
         return FILL_SHARE * round.limit_s
-    to_deadline_s = FILL_SHARE * (round.deadline_s - now_s)
-    wanted = len(others) < spec.min_updates or round.deadline_s > max(x.deadline_s for x in others)
-    return to_deadline_s if wanted else min(to_deadline_s, max(x.due_s for x in others) - now_s)
+    time_left_s = FILL_SHARE * (round.deadline_at_s - now_s)
+    wanted = len(others) < spec.min_updates or round.deadline_at_s > max(x.deadline_at_s for x in others)
+    return time_left_s if wanted else min(time_left_s, max(x.due_s for x in others) - now_s)
 
 
 def _retry_s(round: Round, at_work: Sequence[Lease], now_s: float) -> float:
-    """When the others should be in; never much later than they are, however wrong that is."""
+    """When the others should have reported. If that estimate is wrong, at most a small share of the round later."""
     since_s = min((x.granted_s for x in round.leases), default=round.opened_s)
-    left_s = max((min(x.due_s, round.deadline_s) for x in at_work), default=now_s) - now_s
+    left_s = max((min(x.due_s, round.deadline_at_s) for x in at_work), default=now_s) - now_s
     share_s = RETRY_SHARE * (now_s - since_s)
     shortest_s = min(SHORTEST_WAIT_S, FEW_WAIT_S * max(1, len(round.leases)))
     return max(shortest_s, min(share_s, left_s) if left_s > 0 else share_s)

@@ -1,7 +1,7 @@
-"""Rounds: when a round closes, and what a late update weighs. Pure: no socket, disk or clock; the time is an argument,
+"""Rounds: when a round closes, and what a late update weighs. Pure: no socket, disk or clock. The time is an argument,
 and every answer says why. A phase has one open round at a time; its leases train the same steps on different shards of
-the data. Alone, a worker trains shard 0 step by step, as local training does.
-Next: leases.py, who gets which work; averaging.py, which merges a round's updates; ledger.py, which keeps rounds."""
+the data. A worker alone trains shard 0 step by step, as local training does.
+Next: leases.py, which worker gets which work; averaging.py, which merges a round's updates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Literal
 
 from blocktrain.spec import Phase, RunSpec, SwarmSpec
 
-WINDOW = 32  # past rounds that a deadline is learned from
+WINDOW = 32  # past rounds that a time limit is learned from
 MIN_SAMPLES = 3
-SLACK_SHARE = 0.5  # of the median: even rounds that always took the same time may once take longer
+SLACK_SHARE = 0.5  # of the median: rounds that always took the same time may once take longer
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Lease:
     worker: str
     steps: int
     granted_s: float
-    due_s: float  # when it should be in, at the worker's speed
-    deadline_s: float
+    due_s: float  # when it should report, at the worker's speed
+    deadline_at_s: float
     reported_s: float | None = None
     steps_done: int = 0
 
 
 @dataclass(frozen=True)
 class LateUpdate:
-    """An update from an earlier round of the phase, taken into this one."""
+    """An update from an earlier round of the phase that is merged in this one."""
 
     worker: str
     number: int  # of the round it was leased in
@@ -50,7 +50,7 @@ class Grant:
     step_start: int
     steps: int
     due_s: float
-    deadline_s: float
+    deadline_at_s: float
     reason: str
 
 
@@ -63,7 +63,7 @@ class Round:
     steps: int
     opened_s: float
     limit_s: float  # from the first lease to the deadline
-    deadline_s: float
+    deadline_at_s: float
     leases: tuple[Lease, ...] = ()
     late: tuple[LateUpdate, ...] = ()
 
@@ -73,30 +73,30 @@ class Round:
 
     @property
     def advance(self) -> int:
-        """Steps that the phase moves on when this round closes: those of its furthest replica."""
+        """Steps by which the phase advances when this round closes: those of the replica that did most."""
         return max((lease.steps_done for lease in self.reported), default=0)
 
     @property
     def took_s(self) -> float | None:
-        """First lease to last report: the sample to learn deadlines from. The time until the round closed would not do:
-        with one dead worker it is the deadline itself, and the deadline would grow for ever."""
+        """First lease to last report: the sample that time limits are learned from. The time until the round closed
+        cannot be used: with one dead worker it is the deadline itself, and the limit would grow forever."""
         if not self.reported:
             return None
         last_s = max(lease.reported_s or 0.0 for lease in self.reported)
         return max(0.0, last_s - min(lease.granted_s for lease in self.reported))
 
     def at_work(self, now_s: float) -> tuple[Lease, ...]:
-        """Leases that may still report. One that missed its deadline by a whole round is taken for dead; should it
-        report after all, that counts."""
-        return tuple(x for x in self.leases if x.reported_s is None and now_s < x.deadline_s + self.limit_s)
+        """Leases that may still report. One that missed its deadline by a whole round is taken for dead. If it
+        reports after all, its update counts."""
+        return tuple(x for x in self.leases if x.reported_s is None and now_s < x.deadline_at_s + self.limit_s)
 
     def with_grant(self, grant: Grant, now_s: float) -> Round:
-        """The round with a lease of this grant. A worker has one lease a round: asking again renews it."""
+        """The round with a lease of this grant. A worker has one lease per round: asking again renews it."""
         if any(x.worker == grant.worker for x in self.reported):
             return self
-        lease = Lease(grant.shard, grant.worker, grant.steps, now_s, grant.due_s, grant.deadline_s)
+        lease = Lease(grant.shard, grant.worker, grant.steps, now_s, grant.due_s, grant.deadline_at_s)
         others = tuple(x for x in self.leases if x.worker != grant.worker)
-        return replace(self, leases=(*others, lease), deadline_s=grant.deadline_s)
+        return replace(self, leases=(*others, lease), deadline_at_s=grant.deadline_at_s)
 
     def with_report(self, worker: str, steps_done: int, now_s: float) -> Round:
         """The round with this worker's update. A second report, or one without a step or a lease, changes nothing."""
@@ -118,47 +118,47 @@ class Round:
 class Decision:
     action: Literal["wait", "close", "extend"]
     reason: str
-    deadline_s: float  # the round's from now on
+    deadline_at_s: float  # of the round from now on
 
 
 def decide(round: Round, now_s: float, spec: SwarmSpec) -> Decision:
-    """A round closes when every lease at work is in, or at the deadline with `min_updates`. With fewer, one whose
-    leases are all in waits to its deadline for others to join. It needs one update of its own: late ones alone would
-    make a version without moving the schedule."""
+    """A round closes when every lease at work has reported, or at the deadline with `min_updates`. With fewer updates,
+    a round whose leases have all reported waits until its deadline for others to join. It needs one update of its own:
+    late ones alone would make a version without advancing the schedule."""
     at_work, fresh, late = len(round.at_work(now_s)), len(round.reported), len(round.late)
     updates = fresh + late
     tally = f"{updates} {'update' if updates == 1 else 'updates'} in" + (f" ({late} late)" if late else "")
     if not fresh and not at_work:
         silent = f"none of the {len(round.leases)} leases was heard of again" if round.leases else "nobody has a lease"
-        return Decision("wait", f"{silent}: waiting for a worker", round.deadline_s)
-    enough, left_s = updates >= spec.min_updates, round.deadline_s - now_s
+        return Decision("wait", f"{silent}: waiting for a worker", round.deadline_at_s)
+    enough, left_s = updates >= spec.min_updates, round.deadline_at_s - now_s
     needed = f"min_updates = {spec.min_updates}" if fresh else "one of this round"
     if not at_work and (enough or left_s <= 0):
         dead = len(round.leases) - fresh
         given_up = f", {dead} given up" if dead else ""
-        return Decision("close", f"all leases are in: {tally}{given_up}", round.deadline_s)
+        return Decision("close", f"all leases are in: {tally}{given_up}", round.deadline_at_s)
     if not at_work:
-        return Decision("wait", f"{tally}, {needed} needed, {left_s:.0f} s left to join", round.deadline_s)
+        return Decision("wait", f"{tally}, {needed} needed, {left_s:.0f} s left to join", round.deadline_at_s)
     if left_s > 0:
-        return Decision("wait", f"{tally}, {at_work} at work, {left_s:.0f} s left", round.deadline_s)
+        return Decision("wait", f"{tally}, {at_work} at work, {left_s:.0f} s left", round.deadline_at_s)
     if fresh and enough:
-        return Decision("close", f"deadline passed with {tally}, {at_work} missing", round.deadline_s)
+        return Decision("close", f"deadline passed with {tally}, {at_work} missing", round.deadline_at_s)
     return Decision("extend", f"deadline passed with {tally}, {needed} needed", now_s + round.limit_s)
 
 
 def lateness(lease: Lease, round: Round, now_s: float) -> str | None:
-    """Why a lease of an open round is late; None when it is in, or may still come in time."""
+    """Why a lease of an open round is late. None if it has reported, or may still report in time."""
     slack_s = SLACK_SHARE * (lease.due_s - lease.granted_s)
-    if lease.reported_s is not None or now_s <= min(lease.due_s + slack_s, lease.deadline_s):
+    if lease.reported_s is not None or now_s <= min(lease.due_s + slack_s, lease.deadline_at_s):
         return None
-    if now_s < lease.deadline_s:
+    if now_s < lease.deadline_at_s:
         return "slower than its speed promised: it should be in by now"
-    if now_s < lease.deadline_s + round.limit_s:
+    if now_s < lease.deadline_at_s + round.limit_s:
         return "missed its deadline: counted if it still comes"
     return "silent for a whole round past its deadline: taken for dead"
 
 
-def learned_deadline_s(past_round_times_s: Sequence[float], spec: SwarmSpec) -> tuple[float, str]:
+def learned_limit_s(past_round_times_s: Sequence[float], spec: SwarmSpec) -> tuple[float, str]:
     """Seconds that a round of a phase may take, and why: from the times (`Round.took_s`) of its last rounds."""
     recent = past_round_times_s[-WINDOW:]
     if len(recent) < MIN_SAMPLES:
@@ -188,7 +188,7 @@ def open_round(
 
 
 def next_round(closed: Round, phase: Phase, limit_s: float, now_s: float, spec: SwarmSpec) -> Round | None:
-    """The round after a merge: every block of the phase one version on. None when the phase is finished."""
+    """The round after a merge, based on the next version of every block. None if the phase is finished."""
     step_start = closed.step_start + closed.advance
     if step_start >= phase.steps:
         return None
@@ -214,12 +214,9 @@ def staleness_weight(built_on: int, current: int, spec: SwarmSpec) -> float | Re
     return float((1 + lag) ** -spec.staleness_exponent)
 
 
-def open_phases(
-    spec: RunSpec, finished: Collection[int] = (), steps_done: Mapping[int, int] | None = None
-) -> tuple[Phase, ...]:
-    """The unfinished phases of the first group that has any; none when the run is finished."""
-    done = steps_done or {}
+def open_phases(spec: RunSpec, finished: Collection[int] = ()) -> tuple[Phase, ...]:
+    """The unfinished phases of the first group that has any. None if the run is finished."""
     for group in spec.groups:
-        if unfinished := tuple(x for x in group if x.index not in finished and done.get(x.index, 0) < x.steps):
+        if unfinished := tuple(phase for phase in group if phase.index not in finished):
             return unfinished
     return ()

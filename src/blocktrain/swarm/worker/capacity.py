@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from blocktrain.data.corpus import Bytes
-from blocktrain.model.block import block_shapes, newborn_of
+from blocktrain.model.block import block_shapes, initial_block_tensors
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.policy.leases import FILL_SHARE
 from blocktrain.train.flops import phase_flops
@@ -109,8 +109,8 @@ def measure_flops_per_s(spec: RunSpec, phase: Phase, text: Bytes, device: torch.
     of a run that is large enough to be compiled will be faster."""
     windows = max(1, min(spec.train.windows, int(spec.train.windows * PROBE_FLOPS / phase_flops(spec, phase))))
     spec = spec.with_(**{"train.windows": windows})
-    newborn = newborn_of(spec)
-    published = {block: newborn(block) for block in (*phase.below, *phase.blocks, *phase.ahead)}
+    initial = initial_block_tensors(spec)
+    published = {block: initial(block) for block in (*phase.below, *phase.blocks, *phase.ahead)}
     trainer = BlockTrainer(spec, phase, text, published, device=device, compile=False)
     trainer.step()
     started_s = time.perf_counter()

@@ -189,7 +189,7 @@ class Worker:
 
     def _run_steps(self, trainer: BlockTrainer, lease: TrainLease, started_s: float) -> list[float]:
         """The losses of the leased steps, or of fewer if the deadline comes or the user stops. At least one step."""
-        end_s, begun_s = started_s + (1 - UPLOAD_SHARE) * lease.deadline_s, self._clock()
+        end_s, begun_s = started_s + (1 - UPLOAD_SHARE) * lease.time_left_s, self._clock()
         losses: list[float] = []
         while len(losses) < lease.steps:
             losses.append(trainer.step().loss)

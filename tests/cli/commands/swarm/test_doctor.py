@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from blocktrain.cli.shared.certificates import tls_files
-from blocktrain.cli.shared.serving import OpenRun, opened
 from blocktrain.http.server import served_in_thread
 from blocktrain.spec import preset
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.server import OpenRun, opened, served_here
+from blocktrain.swarm.initial_blocks import make_in_torch_process
 from blocktrain.swarm.worker.probe import ProbeClient
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import PROTOCOL_VERSION
@@ -30,17 +31,17 @@ def open_run(tmp_path_factory) -> Iterator[OpenRun]:
     folder = tmp_path_factory.mktemp("doctor")
     (folder / "text.txt").write_text("".join(f"{n} bottles of beer on the wall, " for n in range(500)))
     spec = preset("tiny").with_(**{"corpus.source": str(folder / "text.txt"), "train.steps": 4})
-    with opened(folder / "state", spec, None, None) as run:
+    with opened(folder / "state", spec, None, None, make_in_torch_process) as run:
         run.ledger.add_token("worker", "worker", TOKEN, 0.0)
         run.ledger.add_token("viewer", "viewer", VIEWER, 0.0)
-        run.coordinator.tick()
+        run.coordinator.loop.tick()
         yield run
 
 
 @pytest.fixture(scope="module")
 def invite(open_run) -> Iterator[Invite]:
-    with served_in_thread(build_service(open_run.coordinator, open_run.ledger)) as server:
-        yield Invite("127.0.0.1", server.port, TOKEN)
+    with served_here(open_run.coordinator, open_run.ledger) as port:
+        yield Invite("127.0.0.1", port, TOKEN)
 
 
 def examined(run, *arguments: object, exit_code: int = 0) -> dict:

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from blocktrain.cli.commands.swarm.worker import Shift, WorkLines, own_key
 from blocktrain.cli.main import app
 from blocktrain.cli.shared.certificates import tls_files
-from blocktrain.cli.shared.private import INVITE_FILE, cache_home, write_private
-from blocktrain.cli.shared.serving import OpenRun, opened
 from blocktrain.errors import ConfigError
-from blocktrain.http.server import Tls, served_in_thread
+from blocktrain.http.server import Tls
+from blocktrain.io.private import INVITE_FILE, cache_home, write_private
 from blocktrain.spec import preset
-from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.server import OpenRun, opened, served_here
+from blocktrain.swarm.initial_blocks import make_in_torch_process
 from blocktrain.swarm.worker import client
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import WorkReport
@@ -44,8 +44,8 @@ class Swarm:
 
 @contextmanager
 def served(run: OpenRun, tls: Tls | None = None) -> Iterator[Invite]:
-    with served_in_thread(build_service(run.coordinator, run.ledger), tls=tls) as server:
-        yield Invite("127.0.0.1", server.port, TOKEN, tls is not None, tls.fingerprint if tls else None)
+    with served_here(run.coordinator, run.ledger, tls) as port:
+        yield Invite("127.0.0.1", port, TOKEN, tls is not None, tls.fingerprint if tls else None)
 
 
 def tiny_spec(text: Path):
@@ -58,7 +58,7 @@ def swarm(tmp_path_factory) -> Iterator[Swarm]:
     folder = tmp_path_factory.mktemp("swarm")
     text = folder / "text.txt"
     text.write_text(SENTENCES)
-    with opened(folder / "state", tiny_spec(text), None, None) as run:
+    with opened(folder / "state", tiny_spec(text), None, None, make_in_torch_process) as run:
         run.ledger.add_token("worker", "worker", TOKEN, 0.0)
         run.ledger.add_token("admin", "admin", ADMIN, 0.0)
         with served(run) as invite:
@@ -179,9 +179,9 @@ def test_a_swarm_s_model_goes_straight_to_transformers(run, finished, tmp_path):
 
 
 def test_an_early_export_says_which_blocks_do_not_exist_yet(run, tmp_path, text):
-    with opened(tmp_path / "state", tiny_spec(text), None, None) as early:
+    with opened(tmp_path / "state", tiny_spec(text), None, None, make_in_torch_process) as early:
         early.ledger.add_token("worker", "worker", TOKEN, 0.0)
-        early.coordinator.tick()
+        early.coordinator.loop.tick()
         with served(early) as invite:
             result = run("export", invite, tmp_path / "model", "--home", tmp_path)
             assert "not open yet" in run("status", invite).stdout
@@ -192,10 +192,12 @@ def test_an_early_export_says_which_blocks_do_not_exist_yet(run, tmp_path, text)
 
 @pytest.mark.parametrize("evaluated, kept", [(0, {"stack": [0.25, 0.75]}), (7, {})], ids=["these", "others"])
 def test_an_export_has_the_composition_s_weights_only_of_its_own_versions(run, tmp_path, text, evaluated, kept):
-    with opened(tmp_path / "state", tiny_spec(text).with_(**{"model.blocks": 2}), None, None) as early:
+    with opened(
+        tmp_path / "state", tiny_spec(text).with_(**{"model.blocks": 2}), None, None, make_in_torch_process
+    ) as early:
         early.ledger.add_token("worker", "worker", TOKEN, 0.0)
         early.ledger.see_worker("a" * 64, "ada", "cpu", 1, 1.0, now_s=1.0, nonce=1)
-        early.coordinator.tick()
+        early.coordinator.loop.tick()
         lease = early.ledger.grant_evaluation("a" * 64, {0: evaluated, 1: evaluated}, 1.0, 60.0)
         early.ledger.record_evaluation(lease.id, "valid", [], {"stack": (0.25, 0.75)}, 2.0)
         with served(early) as invite:
@@ -271,7 +273,7 @@ def test_a_certificate_of_our_own_is_made_once_and_pinned(tmp_path, text):
     tls = tls_files(tmp_path, "127.0.0.1", None, None)
     assert tls_files(tmp_path, "127.0.0.1", None, None) == tls
     assert stat.S_IMODE(tls.key.stat().st_mode) == 0o600
-    with opened(tmp_path, tiny_spec(text), None, None) as run:
+    with opened(tmp_path, tiny_spec(text), None, None, make_in_torch_process) as run:
         run.ledger.add_token("worker", "worker", TOKEN, 0.0)
         with served(run, tls) as invite:
             assert str(invite).startswith("bts://")

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from blocktrain.cli.console import say
-from blocktrain.cli.shared.private import write_private
 from blocktrain.errors import ConfigError
+from blocktrain.io.private import write_private
 
 
 def keys(

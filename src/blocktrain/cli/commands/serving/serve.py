@@ -34,8 +34,8 @@ from blocktrain.cli.shared.gateway import (
     read_api_keys,
     require_api_key,
 )
-from blocktrain.cli.shared.private import cache_home
 from blocktrain.cli.shared.signals import run_until_stopped
+from blocktrain.io.private import cache_home
 
 if TYPE_CHECKING:
     from blocktrain.serve.chain.pipeline import PipelineSettings

@@ -26,9 +26,9 @@ from blocktrain.cli.options import (
     require_positive,
 )
 from blocktrain.cli.shared.address_file import AddressFile, write_address
-from blocktrain.cli.shared.private import cache_home
 from blocktrain.cli.shared.signals import stop_signal
 from blocktrain.errors import BlockTrainError, ConfigError
+from blocktrain.io.private import cache_home
 
 if TYPE_CHECKING:
     from blocktrain.serve.chain.stage import Stage

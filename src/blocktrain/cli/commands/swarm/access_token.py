@@ -15,8 +15,8 @@ import typer
 from blocktrain.cli.console import say, show_table
 from blocktrain.cli.options import Command, LedgerUrl, StateFolder
 from blocktrain.cli.shared.ledger import opened_ledger
-from blocktrain.cli.shared.private import INVITE_FILE, read_private
 from blocktrain.errors import ConfigError
+from blocktrain.io.private import INVITE_FILE, read_private
 from blocktrain.wire.invite import parse_invite
 
 

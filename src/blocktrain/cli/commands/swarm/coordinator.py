@@ -1,15 +1,22 @@
 """blocktrain coordinator: creates a run or continues it, and serves it to workers until it is stopped.
-Next: shared/serving.py, which does it; swarm/coordinator/coordinator.py, which decides."""
+Next: swarm/coordinator/server.py, which does it."""
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktrain.cli.console import say
 from blocktrain.cli.options import Changes, CorpusSource, Preset, Seed, Toml, read_spec
 from blocktrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blocktrain.spec import RunSpec
+    from blocktrain.swarm.coordinator.server import Invites
 
 EVERYWHERE = ("0.0.0.0", "::", "")
 
@@ -55,15 +62,46 @@ def coordinator(
     spec = read_spec(toml, preset, corpus, seed, changes)
 
     from blocktrain.cli.shared.certificates import tls_files
-    from blocktrain.cli.shared.serving import Address, opened, serve
     from blocktrain.http.rate_limit import Rate
     from blocktrain.http.server import Tls
+    from blocktrain.swarm.coordinator.server import Address, opened, serve
+    from blocktrain.swarm.initial_blocks import make_in_torch_process
 
     tls: Tls | None = None
     if tls_self_signed or tls_cert:
         tls = tls_files(folder, public or host, tls_cert, tls_key)
-    with opened(folder, spec, ledger, blobs) as run:
-        serve(run, Address(host, port, public), tls, Rate.per_second(rate))
+    make_initial_blocks = partial(make_in_torch_process, describe=_describe)
+    with opened(folder, spec, ledger, blobs, make_initial_blocks) as run:
+        try:
+            serve(
+                run,
+                Address(host, port, public),
+                tls,
+                Rate.per_second(rate),
+                announce=partial(_announce, folder),
+                say=say,
+            )
+        except SystemExit:
+            say("stopped: everything is saved, run the same command again to continue")
+            raise
+
+
+def _describe(spec: RunSpec) -> None:
+    from blocktrain.cli.shared.training import describe  # counts parameters, with torch
+
+    describe(spec)
+
+
+def _announce(folder: Path, invites: Invites) -> None:
+    """The dashboard's address is printed with a viewer's access token, which may be shared and end up in logs; with the
+    admin's on a terminal only."""
+    from blocktrain.swarm.coordinator.server import ADMIN_FILE
+
+    say(f"dashboard: {invites.viewer.page} (to look at)")
+    if sys.stderr.isatty():
+        say(f"dashboard for you, with pause and invite: {invites.admin.page}")
+    say(f"an admin's invite is in {folder / ADMIN_FILE}; workers join with:")
+    print(f"blocktrain worker '{invites.worker}'", flush=True)
 
 
 def _check_tls(cert: Path | None, key: Path | None, self_signed: bool) -> None:

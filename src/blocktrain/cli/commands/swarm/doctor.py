@@ -20,8 +20,8 @@ import typer
 from blocktrain.cli.commands.swarm import doctor_checks as checks
 from blocktrain.cli.commands.swarm.doctor_checks import Check
 from blocktrain.cli.console import duration, quantity, say, show_table
-from blocktrain.cli.shared.private import cache_home
 from blocktrain.errors import BlockTrainError, RequestRefused
+from blocktrain.io.private import cache_home
 from blocktrain.presets import PRESETS
 from blocktrain.spec import RunSpec, preset
 from blocktrain.wire.invite import Invite, parse_invite
@@ -205,7 +205,7 @@ def _deadlines(status: dict[str, Any]) -> dict[int, float]:
     for phase in status["phases"]:
         leases = (phase["round"] or {}).get("leases", ())
         if leases:
-            found[int(phase["phase"])] = max(lease["deadline_s"] - lease["granted_s"] for lease in leases)
+            found[int(phase["phase"])] = max(lease["deadline_at_s"] - lease["granted_s"] for lease in leases)
     return found
 
 

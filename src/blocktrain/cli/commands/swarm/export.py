@@ -12,8 +12,8 @@ import typer
 
 from blocktrain.cli.console import say
 from blocktrain.cli.options import Home
-from blocktrain.cli.shared.private import cache_home
 from blocktrain.errors import CheckpointError, ConfigError
+from blocktrain.io.private import cache_home
 from blocktrain.wire.invite import Invite, parse_invite
 
 if TYPE_CHECKING:

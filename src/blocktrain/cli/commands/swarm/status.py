@@ -80,7 +80,7 @@ def _phase_row(phase: Phase, facts: Mapping[str, Any] | None, versions: Mapping[
     if current is None:
         return [*cells, "", "", "", "finished"]
     at_work = sum(lease["reported_s"] is None for lease in current["leases"])
-    left_s = current["deadline_s"]
+    left_s = current["time_left_s"]
     deadline = "" if not current["leases"] else duration(left_s) if left_s >= 0 else f"−{duration(-left_s)}"
     return [*cells, str(current["number"]), str(at_work), deadline, current["reason"]]
 

@@ -20,10 +20,10 @@ import typer
 from blocktrain.cli.console import quantity, say
 from blocktrain.cli.options import EXIT_INTERRUPTED, InviteText, require_positive
 from blocktrain.cli.shared.metrics import metrics_file, metrics_server, report_to
-from blocktrain.cli.shared.private import cache_home, read_private, write_private
 from blocktrain.cli.shared.progress import LINE_EVERY_S
 from blocktrain.cli.shared.signals import StopOnInterrupt
 from blocktrain.errors import ConfigError, StorageError
+from blocktrain.io.private import cache_home, read_private, write_private
 from blocktrain.wire.invite import parse_invite
 
 if TYPE_CHECKING:

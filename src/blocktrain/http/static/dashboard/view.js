@@ -69,7 +69,7 @@ export function showStatus(status, curves, isAdmin) {
   whenChanged("events", status.events, (target) => target.replaceChildren(...[...status.events].reverse().map((event) => eventItem(event, status))));
 }
 
-const withoutSeconds = (phase) => phase.round && { ...phase, round: { ...phase.round, deadline_s: 0, reason: reason(phase.round) } };
+const withoutSeconds = (phase) => phase.round && { ...phase, round: { ...phase.round, time_left_s: 0, reason: reason(phase.round) } };
 const reason = (round) => round.reason.replace(/, -?\d+ s left$/, "");
 
 function showFigures(status) {
@@ -139,7 +139,7 @@ function showRounds(target, status) {
     const blocks = phase.blocks.join(", ");
     if (!phase.round) return [`Phase ${phase.phase}`, blocks, steps, "–", "–", "finished"];
     const { round } = phase;
-    const due = round.leases.length ? timed(status.now_s + round.deadline_s, "until") : "starts with the first worker";
+    const due = round.leases.length ? timed(status.now_s + round.time_left_s, "until") : "starts with the first worker";
     const again = round.extensions ? `, extended ${plural(round.extensions, "time")}` : "";
     const why = element("span", {}, reason(round), element("small", {}, `time limit ${span(round.limit_s)}: ${round.limit_reason}${again}`));
     return [`Phase ${phase.phase}`, blocks, steps, count(round.number), due, why];

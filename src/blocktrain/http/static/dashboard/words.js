@@ -25,5 +25,5 @@ export const clock = (at_s) => new Date(at_s * 1000).toLocaleTimeString("en-GB")
 export const speed = (steps) => (steps ? steps.toLocaleString("en", { maximumSignificantDigits: 3 }) : "unknown");
 
 export const BLOCK_STATES = {
-  unborn: "not started", scaffold: "training as a helper", training: "training", waiting: "waiting for its phase", frozen: "trained",
+  planned: "not started", scaffold: "training as a helper", training: "training", waiting: "waiting for its phase", frozen: "trained",
 };

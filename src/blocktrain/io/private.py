@@ -1,5 +1,5 @@
-"""Files that only their owner may read: keys and invites. And where a user's cache is. No torch.
-Next: serving.py, which keeps the invite of a run; worker.py, which keeps a worker's key."""
+"""Files that only their owner may read, such as keys and invites; and where a user's cache is.
+Next: swarm/coordinator/server.py, which keeps a run's invites; cli/commands/swarm/worker.py, which keeps a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INVITE_FILE, LEDGER_FILE = "invite", "ledger.db"  # in a coordinator's directory
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Appears whole, and nobody else could read it at any moment."""
+    """The file appears whole, and no other user can read it at any moment."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from blocktrain.swarm.coordinator.wakeup import Bell
+from blocktrain.swarm.coordinator.loop import Bell
 
 PATIENT = {"Prefer": "wait=10"}  # of the house's clock, which stands still
 PATIENCE_S = 60.0

@@ -1,0 +1,196 @@
+"""The coordinator's loop: what follows from the facts that requests record. Phases open, rounds are extended or merged,
+versions appear. It runs beside the requests, in one thread of the server, and does nothing that another coordinator of
+the same ledger may not do at the same time. Also the bell that workers wait for.
+Next: ../policy/rounds.py, which decides; merging.py, which makes the versions."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from blocktrain.errors import BlockTrainError
+from blocktrain.spec import Phase, RunSpec, Stacked
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.blocks import Blocks, own_blobs
+from blocktrain.swarm.coordinator.merging import Merger
+from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.ledger.records import Standing
+from blocktrain.swarm.policy.rounds import Round, decide, learned_limit_s, next_round, open_phases, open_round
+from blocktrain.wire.safetensors import continue_block, encode_chunks
+
+TICK_S = 1.0  # between two looks when no request wakes the loop: deadlines pass without any
+STOP_S = 5.0  # that a merge under way is waited for when the server stops
+UNWANTED_S = 3600.0  # until a blob or an upload that nothing needs is deleted
+PRUNE_EVERY_S = 60.0  # at most, however short the rounds are
+
+
+class CoordinatorLoop:
+    """Requests wake it (`follow`). A server runs it in a thread (`running`); a test or a simulation, which has a clock
+    of its own, does its pending work at once (`settle`)."""
+
+    def __init__(
+        self, spec: RunSpec, ledger: Ledger, blobs: Blobs, blocks: Blocks, bell: Bell, clock: Callable[[], float]
+    ) -> None:
+        self._spec, self._ledger, self._blobs, self._blocks = spec, ledger, blobs, blocks
+        self._bell, self._clock = bell, clock
+        self._merger = Merger(spec.swarm, blocks, blobs)
+        self.due = threading.Event()
+        # Two threads of one server never merge the same round. Between servers, the ledger decides.
+        self._turn = threading.Lock()
+        self._pruned_s = -math.inf
+
+    # When it runs
+
+    def follow(self, standing: Standing) -> None:
+        """Wakes the loop if something is due by these facts."""
+        now_s = self._clock()
+        decisions = (decide(round, now_s, self._spec.swarm).action for round in standing.rounds.values())
+        if any(action != "wait" for action in decisions) or self._unopened(standing):
+            self.due.set()
+
+    def settle(self) -> None:
+        """Does everything that is due now."""
+        self.due.set()
+        while self.due.is_set():
+            self.due.clear()
+            self.tick()
+
+    @contextmanager
+    def running(self, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+        """In a thread, while the `with` block runs. `say` gets one line per event of the run, and one per error."""
+        stopped = threading.Event()
+        thread = threading.Thread(target=self._run, args=(stopped, say), name="coordinator loop", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            self.due.set()
+            thread.join(STOP_S)
+
+    def _run(self, stopped: threading.Event, say: Callable[[str], None]) -> None:
+        """An error is said once while it lasts, and does not end the loop."""
+        said, newest = "", None
+        while not stopped.is_set():
+            self.due.clear()
+            try:
+                self.tick()
+                newest = self._say_news(newest, say)
+                said = ""
+            except Exception as error:
+                sentence = str(error) if isinstance(error, BlockTrainError) else f"unexpected {error!r}"
+                if sentence != said:
+                    say(f"error: {' '.join(sentence.split())}")
+                said = sentence
+            self.due.wait(TICK_S)
+
+    def _say_news(self, newest: int | None, say: Callable[[str], None]) -> int:
+        """The events since the last time; at the start, none of those that are there."""
+        events = self._ledger.events(after=newest or 0)
+        if newest is not None:
+            for event in events:
+                say(f"{time.strftime('%H:%M:%S', time.localtime(event.at_s))} {event.kind} {event.text}")
+        return events[-1].number if events else newest or 0
+
+    # What it does
+
+    def tick(self) -> None:
+        """Opens the phases whose turn it is, extends or merges the rounds that are due."""
+        with self._turn, own_blobs():
+            now_s, standing = self._clock(), self._ledger.standing()
+            for round in standing.rounds.values():
+                decision = decide(round, now_s, self._spec.swarm)
+                if decision.action == "extend":
+                    self._ledger.extend_round(round, decision.deadline_at_s, decision.reason)
+                elif decision.action == "close":
+                    self._merge(round, decision.reason, now_s)
+                    standing = self._ledger.standing()  # a phase may have ended
+            for phase in self._unopened(standing):
+                self._open(phase, now_s)
+                self._bell.ring()
+
+    def _unopened(self, standing: Standing) -> list[Phase]:
+        """The phases whose turn it is and that no coordinator has opened."""
+        phases = {phase.phase: phase.finished for phase in standing.phases}
+        due = open_phases(self._spec, {index for index, finished in phases.items() if finished})
+        return [phase for phase in due if phase.index not in phases]
+
+    def _open(self, phase: Phase, now_s: float) -> None:
+        """The first round of a phase. The initial version of each of its blocks is recorded before it."""
+        newest = self._ledger.consistent_manifest().blocks
+        initial: dict[int, str] = {}
+        for block in phase.blocks:
+            if block not in newest:
+                tensors = self._blocks.initial_block(block)
+                if block - 1 in newest and isinstance(self._spec.objective, Stacked):
+                    tensors = continue_block(tensors, self._blocks.tensors(newest[block - 1].sha256))
+                initial[block] = self._blobs.put(encode_chunks(tensors))
+        self._ledger.add_initial_blocks(initial, now_s)
+        newest = self._ledger.consistent_manifest().blocks
+        base = {block: newest[block].version for block in phase.blocks}
+        limit_s, _ = learned_limit_s(self._ledger.past_round_times_s(phase.index), self._spec.swarm)
+        self._ledger.open_phase(open_round(phase, 0, base, 0, limit_s, now_s, self._spec.swarm))
+
+    def _merge(self, round: Round, reason: str, now_s: float) -> None:
+        phase = self._spec.phases[round.phase]
+        reported = {lease.worker for lease in round.reported}
+        # An update that came after the decision did not move the schedule: it goes into the next round, if any.
+        updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
+        versions = list(self._merger.versions(round, updates))
+        past_s = self._ledger.past_round_times_s(round.phase)
+        limit_s, _ = learned_limit_s([*past_s, *([round.took_s] if round.took_s else [])], self._spec.swarm)
+        following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
+        if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):
+            self._bell.ring()
+            if now_s >= self._pruned_s + PRUNE_EVERY_S:
+                self._pruned_s = now_s
+                self._prune()
+
+    def _prune(self) -> None:
+        """Deletes blobs and uploads that nothing needs any more. A young one may be about to be recorded: it stays."""
+        live, before_s = self._ledger.live_blobs(self._spec.swarm.keep_versions), self._clock() - UNWANTED_S
+        for sha256 in list(self._blobs.iterate(before_s=before_s)):
+            if sha256 not in live:
+                self._blobs.delete(sha256)
+        self._blobs.discard_uploads(before_s)
+        self._ledger.prune_events()
+
+
+class Bell:
+    """Wakes long-polling lease requests when work may be available. Threads ring it, coroutines wait for it."""
+
+    def __init__(self) -> None:
+        self._lock, self._waiting = threading.Lock(), set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
+        self.rung, self.ended = 0, False
+
+    def ring(self) -> None:
+        with self._lock:
+            self.rung += 1
+            waiting, self._waiting = self._waiting, set()
+        for loop, heard in waiting:
+            with suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(heard.set)
+
+    def end(self) -> None:
+        """From now on, no request waits."""
+        self.ended = True
+        self.ring()
+
+    async def after(self, rung: int, longest_s: float) -> None:
+        """Waits until it has been rung more often than `rung` times, at most `longest_s`."""
+        own = asyncio.get_running_loop(), asyncio.Event()
+        with self._lock:
+            if self.rung > rung or self.ended:
+                return
+            self._waiting.add(own)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(longest_s):
+                    await own[1].wait()
+        finally:
+            with self._lock:
+                self._waiting.discard(own)

@@ -1,0 +1,177 @@
+"""The coordinator as a server: opens the state of a run, keeps its invites, answers requests, and runs the loop beside
+them. It prints nothing: `announce` and `say` get what people should read.
+Next: routes.py, which answers requests; loop.py, which does what follows from them.
+
+    DIR/
+      ledger.db, blobs/       the run (or elsewhere: --ledger, --blobs)
+      initial-blocks/         the tensors that training starts from, made when the run is first served here
+      invite, invite-admin,   address and access token, readable by their owner only
+      invite-viewer
+      tls-cert.pem, -key.pem  of --tls-self-signed
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import FrameType
+
+from blocktrain.data.corpus import load_corpus
+from blocktrain.errors import ConfigError, StorageError
+from blocktrain.http import server as http
+from blocktrain.http.rate_limit import Rate
+from blocktrain.io.allocator import keep_little_memory
+from blocktrain.io.private import INVITE_FILE, LEDGER_FILE, read_private, write_private
+from blocktrain.spec import RunSpec
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.blocks import initial_blocks_in
+from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.ledger.records import Role
+from blocktrain.wire.invite import Invite, parse_invite
+
+BLOBS_FOLDER, INITIAL_BLOCKS_FOLDER = "blobs", "initial-blocks"
+ADMIN_FILE, VIEWER_FILE = "invite-admin", "invite-viewer"
+
+# Writes the initial blocks of a run to a folder, and returns the bytes of memory that training each phase takes.
+MakeInitialBlocks = Callable[[RunSpec, Path], Mapping[int, int]]
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str
+    port: int  # 0: any
+    public: str | None  # the name that workers reach it by, if it is another
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    folder: Path
+    ledger: Ledger
+    coordinator: Coordinator
+
+
+@dataclass(frozen=True)
+class Invites:
+    worker: Invite
+    admin: Invite
+    viewer: Invite
+
+
+@contextmanager
+def opened(
+    folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str | None, make_initial_blocks: MakeInitialBlocks
+) -> Iterator[OpenRun]:
+    """The run of this folder, made when there is none yet. A run with other settings is refused."""
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be made ({error.strerror}): choose another --dir") from None
+    ledger = Ledger(ledger_url or folder / LEDGER_FILE)
+    try:
+        blobs = Blobs(blobs_url or folder / BLOBS_FOLDER)
+        run = found_run(spec, corpus, ledger, blobs, time.time())
+        del corpus  # it is among the blobs now
+        initial_blocks = folder / INITIAL_BLOCKS_FOLDER / run.spec_digest[:16]
+        memory_bytes = make_initial_blocks(spec, initial_blocks)
+        coordinator = Coordinator(
+            spec,
+            ledger,
+            blobs,
+            initial_block=initial_blocks_in(initial_blocks),
+            memory_bytes=lambda phase: memory_bytes[phase.index],
+        )
+        yield OpenRun(folder, ledger, coordinator)
+    finally:
+        ledger.close()
+
+
+def serve(
+    run: OpenRun,
+    address: Address,
+    tls: http.Tls | None,
+    rate: Rate,
+    *,
+    announce: Callable[[Invites], None],
+    say: Callable[[str], None],
+) -> None:
+    """Until SIGTERM, which raises SystemExit(0), or Ctrl-C, which raises KeyboardInterrupt. `announce` gets the invites
+    when the port is known; `say` gets one line per event of the run."""
+    keep_little_memory()
+    before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
+    try:
+        known = known_invite(run.folder / INVITE_FILE)  # workers have it: its port is kept if it can be
+        port = address.port or (known.port if known else 0)
+        with (
+            http.listening(address.host, port, "another coordinator of this run") as listener,
+            run.coordinator.loop.running(say),
+        ):
+            port = int(listener.getsockname()[1])
+            invites = _kept_invites(run, address.public or address.host, port, tls)
+            announce(invites)
+            service = build_service(run.coordinator, run.ledger, rate, invite=invites.worker)
+            http.serve(service, listener, tls=tls)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def served_here(coordinator: Coordinator, ledger: Ledger, tls: http.Tls | None = None) -> Iterator[int]:
+    """The same from threads of this process, while the `with` block runs: for notebooks and tests. Gives the port, a
+    free one of this machine."""
+    service = build_service(coordinator, ledger)
+    with coordinator.loop.running(), http.served_in_thread(service, tls=tls) as server:
+        yield server.port
+
+
+def _kept_invites(run: OpenRun, host: str, port: int, tls: http.Tls | None) -> Invites:
+    def invite_with(access_token: str) -> Invite:
+        return Invite(host, port, access_token, tls is not None, tls.fingerprint if tls else None)
+
+    return Invites(
+        worker=_kept_invite(run, "worker", INVITE_FILE, invite_with),
+        admin=_kept_invite(run, "admin", ADMIN_FILE, invite_with),
+        viewer=_kept_invite(run, "viewer", VIEWER_FILE, invite_with),
+    )
+
+
+def _kept_invite(run: OpenRun, role: Role, name: str, invite_with: Callable[[str], Invite]) -> Invite:
+    """The invite that is there while its access token is good, at the present address; or else one with a new token.
+    The file comes first: a kill between leaves a token that nobody knows, and the next start makes another."""
+    path = run.folder / name
+    known = known_invite(path)
+    if known is not None and run.ledger.role_of(known.access_token) == role:
+        invite = invite_with(known.access_token)
+        if invite != known:
+            write_private(path, f"{invite}\n".encode())
+        return invite
+    invite = invite_with(secrets.token_urlsafe(24))
+    write_private(path, f"{invite}\n".encode())
+    run.ledger.add_token(_free_name(run.ledger, role), role, invite.access_token, time.time())
+    return invite
+
+
+def known_invite(path: Path) -> Invite | None:
+    """The invite in a file; None if there is none."""
+    data = read_private(path)
+    with suppress(ConfigError):
+        return parse_invite(data.decode(errors="replace")) if data else None
+    return None
+
+
+def _free_name(ledger: Ledger, role: str) -> str:
+    taken = {token.name for token in ledger.tokens() if token.revoked_s is None}
+    return next(name for n in count(1) if (name := role if n == 1 else f"{role}-{n}") not in taken)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
