@@ -1,6 +1,6 @@
 """The run directory: the spec, one checkpoint file per trained block, and the progress of unfinished phases.
-Knows tensors by name and shape only: no model, no training. Next: files.py, which writes files whole or not at all;
-train/run.py, which fills a directory.
+Knows tensors by name and shape only: no model, no training. Next: tensor_file.py, one file of tensors; files.py, which
+writes files whole or not at all; train/run.py, which fills a directory.
 
     run/
       spec.toml                        what is trained
@@ -27,11 +27,20 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from blocktrain.errors import CheckpointError, ConfigError
-from blocktrain.io.arrays import as_arrays, as_tensors
 from blocktrain.io.files import make_folder, storage_errors, write_whole
-from blocktrain.io.tensor_file import MappedTensors, Shapes, damage_in, read_file, save_tensors, stored_as, unreadable
+from blocktrain.io.tensor_file import (
+    MappedTensors,
+    Shapes,
+    damage_in,
+    from_bytes,
+    load_tensors,
+    read_file,
+    save_tensors,
+    stored_as,
+    to_bytes,
+    unreadable,
+)
 from blocktrain.spec import RunSpec, load_spec
-from blocktrain.wire.safetensors import decode, encode
 
 SPEC_FILE = "spec.toml"
 MANIFEST_FILE = "manifest.json"
@@ -129,7 +138,7 @@ class RunDirectory:
         with self._lock():
             old = self.manifest()
             for block, tensors in blocks.items():
-                data = encode(as_arrays(tensors), {"block": str(block), "steps": str(steps)})
+                data = to_bytes(tensors, {"block": str(block), "steps": str(steps)})
                 entries[block] = BlockEntry(sha256=hashlib.sha256(data).hexdigest(), steps=steps)
                 write_whole(self._block_file(block, entries[block]), data)
             current = {**old.blocks, **entries}
@@ -141,8 +150,7 @@ class RunDirectory:
 
     def load_block(self, block: int, expected: Shapes) -> dict[str, Tensor]:
         path, data = self._read_block(block)
-        with damage_in(path, _again(block)):
-            return as_tensors(decode(data, expected=expected)[0])
+        return from_bytes(data, path, expected, _again(block))[0]
 
     def map_block(self, block: int, expected: Shapes) -> MappedTensors:
         """The tensors of a block, left in their file, for blocks larger than the memory. Checked like loaded ones."""
@@ -169,9 +177,7 @@ class RunDirectory:
         path = self.progress_file(phase)
         if not path.exists():
             return None
-        with damage_in(path, "delete it to train this phase from its start"):
-            tensors, metadata = decode(read_file(path))
-            return as_tensors(tensors), metadata
+        return load_tensors(path, remedy="delete it to train this phase from its start")
 
     def clear_progress(self, phase: int) -> None:
         with self._lock(), storage_errors(self.progress_file(phase)):

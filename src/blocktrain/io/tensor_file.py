@@ -23,13 +23,27 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    write_whole(path, encode(as_arrays(tensors), metadata))
+    write_whole(path, to_bytes(tensors, metadata))
 
 
-def load_tensors(path: Path, expected: Shapes | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with damage_in(path, "make it again, or restore it"):
-        tensors, metadata = decode(read_file(path), expected=expected)
-        return as_tensors(tensors), metadata
+def load_tensors(
+    path: Path, expected: Shapes | None = None, remedy: str = "make it again, or restore it"
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    return from_bytes(read_file(path), path, expected, remedy)
+
+
+def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The contents of the file, in the format of wire/safetensors.py."""
+    return encode(as_arrays(tensors), metadata)
+
+
+def from_bytes(
+    data: bytes, path: Path, expected: Shapes | None, remedy: str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata. An error names the file that the bytes were read from, and the remedy."""
+    with damage_in(path, remedy):
+        arrays, metadata = decode(data, expected=expected)
+        return as_tensors(arrays), metadata
 
 
 def stored_as(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
