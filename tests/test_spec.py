@@ -105,7 +105,9 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, text, complaint):
     "setting", ['partition = "adaptive"', "edges = [10.0, 7.0, 4.5, 2.0, 1.0]", 'evidence = "closed"']
 )
 def test_a_removed_setting_is_refused_with_its_value_and_the_remedy(tmp_path, setting):
-    with pytest.raises(ConfigError, match=rf"objective.{re.escape(setting)} was removed .*: delete the key, or use"):
+    with pytest.raises(
+        ConfigError, match=rf"objective.{re.escape(setting)} was removed, because .*: delete the key, or use"
+    ):
         load_spec(toml(tmp_path, f"[objective]\nkind = 'denoise'\n{setting}"))
 
 
@@ -122,7 +124,7 @@ OLD_DENOISE = (
 )
 
 
-def test_a_spec_that_version_0_1_stored_is_the_same_spec_with_the_same_digest():
+def test_a_spec_that_an_older_version_stored_is_the_same_spec_with_the_same_digest():
     spec = RunSpec.model_validate_json(f'{{"objective":{OLD_DENOISE}}}')
     assert spec == RunSpec(objective=Denoise())
     assert spec.digest() == "febc580e1bec4bbf89f1f82b7cba148d4d4f3333ac6d5cdc197f286f66ba4f6f"

@@ -163,8 +163,8 @@ class Denoise(Settings):
         for key, default in REMOVED_SETTINGS.items():
             if settings.get(key, default) != default:
                 raise ValueError(
-                    f"objective.{key} = {json.dumps(settings[key])} was removed after version 0.1, because it made "
-                    f"models worse (docs/lab-notes.md): delete the key, or use BlockTrain 0.1 for this run"
+                    f"objective.{key} = {json.dumps(settings[key])} was removed, because it made models worse "
+                    f"(docs/lab-notes.md): delete the key, or use the version of BlockTrain that trained this run"
                 )
         return {key: value for key, value in settings.items() if key not in REMOVED_SETTINGS}
 
