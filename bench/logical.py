@@ -31,8 +31,9 @@ from torch import Tensor
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes, logical_parameters, physical_parameters
 from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings, PipelineStats
-from blocktrain.serve.decode.exact import Mode, Request, decode
-from blocktrain.serve.traversal import Forward, Hop, Traversal
+from blocktrain.serve.decode.decoder import decode
+from blocktrain.serve.decode.request import Mode, Request
+from blocktrain.serve.traversal import Forward, StageTiming, Traversal
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
 from blocktrain.train.flops import FORWARD, layers_flops
 from common import RESULTS, cpu_s, goal_lines, machine, proc_status, table, write_json, write_pictures
@@ -179,13 +180,13 @@ class Timed:
     def __init__(self, forward: Forward) -> None:
         self._forward, self.info = forward, forward.info
         self.seconds: list[float] = []
-        self.hops: list[tuple[Hop, ...]] = []
+        self.timings: list[tuple[StageTiming, ...]] = []
 
     async def __call__(self, traversal: Traversal) -> Traversal:
         began_s = time.monotonic()
         reply = await self._forward(traversal)
         self.seconds.append(time.monotonic() - began_s)
-        self.hops.append(reply.trace)
+        self.timings.append(reply.trace)
         _say(f"  traversal {len(self.seconds)}: {self.seconds[-1]:.1f} s")
         return reply
 
@@ -209,7 +210,7 @@ async def write(stages: Sequence[StageProcess], request: Request, budget_s: floa
         "output_bytes": request.max_bytes,
         "measured_bytes": written,
         "traversal_seconds": timed.seconds,
-        "stage_seconds": [[hop.computed_s for hop in hops] for hops in timed.hops],
+        "stage_seconds": [[stage.computed_s for stage in stages] for stages in timed.timings],
         "measured_seconds": sum(timed.seconds),
         "measured_cpu_seconds": cpu_s,
         "measured_wire_bytes": {**asdict(wire), "total": wire.total},

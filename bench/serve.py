@@ -25,7 +25,7 @@ from blocktrain.cli.shared.stage_processes import split_blocks
 from blocktrain.data.corpus import load_corpus
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings
-from blocktrain.serve.decode.exact import Mode
+from blocktrain.serve.decode.request import Mode
 from common import RESULTS, machine, read_json, write_json
 from serve_models import Judge, Models, distinct_grams, held_out_texts, obtain
 from serve_modes import BASELINE, Chain, Output, Way, as_record, bytes_within, greedy_is_the_same, measure, ways

@@ -10,7 +10,8 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from blocktrain.serve.decode.exact import DecodeStats, Mode, Request, decode
+from blocktrain.serve.decode.decoder import decode
+from blocktrain.serve.decode.request import DecodeStats, Mode, Request
 from blocktrain.serve.traversal import Forward
 from common import cpu_s
 from serve_models import Judge, distinct_grams

@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 
-from blocktrain.serve.decode.exact import Request
-from blocktrain.serve.segment.segment import LocalForward, Segment
+from blocktrain.serve.decode.request import Request
+from blocktrain.serve.segment.local import LocalForward
+from blocktrain.serve.segment.segment import Segment
 from common import cpu_s
 from serve_modes import Chain, write
 from stages import address_of, blocktrain_process

@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from blocktrain.figures import PALETTE
-from blocktrain.serve.decode.exact import Mode
+from blocktrain.serve.decode.request import Mode
 from common import Document, Verdict, at_least, at_most, goal_lines, markdown, table, write_json, write_pictures
 from serve_modes import BASELINE, point, ways
 

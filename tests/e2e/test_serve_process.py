@@ -17,8 +17,9 @@ import pytest
 from blocktrain.cli.shared.stage_processes import StageProcesses
 from blocktrain.errors import ConfigError, StageUnreachable
 from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings
-from blocktrain.serve.decode.exact import Mode, Request, decode
-from blocktrain.serve.segment.segment import LocalForward
+from blocktrain.serve.decode.decoder import decode
+from blocktrain.serve.decode.request import Mode, Request
+from blocktrain.serve.segment.local import LocalForward
 from blocktrain.serve.traversal import Forward
 
 LIMIT_S = 60.0

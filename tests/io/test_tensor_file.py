@@ -11,7 +11,7 @@ import torch
 from blocktrain.errors import TensorError
 from blocktrain.io.tensor_file import MappedTensors, save_tensors
 from blocktrain.model.block import block_shapes
-from blocktrain.model.offload import streamed_block
+from blocktrain.model.offload import offloaded_block
 from blocktrain.spec import preset
 
 MIB = 2**20
@@ -74,7 +74,7 @@ def test_a_streamed_block_has_never_more_than_one_layer_of_its_file_in_memory(tm
     tensors = {name: torch.zeros(shape) for name, shape in block_shapes(spec, 0).items()}
     save_tensors(tmp_path / "block.safetensors", tensors)
     mapped = Watched(tmp_path / "block.safetensors", block_shapes(spec, 0))
-    streamed_block(spec, 0, mapped.tensors, mapped)(torch.zeros(1, 8, dtype=torch.long), None)
+    offloaded_block(spec, 0, mapped.tensors, mapped)(torch.zeros(1, 8, dtype=torch.long), None)
     assert 6 * layer_bytes < mapped.path.stat().st_size
     assert 0 < max(mapped.resident) <= layer_bytes
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blocktrain.io.tensor_file import MappedTensors, save_tensors, stored_as
 from blocktrain.model.block import Block, DenoiseBlock, block_shapes, build_block
-from blocktrain.model.offload import TILE_VALUES, Stream, streamed_block
+from blocktrain.model.offload import TILE_VALUES, WeightStream, offloaded_block
 from blocktrain.spec import Denoise, RunSpec, Stacked, preset
 
 SHAPE = {"model.layers": [5, 1, 1, 1], "model.physical_layers": [2, 1, 1, 1], "model.width": 96, "model.heads": 3}
@@ -35,7 +35,7 @@ def loaded(spec: RunSpec, tensors: Mapping[str, Tensor]) -> Block:
 def streamed(path: Path, spec: RunSpec, tensors: Mapping[str, Tensor]) -> Block:
     save_tensors(path / "block.safetensors", tensors, {"steps": "12"})
     mapped = MappedTensors(path / "block.safetensors", block_shapes(spec, 0))
-    return streamed_block(spec, 0, mapped.tensors, mapped)
+    return offloaded_block(spec, 0, mapped.tensors, mapped)
 
 
 def answer(block: Block) -> Tensor:
@@ -76,7 +76,7 @@ class Shelf:
 
 def test_the_next_matrix_is_called_for_while_one_works_and_every_one_is_released():
     tensors, shelf = some_tensors(STACKED), Shelf()
-    block = streamed_block(STACKED, 0, tensors, shelf)
+    block = offloaded_block(STACKED, 0, tensors, shelf)
     shelf.released.clear()
     answer(block)
     walked = [tensors[name] for name in tensors if name.startswith("layers.")]
@@ -89,10 +89,10 @@ def test_the_next_matrix_is_called_for_while_one_works_and_every_one_is_released
 def test_a_matrix_larger_than_the_buffer_is_multiplied_tile_by_tile(rows):
     weight = torch.randn(rows, 1000, generator=torch.Generator().manual_seed(0)).half()
     x = torch.randn(2, 3, 1000, generator=torch.Generator().manual_seed(1))
-    product = Stream(Shelf(), [weight]).multiply(x, weight)
+    product = WeightStream(Shelf(), [weight]).multiply(x, weight)
     torch.testing.assert_close(product, x @ weight.float().T, atol=1e-4, rtol=1e-5)
 
 
-def test_a_streamed_block_owns_no_matrix(tmp_path):
+def test_a_offloaded_block_owns_no_matrix(tmp_path):
     block = streamed(tmp_path, STACKED, some_tensors(STACKED))
     assert {name for name, _ in block.named_parameters()} == {"embedding", "readout", "gain"}

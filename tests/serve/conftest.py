@@ -18,8 +18,9 @@ from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings
 from blocktrain.serve.chain.stage import Stage, StageSettings
-from blocktrain.serve.decode.exact import Decoder
-from blocktrain.serve.segment.segment import LocalForward, Segment
+from blocktrain.serve.decode.request import Decoder
+from blocktrain.serve.segment.local import LocalForward
+from blocktrain.serve.segment.segment import Segment
 from blocktrain.spec import Denoise, EndToEnd, RunSpec, Stacked, preset
 
 LIMIT_S = 30.0  # for what happens at once
@@ -173,7 +174,7 @@ def in_step(segments: Sequence[Segment], decoders: Sequence[Decoder]) -> list[by
         for segment in segments:
             batch = segment.advance(batch)
         for at, reply in zip(asked, batch, strict=True):
-            written[at] += bytes(byte.value for byte in decoders[at].tell(reply, seconds=0.01))
+            written[at] += bytes(byte.value for byte in decoders[at].take(reply, seconds=0.01))
     return written
 
 

@@ -1,5 +1,5 @@
-"""Block: what one worker trains. It reads the raw bytes itself, and a state from the blocks before it:
-block(bytes, state) -> (state', logits). Two kinds, one for each family of objectives. Next: stack.py composes them."""
+"""Block: what one worker trains. It reads the raw bytes itself and a state from the blocks before it:
+block(bytes, state) -> (state', logits). Two kinds, one per family of objectives. Next: stack.py composes them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from blocktrain.model import noise
-from blocktrain.model.kv_cache import Recall
+from blocktrain.model.kv_cache import CacheView
 from blocktrain.model.transformer import Layer, Modulation, lean_norm, rms_norm, rotary_table, span_mask
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
 
 
 class Block(nn.Module):
-    """Byte embedding, layers and read-out: the parts both kinds have. Built from the spec and the seed alone, unless
-    its real layers are given."""
+    """Byte embedding, layers and read-out: what both kinds have. Built from the spec and the seed alone, unless its
+    physical layers are given."""
 
     cos: Tensor
     sin: Tensor
@@ -30,7 +30,7 @@ class Block(nn.Module):
         model = spec.model
         generator = torch.Generator().manual_seed(_init_seed(spec.seed, index))
         self.index = index
-        self.num_layers = model.layers_of(index)  # logical ones; `layers` holds the real ones
+        self.num_layers = model.layers_of(index)  # logical layers; `layers` holds the physical ones
         self.embedding = nn.Parameter(
             torch.randn(NUM_SYMBOLS, model.width, generator=generator, device=generator.device)
         )
@@ -52,42 +52,42 @@ class Block(nn.Module):
             hidden_BTD = self._layer(index)(hidden_BTD, (self.cos[:T], self.sin[:T]), mask, modulation)
         return hidden_BTD
 
-    def run_steps(self, hidden_TD: Tensor, recall: Recall, modulation: Modulation | None = None) -> Tensor:
-        """The layers for new positions of texts whose earlier ones are in memories."""
-        rotary = recall.tokens.rotary(self.cos, self.sin)
+    def run_steps(self, hidden_TD: Tensor, cache: CacheView, modulation: Modulation | None = None) -> Tensor:
+        """The layers, for new positions of texts whose earlier positions are in the KV caches."""
+        rotary = cache.batch.rotary(self.cos, self.sin)
         for index in range(self.num_layers):
-            hidden_TD = self._layer(index).step(hidden_TD, rotary, recall.attend(index), modulation)
+            hidden_TD = self._layer(index).step(hidden_TD, rotary, cache.attend(index), modulation)
         return hidden_TD
 
     def _layer(self, index: int) -> Layer:
-        """The real layer that does a logical one's work."""
+        """The physical layer that computes a logical layer."""
         layer = self.layers[index % len(self.layers)]
         assert isinstance(layer, Layer)
         return layer
 
-    def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
-        """The block's hidden stream at new positions, from their bytes and the stream of the block before."""
+    def step(self, bytes_T: Tensor, state_TD: Tensor | None, cache: CacheView) -> Tensor:
+        """The block's hidden stream at new positions, from their bytes and the stream of the previous block."""
         raise NotImplementedError
 
     @property
     def step_gain(self) -> Tensor | None:
-        """Of its own view of the bytes, where `step` adds that to the stream of the block before."""
+        """The gain of the block's own embedding, if `step` adds it to the stream of the previous block."""
         return None
 
     @property
     def step_modulation(self) -> Modulation | None:
-        """Of the layers in `step`."""
+        """The modulation of the layers in `step`."""
         return None
 
     def answer(self, hidden_TD: Tensor) -> Tensor:
-        """The logits of what `step` gave."""
+        """The logits of what `step` returned."""
         return F.linear(lean_norm(hidden_TD), self.readout)
 
     def read_out(self, hidden_BTD: Tensor) -> Tensor:
         return F.linear(rms_norm(hidden_BTD), self.readout)
 
     def matrices(self) -> list[nn.Parameter]:
-        """The layers' weights: what Muon orthogonalises. All others are tables and vectors."""
+        """The layers' weights, which Muon orthogonalises. All other parameters are tables and vectors."""
         return list(self.layers.parameters())
 
     def tables(self) -> list[nn.Parameter]:
@@ -96,10 +96,11 @@ class Block(nn.Module):
 
 
 class StackedBlock(Block):
-    """The state is the stream of hidden vectors: each block adds its own view of the bytes and continues it.
+    """The state is the stream of hidden vectors: each block adds its own embedding of the bytes and continues the
+    stream.
 
-    At birth a later block adds nothing (its gain is zero, its layers are the identity), so that with the read-out of
-    the block before it, it starts where that one ended."""
+    An initial block behind others adds nothing: its gain is zero and its layers are the identity. With the read-out of
+    the previous block it starts where that block ended."""
 
     def __init__(self, spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> None:
         super().__init__(spec, index, layers)
@@ -109,25 +110,25 @@ class StackedBlock(Block):
         state_BTD = self.advance(bytes_BT, state_BTD)
         return state_BTD, self.read_out(state_BTD)
 
-    def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
+    def step(self, bytes_T: Tensor, state_TD: Tensor | None, cache: CacheView) -> Tensor:
         own = self.gain * lean_norm(F.embedding(bytes_T, self.embedding))
-        return self.run_steps(own if state_TD is None else own + state_TD, recall)
+        return self.run_steps(own if state_TD is None else own + state_TD, cache)
 
     @property
     def step_gain(self) -> Tensor:
         return self.gain
 
     def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> Tensor:
-        """The next state alone, for a block whose logits nobody asks for."""
+        """The next state alone, if the logits are not needed."""
         own = self.gain * self.embed(bytes_BT)
         return self.run_layers(own if state_BTD is None else own + state_BTD)
 
 
 class DenoiseBlock(Block):
-    """The state is z, a noisy code of the next byte at every position; the block lowers its noise by its own range.
+    """The state is z, a noisy code of the next byte at every position. The block lowers the noise over its own range.
 
-    F of the papers is computed in the basis of the codes, where D̂·e_x is coordinate x; the read-out matrix also serves,
-    transposed, as the projection of z into the stream."""
+    F of the papers is computed in the basis of the codes, where D̂·e_x is coordinate x. The transposed read-out matrix
+    also projects z into the stream."""
 
     code_table: Tensor
     NUM_NOISE_FEATURES: ClassVar[int] = 8
@@ -143,7 +144,7 @@ class DenoiseBlock(Block):
         self.register_buffer("code_table", noise.codes(spec.seed), persistent=False)
 
     def denoise(self, bytes_BT: Tensor, scores_BTV: Tensor, sigma_B: Tensor, span_start: int | None = None) -> Tensor:
-        """Logits of the next byte at every position, from context and z·e_x at noise level σ (one a window).
+        """Logits of the next byte at every position, from the context and z·e_x at noise level σ (one per window).
         From span_start on, positions have no clean byte and see each other in both directions."""
         sigma = sigma_B[:, None, None]
         c_skip, c_out, c_in = noise.scalings(sigma, self.objective.sigma_data)
@@ -154,7 +155,7 @@ class DenoiseBlock(Block):
             hidden_BTD = hidden_BTD * (torch.arange(T, device=bytes_BT.device) < span_start)[None, :, None]
         hidden_BTD = torch.addcmul(hidden_BTD, c_in, scores_BTV @ self.readout)
         hidden_BTD = self.run_layers(hidden_BTD, mask, self._modulation(sigma_B))
-        # scaled before the read-out: behind it the gradient would hold one more tensor of the logits' size
+        # scaled before the read-out: after it the gradient would hold one more tensor of the logits' size
         out = F.linear(self.sharpness * c_out * rms_norm(hidden_BTD), self.readout)
         return out.addcmul_(self.sharpness * c_skip, scores_BTV)
 
@@ -166,23 +167,23 @@ class DenoiseBlock(Block):
         return noise.euler_step(z_BTV, denoised, self.sigma_high, self.sigma_low), logits
 
     def without_evidence(self, bytes_BT: Tensor) -> Tensor:
-        """Logits where z says nothing (the mean path): a language model of the context alone."""
+        """Logits for z = 0 (the mean path): a language model of the context alone."""
         B, T = bytes_BT.shape
         scores_BTV = self.embedding.new_zeros(B, T, NUM_SYMBOLS)
         return self.denoise(bytes_BT, scores_BTV, scores_BTV.new_full((B,), self.sigma_high))
 
-    def step(self, bytes_T: Tensor, state_TD: Tensor | None, recall: Recall) -> Tensor:
-        """Along the mean path, where z says nothing: it needs no other block's stream."""
-        return self.run_steps(lean_norm(F.embedding(bytes_T, self.embedding)), recall, self.step_modulation)
+    def step(self, bytes_T: Tensor, state_TD: Tensor | None, cache: CacheView) -> Tensor:
+        """Along the mean path, where z = 0: it needs no other block's stream."""
+        return self.run_steps(lean_norm(F.embedding(bytes_T, self.embedding)), cache, self.step_modulation)
 
     @cached_property
     def step_modulation(self) -> Modulation:
-        """Kept: whoever takes steps has done with training."""
+        """Cached: steps are taken only after training."""
         modulation = self._modulation(self.embedding.new_full((1,), self.sigma_high))
         return tuple(each[0] for each in modulation)
 
     def answer(self, hidden_TD: Tensor) -> Tensor:
-        """What `denoise` gives for z = 0: there c_skip·z is zero."""
+        """What `denoise` returns for z = 0: c_skip·z is zero there."""
         c_out = self.sigma_high * self.objective.sigma_data / math.hypot(self.sigma_high, self.objective.sigma_data)
         return self.sharpness * c_out * super().answer(hidden_TD)
 
@@ -195,27 +196,27 @@ class DenoiseBlock(Block):
 
 
 def build_block(spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> Block:
-    """An untrained block, equal on every machine; or one around these real layers."""
+    """An initial block, equal on every machine; or a block with these physical layers."""
     kind = DenoiseBlock if isinstance(spec.objective, Denoise) else StackedBlock
     return kind(spec, index, layers)
 
 
 def block_shapes(spec: RunSpec, index: int) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a block's tensors: what a checkpoint of it must hold. Takes next to no memory, however
-    large. Its layers are on the meta device; what is drawn or computed is not, since for that torch would import its
-    compiler, which costs a process 80 MB and a second."""
+    """The names and shapes of a block's tensors: what a checkpoint of it must hold. It takes almost no memory. The
+    layers are on the meta device. What is drawn or computed is not: for that torch would import its compiler, which
+    costs a process 80 MB and a second."""
     with torch.device("meta"):
         block = build_block(spec, index)
     return {name: tuple(tensor.shape) for name, tensor in block.state_dict().items()}
 
 
 def physical_parameters(spec: RunSpec) -> int:
-    """The numbers that a model of this shape stores: what `count_parameters` counts in one that was built."""
+    """The number of parameters that a model of this shape stores: what `count_parameters` counts in a built one."""
     return sum(math.prod(shape) for block in range(spec.model.blocks) for shape in block_shapes(spec, block).values())
 
 
 def logical_parameters(spec: RunSpec) -> int:
-    """The numbers it would store if every layer were real; the same where none is shared."""
+    """The number of parameters if every layer were physical. Equal to physical_parameters if none is shared."""
     every_layer = tuple(spec.model.layers_of(block) for block in range(spec.model.blocks))
     return physical_parameters(spec.with_(**{"model.physical_layers": every_layer}))
 

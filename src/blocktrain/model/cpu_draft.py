@@ -1,6 +1,7 @@
-"""Quick steps: a byte more of several rows of text on the CPU: what `Block.step` computes, to rounding. A single byte
-costs its operations, not its arithmetic, so what is no matrix is done by numpy, whose calls take a third of torch's
-time, into arrays that are already there. Next: serve/segment/drafting.py, which writes drafts with it."""
+"""Drafting on the CPU: extends several rows of text by one byte. It computes what `Block.step` computes, up to
+rounding. The cost of a single byte is the number of operations, not the arithmetic. So everything except matrix
+products is numpy, whose calls take a third of the time of torch's, and results go into existing arrays. Next:
+serve/segment/drafting.py writes drafts with it."""
 
 from __future__ import annotations
 
@@ -18,32 +19,32 @@ from blocktrain.model.transformer import Layer, Modulation, lean_norm
 
 Floats = npt.NDArray[np.float32]
 EPSILON = float(np.finfo(np.float32).eps)  # of the norms, as torch has it
-LARGEST_BYTES = 2**28  # of a block's matrices; the time of larger ones is arithmetic, and here they are kept twice
+LARGEST_BYTES = 2**28  # of a block's matrices: larger ones take arithmetic, and a DraftBlock keeps a second copy
 
 
 @dataclass(frozen=True)
-class QuickLayer:
-    """A layer's matrices as they are multiplied from the right, with the modulation multiplied in."""
+class DraftLayer:
+    """A layer's matrices, transposed, with the modulation multiplied in."""
 
     heads: int
-    look: Tensor  # [D, 3 D]: query, key and value
+    qkv: Tensor  # [D, 3 D]: query, key and value
     attention_out: Tensor
     up: Tensor
     down: Tensor
-    look_shift: Floats | None  # [3 D], what a modulation adds
+    qkv_shift: Floats | None  # [3 D], what a modulation adds
     up_shift: Floats | None  # [4 D]
 
 
 @dataclass(frozen=True)
-class QuickBlock:
-    table: Floats  # [256, D]: what each byte brings into the stream
-    layers: tuple[QuickLayer, ...]
-    first_layer: int  # its number in memories
-    continues: bool  # the stream of the block before
+class DraftBlock:
+    table: Floats  # [256, D]: what each byte adds to the stream
+    layers: tuple[DraftLayer, ...]
+    first_layer: int  # its number in the KV caches
+    continues: bool  # adds the stream of the previous block
 
     @classmethod
-    def of(cls, block: Block, first_layer: int) -> QuickBlock | None:
-        """None where the block's own `step` is the way: on other devices, in other precisions, from the disk, large."""
+    def of(cls, block: Block, first_layer: int) -> DraftBlock | None:
+        """None if the block must draft with its own `step`: another device or precision, offloaded or large."""
         real = [layer for layer in block.layers if type(layer) is Layer]
         matrices = [matrix for layer in real for matrix in layer.parameters()]
         usual = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (*matrices, block.embedding))
@@ -52,27 +53,27 @@ class QuickBlock:
         own = lean_norm(block.embedding.detach())
         gain = block.step_gain
         table = own if gain is None else gain.detach() * own
-        layers = [quick_layer(layer, block.step_modulation) for layer in real]
+        layers = [_draft_layer(layer, block.step_modulation) for layer in real]
         shared = tuple(layers[index % len(layers)] for index in range(block.num_layers))
         return cls(table.numpy(), shared, first_layer, continues=gain is not None)
 
 
-def quick_layer(layer: Layer, modulation: Modulation | None) -> QuickLayer:
-    look = torch.cat([layer.query, layer.key, layer.value]).detach()
+def _draft_layer(layer: Layer, modulation: Modulation | None) -> DraftLayer:
+    qkv = torch.cat([layer.query, layer.key, layer.value]).detach()
     out, up, down = (matrix.detach() for matrix in (layer.attention_out, layer.up, layer.down))
-    look_shift = up_shift = None
+    qkv_shift = up_shift = None
     if modulation is not None:
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = (each.detach().flatten() for each in modulation)
-        look_shift, up_shift = F.linear(shift_a, look).numpy(), F.linear(shift_m, up).numpy()
-        look, up = look * (1 + scale_a), up * (1 + scale_m)
+        qkv_shift, up_shift = F.linear(shift_a, qkv).numpy(), F.linear(shift_m, up).numpy()
+        qkv, up = qkv * (1 + scale_a), up * (1 + scale_m)
         out, down = out * (1 + gate_a)[:, None], down * (1 + gate_m)[:, None]
-    look, out, up, down = (matrix.T.contiguous() for matrix in (look, out, up, down))
-    return QuickLayer(layer.heads, look, out, up, down, look_shift, up_shift)
+    qkv, out, up, down = (matrix.T.contiguous() for matrix in (qkv, out, up, down))
+    return DraftLayer(layer.heads, qkv, out, up, down, qkv_shift, up_shift)
 
 
-class Lane:
-    """Rows that continue one text side by side, with their keys and values, [R, H, capacity, W] a layer: those of a
-    fan, or a single text's own memory. There is room for all that will be written."""
+class DraftRows:
+    """The rows of one draft with their keys and values, [R, H, capacity, W] per layer: a BranchedCache, or a single
+    text's own KVCache. There is room for the whole draft."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], filled: int) -> None:
         self.rows, self.filled = keys[0].size(0), filled
@@ -80,55 +81,58 @@ class Lane:
         flat_keys, self.flat_values = (
             [each.reshape(-1, *each.shape[2:]) for each in s] for s in (self.keys, self.values)
         )
-        self.turned_keys = [each.transpose(0, 2, 1) for each in flat_keys]
+        self.transposed_keys = [each.transpose(0, 2, 1) for each in flat_keys]
 
 
-class QuickSteps:
-    """Steps of the rows of all lanes together; `step` fills the next position of each, `rows` says whose are whose."""
+class DraftStepper:
+    """Extends the rows of all drafts together. `step` fills the next position of each row; `rows` has the rows of each
+    draft in the batch."""
 
-    def __init__(self, blocks: Sequence[QuickBlock], rotary: tuple[Tensor, Tensor], lanes: Sequence[Lane]) -> None:
-        self._blocks, self._lanes = blocks, lanes
+    def __init__(
+        self, blocks: Sequence[DraftBlock], rotary: tuple[Tensor, Tensor], drafts: Sequence[DraftRows]
+    ) -> None:
+        self._blocks, self._drafts = blocks, drafts
         cos, sin = rotary
         self._cos, self._sin = torch.cat([cos, cos], -1).numpy(), torch.cat([-sin, sin], -1).numpy()
-        rows, width, heads = sum(lane.rows for lane in lanes), blocks[0].table.shape[1], blocks[0].layers[0].heads
-        self._row_lanes = np.repeat(np.arange(len(lanes)), [lane.rows for lane in lanes])
-        ends = np.cumsum([lane.rows for lane in lanes]).tolist()
-        self.rows = [slice(end - lane.rows, end) for lane, end in zip(lanes, ends, strict=True)]
+        rows, width, heads = sum(draft.rows for draft in drafts), blocks[0].table.shape[1], blocks[0].layers[0].heads
+        self._draft_of_row = np.repeat(np.arange(len(drafts)), [draft.rows for draft in drafts])
+        ends = np.cumsum([draft.rows for draft in drafts]).tolist()
+        self.rows = [slice(end - draft.rows, end) for draft, end in zip(drafts, ends, strict=True)]
         self._attention = _Attention(rows, heads, width)
         self._normed, self._added, self._wide = _array(rows, width), _array(rows, width), _array(rows, 4 * width)
         self._size = _array(rows, 1)
         self._normed_t, self._added_t, self._wide_t = map(torch.from_numpy, (self._normed, self._added, self._wide))
 
     def step(self, bytes_T: npt.NDArray[np.integer]) -> list[Floats]:
-        """The rows' next bytes in, the hidden stream after each block [T, D] out."""
-        filled = np.array([lane.filled for lane in self._lanes])[self._row_lanes]
-        self._attention.turn_to(self._cos[filled][:, None], self._sin[filled][:, None])
+        """Takes the rows' next bytes and returns the hidden stream after each block, [T, D]."""
+        filled = np.array([draft.filled for draft in self._drafts])[self._draft_of_row]
+        self._attention.move_to(self._cos[filled][:, None], self._sin[filled][:, None])
         each: list[Floats] = []
         for block in self._blocks:
             hidden = block.table[bytes_T]
             if block.continues and each:
                 hidden += each[-1]
             for number, layer in enumerate(block.layers, block.first_layer):
-                self._look_back(layer, number, hidden)
-                self._think(layer, hidden)
+                self._attend(layer, number, hidden)
+                self._mlp(layer, hidden)
             each.append(hidden)
-        for lane in self._lanes:
-            lane.filled += 1
+        for draft in self._drafts:
+            draft.filled += 1
         return each
 
-    def _look_back(self, layer: QuickLayer, number: int, hidden: Floats) -> None:
+    def _attend(self, layer: DraftLayer, number: int, hidden: Floats) -> None:
         attention = self._attention
         _norm(hidden, self._size, self._normed)
-        torch.mm(self._normed_t, layer.look, out=attention.seen_t)
-        if layer.look_shift is not None:
-            attention.seen += layer.look_shift
-        attention.turn()
-        for lane, rows in zip(self._lanes, self.rows, strict=True):
-            attention.mix(lane, rows, number)
+        torch.mm(self._normed_t, layer.qkv, out=attention.qkv_t)
+        if layer.qkv_shift is not None:
+            attention.qkv += layer.qkv_shift
+        attention.rotate()
+        for draft, rows in zip(self._drafts, self.rows, strict=True):
+            attention.mix(draft, rows, number)
         torch.mm(attention.mixed_t, layer.attention_out, out=self._added_t)
         hidden += self._added
 
-    def _think(self, layer: QuickLayer, hidden: Floats) -> None:
+    def _mlp(self, layer: DraftLayer, hidden: Floats) -> None:
         wide = self._wide
         _norm(hidden, self._size, self._normed)
         torch.mm(self._normed_t, layer.up, out=self._wide_t)
@@ -141,16 +145,16 @@ class QuickSteps:
 
 
 class _Attention:
-    """The arrays between query, key and value of all rows and what attention makes of them."""
+    """Attention of all rows, with the arrays that it writes into."""
 
     def __init__(self, rows: int, heads: int, width: int) -> None:
         head_width = width // heads
         self._heads, self._scale = heads, head_width**-0.5
-        self.seen, self._mixed = _array(rows, 3 * width), _array(rows, heads, head_width)
-        self.seen_t, self.mixed_t = torch.from_numpy(self.seen), torch.from_numpy(self._mixed.reshape(rows, width))
-        self._both = self.seen[:, : 2 * width].reshape(rows, 2 * heads, head_width)
-        self._value = self.seen[:, 2 * width :].reshape(rows, heads, head_width)
-        self._turned, self._crossed = _array(rows, 2 * heads, head_width), _array(rows, 2 * heads, head_width)
+        self.qkv, self._mixed = _array(rows, 3 * width), _array(rows, heads, head_width)
+        self.qkv_t, self.mixed_t = torch.from_numpy(self.qkv), torch.from_numpy(self._mixed.reshape(rows, width))
+        self._both = self.qkv[:, : 2 * width].reshape(rows, 2 * heads, head_width)
+        self._value = self.qkv[:, 2 * width :].reshape(rows, heads, head_width)
+        self._rotated, self._crossed = _array(rows, 2 * heads, head_width), _array(rows, 2 * heads, head_width)
         self._query, self._size = _array(rows, heads, head_width), _array(rows, 2 * heads, 1)
         half = head_width // 2
         self._halves = [
@@ -158,31 +162,31 @@ class _Attention:
             (self._both[..., :half], self._crossed[..., half:], slice(half, None)),
         ]
 
-    def turn_to(self, cos: Floats, sin: Floats) -> None:
+    def move_to(self, cos: Floats, sin: Floats) -> None:
         self._cos = cos
         self._crossings = [(other, out, np.ascontiguousarray(sin[..., part])) for other, out, part in self._halves]
 
-    def turn(self) -> None:
-        """Rotates query and key, and norms them: the lengths of both, then the query itself."""
-        np.multiply(self._both, self._cos, out=self._turned)
+    def rotate(self) -> None:
+        """Rotates query and key, computes the norms of both, and normalises the query."""
+        np.multiply(self._both, self._cos, out=self._rotated)
         for other, out, sin in self._crossings:
             np.multiply(other, sin, out=out)
-        self._turned += self._crossed
-        _root_mean_square(self._turned, self._size)
-        np.divide(self._turned[:, : self._heads], self._size[:, : self._heads], out=self._query)
+        self._rotated += self._crossed
+        _root_mean_square(self._rotated, self._size)
+        np.divide(self._rotated[:, : self._heads], self._size[:, : self._heads], out=self._query)
 
-    def mix(self, lane: Lane, rows: slice, layer: int) -> None:
-        """Keeps the rows' keys and values, and mixes the values they look back at. Query and key are normed, so that
-        no score is beyond √W: nothing overflows without the largest taken off first."""
-        at, end = lane.filled, lane.filled + 1
-        np.divide(self._turned[rows, self._heads :], self._size[rows, self._heads :], out=lane.keys[layer][:, :, at])
-        lane.values[layer][:, :, at] = self._value[rows]
+    def mix(self, draft: DraftRows, rows: slice, layer: int) -> None:
+        """Stores the rows' keys and values and attends to all earlier ones. Query and key are normalised, so no score
+        exceeds √W, and exp cannot overflow."""
+        at, end = draft.filled, draft.filled + 1
+        np.divide(self._rotated[rows, self._heads :], self._size[rows, self._heads :], out=draft.keys[layer][:, :, at])
+        draft.values[layer][:, :, at] = self._value[rows]
         query = self._query[rows].reshape(-1, 1, self._query.shape[-1])
         mixed = self._mixed[rows].reshape(query.shape)
-        shares = np.matmul(query, lane.turned_keys[layer][:, :, :end])
+        shares = np.matmul(query, draft.transposed_keys[layer][:, :, :end])
         shares *= self._scale
         np.exp(shares, out=shares)
-        np.matmul(shares, lane.flat_values[layer][:, :end], out=mixed)
+        np.matmul(shares, draft.flat_values[layer][:, :end], out=mixed)
         mixed /= np.add.reduce(shares, -1, keepdims=True)
 
 

@@ -1,6 +1,7 @@
-"""Memory: keys and values of positions already computed, so that one byte more costs one byte more. The new positions
-of many texts go through the layers as one flat batch; only attention is each text's own, on its keys where they lie:
-nothing is padded or copied to make a batch. Next: serve/segment/segment.py, which keeps a memory a session."""
+"""KV caches: keys and values of positions that are already computed, so that a text is extended without computing it
+again. The new positions of many texts go through the layers as one flat batch. Only attention runs per text, on its own
+cache: nothing is padded or copied to form the batch. Next: block.py runs its layers on a CacheView;
+serve/segment/sessions.py keeps one cache per session."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value -> mixe
 SMALLEST_CAPACITY = 64
 
 
-class Memory:
-    """One text's keys and values in every layer of some blocks, [H, positions, W] each. It grows by doubling; cutting
-    it back to a prefix is free: `text` says what the first positions were computed from."""
+class KVCache:
+    """One text's keys and values in every layer of some blocks, [H, positions, W] each. It grows by doubling. `text` is
+    what the first positions were computed from, so cutting it back to a prefix is free."""
 
     def __init__(self, layers: int, heads: int, head_width: int, like: Tensor) -> None:
         self.text = b""
@@ -30,20 +31,20 @@ class Memory:
         return sum(each.numel() * each.element_size() for each in (*self.keys, *self.values))
 
     def common_prefix(self, text: bytes) -> int:
-        """How many positions of `text` need no computing."""
+        """How many positions of `text` are already computed."""
         return common_prefix(self.text, text)
 
     def keep(self, length: int) -> None:
         self.text = self.text[:length]
 
     def reserve(self, length: int) -> None:
-        """Room for so many positions; what is known stays."""
+        """Makes room for `length` positions and keeps the present ones."""
         if length > self.keys[0].size(1):
             capacity = max(SMALLEST_CAPACITY, 1 << (length - 1).bit_length())
             self.keys, self.values = ([_grown(old, capacity) for old in each] for each in (self.keys, self.values))
 
     def put(self, layer: int, first: int, key_THW: Tensor, value_THW: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values of a layer up to and with the new ones, [H, positions, W]."""
+        """Stores new keys and values. Returns all of the layer up to and including them, [H, positions, W]."""
         end = first + key_THW.size(0)
         keys, values = self.keys[layer], self.values[layer]
         keys[:, first:end] = key_THW.transpose(0, 1)
@@ -51,79 +52,79 @@ class Memory:
         return keys[:, :end], values[:, :end]
 
 
-class Part(Protocol):
-    """Some tokens of a batch, and how they look back."""
+class Positions(Protocol):
+    """New positions of one text, or of several rows that continue one text: a part of a flat batch."""
 
     @property
-    def num_tokens(self) -> int: ...
+    def count(self) -> int: ...
 
     def rows_of(self, table: Tensor) -> Tensor:
-        """The rows of a table of positions that are theirs."""
+        """Their rows of a table that has one row per position."""
         ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor: ...
 
 
-class Strand:
-    """The next `count` positions of one text, kept in its memory."""
+class TextPositions:
+    """The `count` positions of one text from `first` on. Their keys and values go into its cache."""
 
-    def __init__(self, memory: Memory, first: int, count: int) -> None:
-        memory.reserve(first + count)
-        self.memory, self.first, self.num_tokens = memory, first, count
-        self._mask = _causal(count, first + count, memory.keys[0].device) if first and count > 1 else None
+    def __init__(self, cache: KVCache, first: int, count: int) -> None:
+        cache.reserve(first + count)
+        self.cache, self.first, self.count = cache, first, count
+        self._mask = _causal(count, first + count, cache.keys[0].device) if first and count > 1 else None
 
     def rows_of(self, table: Tensor) -> Tensor:
-        return table[self.first : self.first + self.num_tokens]
+        return table[self.first : self.first + self.count]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = self.memory.put(layer, self.first, key, value)
+        keys, values = self.cache.put(layer, self.first, key, value)
         query = query.transpose(0, 1)[None]
-        is_causal = not self.first and self.num_tokens > 1
+        is_causal = not self.first and self.count > 1
         mixed = F.scaled_dot_product_attention(query, keys[None], values[None], self._mask, is_causal=is_causal)
         return mixed[0].transpose(0, 1)
 
 
-class Fan:
-    """Several continuations of one text: its memory, computed once, is copied for each of them, and forgotten with the
-    fan. [R, H, positions, W] a layer."""
+class BranchedCache:
+    """The caches of several rows that continue one text, [R, H, positions, W] per layer. The text's own cache is copied
+    for each row."""
 
-    def __init__(self, trunk: Memory, rows: int, length: int) -> None:
+    def __init__(self, trunk: KVCache, rows: int, length: int) -> None:
         self.rows, self.filled = rows, len(trunk.text)
         self.keys, self.values = (
-            [_fanned(each[:, : self.filled], rows, length) for each in side] for side in (trunk.keys, trunk.values)
+            [_branched(each[:, : self.filled], rows, length) for each in side] for side in (trunk.keys, trunk.values)
         )
 
     @property
     def num_bytes(self) -> int:
         return sum(each.nbytes for each in (*self.keys, *self.values))
 
-    def next(self, count: int) -> Fronds:
-        first, self.filled = self.filled, self.filled + count
-        return Fronds(self, first, count)
+    def next(self, length: int) -> BranchPositions:
+        first, self.filled = self.filled, self.filled + length
+        return BranchPositions(self, first, length)
 
 
-class Fronds:
-    """The next `count` positions of every row of a fan, row by row."""
+class BranchPositions:
+    """The `length` positions of every row of a branched cache from `first` on, row after row."""
 
-    def __init__(self, fan: Fan, first: int, count: int) -> None:
-        self.fan, self.first, self.count = fan, first, count
-        self.num_tokens = fan.rows * count
-        self._mask = None if count == 1 else _causal(count, first + count, fan.keys[0].device)
+    def __init__(self, cache: BranchedCache, first: int, length: int) -> None:
+        self.cache, self.first, self.length = cache, first, length
+        self.count = cache.rows * length
+        self._mask = None if length == 1 else _causal(length, first + length, cache.keys[0].device)
 
     def rows_of(self, table: Tensor) -> Tensor:
-        rows = table[self.first : self.first + self.count]
-        return rows.expand(self.fan.rows, -1) if self.count == 1 else rows.repeat(self.fan.rows, 1)
+        rows = table[self.first : self.first + self.length]
+        return rows.expand(self.cache.rows, -1) if self.length == 1 else rows.repeat(self.cache.rows, 1)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        end = self.first + self.count
-        keys, values = self.fan.keys[layer], self.fan.values[layer]
-        if self.count == 1:  # a byte of a draft, which costs as much as the operations it takes
+        end = self.first + self.length
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        if self.length == 1:  # a byte of a draft: its cost is the number of operations
             keys[:, :, self.first] = key
             values[:, :, self.first] = value
             mixed = F.scaled_dot_product_attention(query[:, :, None], keys[:, :, :end], values[:, :, :end])
             return mixed[:, :, 0]
         query, key, value = (
-            x.view(self.fan.rows, self.count, *x.shape[1:]).transpose(1, 2) for x in (query, key, value)
+            x.view(self.cache.rows, self.length, *x.shape[1:]).transpose(1, 2) for x in (query, key, value)
         )
         keys[:, :, self.first : end] = key
         values[:, :, self.first : end] = value
@@ -131,16 +132,16 @@ class Fronds:
         return mixed.transpose(1, 2).flatten(0, 1)
 
 
-class Tokens:
-    """The new positions of several texts as one batch [T]."""
+class PositionBatch:
+    """The new positions of several texts as one flat batch [T]."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts, self.sizes = parts, [part.num_tokens for part in parts]
+    def __init__(self, parts: Sequence[Positions]) -> None:
+        self.parts, self.sizes = parts, [part.count for part in parts]
         self._rotary: tuple[Tensor, Tensor] | None = None
 
     def rotary(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """cos for both halves of each head's channels, and sin with the sign each half takes, [T, 1, W]. All blocks
-        have the same tables."""
+        """cos for both halves of each head's channels, and sin with the sign of each half, [T, 1, W]. All blocks have
+        the same tables."""
         if self._rotary is None:
             own_cos, own_sin = (torch.cat([part.rows_of(table) for part in self.parts]) for table in (cos, sin))
             self._rotary = torch.cat([own_cos, own_cos], -1)[:, None], torch.cat([-own_sin, own_sin], -1)[:, None]
@@ -154,18 +155,18 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Recall:
-    """What one block's layers need of a batch; the first of them is number `first_layer` of the memories."""
+class CacheView:
+    """One block's layers in the caches of a batch. Its first layer is layer `first_layer` of each cache."""
 
-    tokens: Tokens
+    batch: PositionBatch
     first_layer: int
 
     def attend(self, index: int) -> Attend:
-        return partial(self.tokens.attend, self.first_layer + index)
+        return partial(self.batch.attend, self.first_layer + index)
 
 
 def common_prefix(old: bytes, new: bytes) -> int:
-    """How many bytes the two begin with alike."""
+    """The length of the longest common prefix."""
     if new.startswith(old):
         return len(old)
     return next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(new))
@@ -178,14 +179,14 @@ def _grown(old: Tensor, capacity: int) -> Tensor:
     return new
 
 
-def _fanned(trunk: Tensor, rows: int, length: int) -> Tensor:
-    """The trunk [H, P, W] in each row of a new [R, H, P + length, W]."""
+def _branched(trunk: Tensor, rows: int, length: int) -> Tensor:
+    """A new [R, H, P + length, W] that begins with the trunk [H, P, W] in each row."""
     heads, before, width = trunk.shape
-    fan = trunk.new_empty(rows, heads, before + length, width)
-    fan[:, :, :before] = trunk
-    return fan
+    branches = trunk.new_empty(rows, heads, before + length, width)
+    branches[:, :, :before] = trunk
+    return branches
 
 
 def _causal(queries: int, keys: int, device: torch.device) -> Tensor:
-    """The last query sees all keys, each one before it one less."""
+    """The last query sees all keys, each earlier query one key less."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)

@@ -1,4 +1,4 @@
-"""The mathematics of `denoise`, one pure function a formula, in the papers' symbols. Nothing here has weights.
+"""The mathematics of `denoise`: one pure function per formula, in the papers' symbols. Nothing here has weights.
 Karras et al. 2022 (EDM) for the scalings; DiffusionBlocks (arXiv 2506.14202) for the partition. Next: block.py."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STANDARD = NormalDist()
 
 
 def codes(seed: int) -> Tensor:
-    """e_x: one unit vector a byte value, orthonormal, the same on every machine that knows the seed."""
+    """e_x: one unit vector per byte value, orthonormal. The same seed gives the same vectors on every machine."""
     generator = torch.Generator().manual_seed(seed)
     gaussian = torch.randn(NUM_SYMBOLS, NUM_SYMBOLS, generator=generator, dtype=torch.float64, device=generator.device)
     orthonormal: Tensor = torch.linalg.qr(gaussian)[0]
@@ -28,7 +28,7 @@ def log_normal_cdf(sigma: float, p_mean: float, p_std: float) -> float:
 
 
 def lognormal_edges(num_blocks: int, objective: Denoise) -> list[float]:
-    """B + 1 noise levels from σ_max down to σ_min between which lie equal shares of the (truncated) prior mass.
+    """B + 1 noise levels from σ_max down to σ_min, with equal shares of the (truncated) prior mass between them.
     Block k has the range [edges[k + 1], edges[k]]."""
     o = objective
     low, high = (log_normal_cdf(sigma, o.p_mean, o.p_std) for sigma in (o.sigma_min, o.sigma_max))
@@ -37,7 +37,7 @@ def lognormal_edges(num_blocks: int, objective: Denoise) -> list[float]:
 
 
 def widen(low: float, high: float, objective: Denoise) -> tuple[float, float]:
-    """The range a block trains on: γ of its log width further on each side, clipped to [σ_min, σ_max]."""
+    """The range that a block trains on: wider by γ of its log width on each side, clipped to [σ_min, σ_max]."""
     reach = (high / low) ** objective.overlap
     return max(low / reach, objective.sigma_min), min(high * reach, objective.sigma_max)
 
@@ -62,7 +62,7 @@ def c_noise(sigma: Tensor) -> Tensor:
 
 
 def loss_weight(sigma: Tensor, sigma_data: float) -> Tensor:
-    """λ(σ) = (σ² + σ_d²) / (σ σ_d)², which makes the effective weight of every noise level one."""
+    """λ(σ) = (σ² + σ_d²) / (σ σ_d)². It makes the effective weight of every noise level one."""
     return (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
 
 

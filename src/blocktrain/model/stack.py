@@ -1,5 +1,5 @@
-"""BlockModel: the blocks composed, in one process. The truth that every served model must equal.
-It reads and generates; it does not train. Next: train/trainer.py trains its blocks, train/evaluate.py scores it."""
+"""BlockModel: all blocks of a model in one process. Every served model must equal it. It reads and generates; it does
+not train. Next: train/trainer.py trains its blocks, train/evaluate.py scores it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Readings = list[Tensor]  # the logits of each block that took part, [B, T, 256] 
 
 
 class BlockModel(nn.Module):
-    """`combine` holds, for each path, the blocks' weights in the product of experts, fitted on held-out text."""
+    """`combine` holds the blocks' weights in the product of experts for each path, fitted on held-out text."""
 
     def __init__(self, spec: RunSpec, combine: Mapping[str, Sequence[float]] | None = None) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class BlockModel(nn.Module):
         blocks: Mapping[int, Mapping[str, Tensor]],
         combine: Mapping[str, Sequence[float]] | None = None,
     ) -> BlockModel:
-        """A trained model from the named tensors of its blocks; a block that is not given stays untrained."""
+        """A trained model from the named tensors of its blocks. A block that is not given stays an initial block."""
         model = cls(spec, combine)
         for index, tensors in blocks.items():
             model.blocks[index].load_state_dict(dict(tensors))
@@ -39,13 +39,13 @@ class BlockModel(nn.Module):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The ways through the blocks; the first one is the model's answer."""
+        """The paths through the blocks. The first one gives the model's answer."""
         return ("mean", "euler") if isinstance(self.spec.objective, Denoise) else ("stack",)
 
     def readings(
         self, bytes_BT: Tensor, path: str, generator: torch.Generator | None = None, missing: Collection[int] = ()
     ) -> Readings:
-        """What each block reads out along a path. Blocks in `missing` are skipped as if their host were dead."""
+        """What each block reads out along a path. Blocks in `missing` are skipped, as if their hosts were dead."""
         present = [block for block in self.blocks if block.index not in missing]
         if path == "stack":
             return self._stack(bytes_BT, present)
@@ -54,8 +54,8 @@ class BlockModel(nn.Module):
         return self._euler(bytes_BT, present, generator)[1]
 
     def combined(self, readings: Readings, path: str) -> Tensor:
-        """log p(x) = Σ_k w_k logits_k + const; before the weights are fitted, the last block (stack) or equal shares.
-        Where blocks are missing the rest share the weight of all."""
+        """log p(x) = Σ_k w_k logits_k + const. Before the weights are fitted: the last block (stack) or equal weights.
+        If blocks are missing, the others have equal weights."""
         if len(readings) == len(self.blocks) and path in self.combine:
             weights = self.combine[path]
         elif path == "stack":
@@ -73,7 +73,7 @@ class BlockModel(nn.Module):
     def generate(
         self, prompt: bytes, max_bytes: int, generator: torch.Generator, temperature: float = 1.0, top_p: float = 1.0
     ) -> Iterator[int]:
-        """One byte after the other, each from its window of the text; yields as it goes."""
+        """Yields one byte after the other, each read from its window of the text."""
         text = _prompt(prompt)
         for _ in range(max_bytes):
             window = torch.tensor([list(text[window_start(len(text), self.spec.model.context) :])], device=self._device)
@@ -83,7 +83,8 @@ class BlockModel(nn.Module):
 
     @torch.no_grad()
     def sweep(self, prompt: bytes, num_bytes: int, generator: torch.Generator) -> bytes:
-        """All bytes in ONE traversal: every position starts as noise, each block takes its Euler step on the whole."""
+        """All bytes in one traversal: every position starts as noise, and each block takes one Euler step on all of
+        them."""
         objective, context = self.spec.objective, self.spec.model.context
         if not isinstance(objective, Denoise) or not objective.span_share:
             raise ConfigError(
@@ -133,7 +134,8 @@ class BlockModel(nn.Module):
 
 
 def draw(logits: Tensor, generator: torch.Generator, temperature: float = 1.0, top_p: float = 1.0) -> int:
-    """One byte from its logits; temperature 0 takes the likeliest, top_p keeps the likeliest bytes of that mass."""
+    """Draws one byte from its logits. Temperature 0 takes the most likely byte; top_p keeps the most likely bytes with
+    that total probability."""
     if temperature == 0:
         return int(logits.argmax())
     probabilities, order = (logits.double() / temperature).softmax(-1).sort(descending=True)
@@ -143,12 +145,12 @@ def draw(logits: Tensor, generator: torch.Generator, temperature: float = 1.0, t
 
 
 def window_start(length: int, context: int) -> int:
-    """Where the window of a text of so many bytes begins. It moves by half a context at a time, so that caches stay
-    good between the moves; a function of the length alone, so that every way to decode sees the same windows."""
+    """Where the window of a text of `length` bytes begins. It moves by half a context at a time, so that KV caches stay
+    valid between the moves. It depends on the length alone, so that all decoders see the same windows."""
     if length <= context:
         return 0
-    hop = max(1, context // 2)
-    return -(-(length - context) // hop) * hop
+    stride = max(1, context // 2)
+    return -(-(length - context) // stride) * stride
 
 
 def count_parameters(block: Block | BlockModel) -> int:

@@ -1,5 +1,5 @@
-"""The layers: pre-norm, rotary, causal, squared ReLU, no biases, no parameters in the norms.
-Output projections start at zero, so that a new layer is the identity. Next: block.py."""
+"""The layers: pre-norm, rotary, causal, squared ReLU, no biases, no parameters in the norms. Output projections start
+at zero, so a new layer is the identity. Next: block.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 def lean_norm(x: Tensor) -> Tensor:
-    """rms_norm without a gradient, in half the time for few positions."""
+    """rms_norm without a gradient. It takes half the time for few positions."""
     if x.dtype is not torch.float32:
         return rms_norm(x)  # which squares in full precision
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -47,14 +47,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def span_mask(context: int, span_start: int) -> Tensor:
-    """Who may look at whom: causal, and positions from span_start on also see each other in both directions."""
+    """Which position sees which: causal, and positions from span_start on also see each other in both directions."""
     position = torch.arange(context)
     in_span = position >= span_start
     return (position[:, None] >= position[None, :]) | (in_span[:, None] & in_span[None, :])
 
 
 class Layer(nn.Module):
-    """Attention, then MLP, each behind a norm and added to the stream."""
+    """Attention, then MLP. Each has a norm before it and is added to the stream."""
 
     query: Tensor
     key: Tensor
@@ -94,18 +94,18 @@ class Layer(nn.Module):
     def step(
         self, hidden_TD: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, modulation: Modulation | None = None
     ) -> Tensor:
-        """`forward` for new positions of texts whose earlier ones `attend` remembers. The same function in half as many
-        operations, which are what a single byte costs."""
+        """`forward` for new positions of texts whose earlier positions are in the KV caches behind `attend`. The same
+        function in half as many operations: they are the cost of a single byte."""
         if modulation is None:
-            hidden_TD = hidden_TD + self._look_back(lean_norm(hidden_TD), rotary, attend)
+            hidden_TD = hidden_TD + self._attend_cached(lean_norm(hidden_TD), rotary, attend)
             return hidden_TD + self._mlp(lean_norm(hidden_TD))
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
-        attended = self._look_back(lean_norm(hidden_TD) * (1 + scale_a) + shift_a, rotary, attend)
+        attended = self._attend_cached(lean_norm(hidden_TD) * (1 + scale_a) + shift_a, rotary, attend)
         hidden_TD = hidden_TD + (1 + gate_a) * attended
         return hidden_TD + (1 + gate_m) * self._mlp(lean_norm(hidden_TD) * (1 + scale_m) + shift_m)
 
-    def _look_back(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """Query and key are rotated and normed as one tensor."""
+    def _attend_cached(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """Rotates and normalises query and key as one tensor."""
         cos, sin = rotary
         T, D = x_TD.shape
         both = torch.cat([self.linear(x_TD, self.query), self.linear(x_TD, self.key)], -1).view(T, 2 * self.heads, -1)
@@ -129,5 +129,5 @@ class Layer(nn.Module):
         return self.linear(positive * positive, self.down)  # square's gradient takes one more tensor of this size
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x · weightᵀ, for streamed.py to do otherwise."""
+        """x · weightᵀ. offload.py overrides it."""
         return F.linear(x, weight)

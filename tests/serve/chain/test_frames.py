@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 
 from blocktrain.errors import FrameError
 from blocktrain.io.arrays import as_arrays
-from blocktrain.serve.chain import frames
-from blocktrain.serve.chain.frames import decode, encode, head_of, quantised, without_states
-from blocktrain.serve.chain.messages import PROTOCOL, Answer, Cancel, Hello, Walk
-from blocktrain.serve.traversal import Draft, Hop, Noise, Piece, Traversal, Weigh
+from blocktrain.serve.chain import messages
+from blocktrain.serve.chain.messages import (
+    PROTOCOL,
+    Advance,
+    Answer,
+    Cancel,
+    Head,
+    Hello,
+    decode,
+    encode,
+    quantised,
+    without_states,
+)
+from blocktrain.serve.traversal import Draft, Noise, Piece, StageTiming, Traversal, Weigh
 from blocktrain.wire.safetensors import encode as encode_tensors
 
 PROMPT = b"Once upon a time"
@@ -52,26 +62,26 @@ def full_traversal(wire: str = "fp32") -> Traversal:
         shares=random(2),
         written=b"abc",
         degraded=True,
-        trace=(Hop("tcp://a:1", (0, 1), 0.1, 0.2, 0.3),),
+        trace=(StageTiming("tcp://a:1", (0, 1), 0.1, 0.2, 0.3),),
     )
 
 
-def walk_of(traversal: Traversal) -> Walk:
-    return Walk(
+def advance_of(traversal: Traversal) -> Advance:
+    return Advance(
         id="id",
         attempt=1,
         version="v",
         reply_to="ab",
         route=("tcp://127.0.0.1:7001",),
-        expires_s=1.0,
-        head=head_of(traversal),
+        time_left_s=1.0,
+        head=Head.of(traversal),
     )
 
 
 def sent(traversal: Traversal) -> Traversal:
-    walk = walk_of(traversal)
-    message, arrived = decode(encode(walk, traversal))
-    assert message == walk
+    message = advance_of(traversal)
+    received, arrived = decode(encode(message, traversal))
+    assert received == message
     assert arrived is not None
     return arrived
 
@@ -90,18 +100,18 @@ def test_a_traversal_arrives_as_it_was_sent():
 @pytest.mark.parametrize("wire", ROUNDING)
 def test_each_format_keeps_states_and_evidence_to_its_rounding(wire):
     traversal, arrived = full_traversal(wire), sent(full_traversal(wire))
-    for name in frames.FLOATS:
+    for name in messages.FLOATS:
         before, after = getattr(traversal, name), getattr(arrived, name)
         peak = before.abs().amax(-1, keepdim=True)
         assert ((after - before).abs() <= ROUNDING[wire] * peak + 1e-9).all(), name
-    for name in frames.EXACT:
+    for name in messages.EXACT:
         assert torch.equal(getattr(arrived, name), getattr(traversal, name)), name
 
 
 @pytest.mark.parametrize("wire, share", [("fp16", 0.55), ("bf16", 0.55), ("int8", 0.35)])
 def test_smaller_formats_send_fewer_bytes(wire, share):
     big, small = (without_drafts(full_traversal(each)) for each in ("fp32", wire))
-    assert len(encode(walk_of(small), small)[1]) < share * len(encode(walk_of(big), big)[1]) + 500
+    assert len(encode(advance_of(small), small)[1]) < share * len(encode(advance_of(big), big)[1]) + 500
 
 
 def without_drafts(traversal: Traversal) -> Traversal:
@@ -147,12 +157,12 @@ def test_the_error_of_a_trained_models_logits_is_as_stated(trained_segments, wir
 
 
 def tampered(**changes: object) -> list[bytes]:
-    header, payload = encode(walk_of(full_traversal()), full_traversal())
+    header, payload = encode(advance_of(full_traversal()), full_traversal())
     return [json.dumps({**json.loads(header), **changes}).encode(), payload]
 
 
 def with_tensors(**tensors: torch.Tensor) -> list[bytes]:
-    header, _ = encode(walk_of(full_traversal()), full_traversal())
+    header, _ = encode(advance_of(full_traversal()), full_traversal())
     return [header, encode_tensors(as_arrays(tensors))]
 
 
@@ -163,7 +173,7 @@ BAD = {
     "not JSON": ([b"GET / HTTP/1.1"], "not JSON"),
     "not a table": ([b"[1]"], "protocol none"),
     "deep": ([b"[" * 100_000], "not JSON"),
-    "large header": ([b" " * (frames.MAX_HEADER_BYTES + 1)], "at most"),
+    "large header": ([b" " * (messages.MAX_HEADER_BYTES + 1)], "at most"),
     "other protocol": (tampered(protocol=PROTOCOL + 1), "install the same version"),
     "unknown kind": (tampered(kind="dance"), "not a message"),
     "unknown key": (tampered(hat="red"), "not a message"),
@@ -200,7 +210,7 @@ def test_random_bytes_are_refused(parts):
 
 @given(st.integers(0, 1), st.integers(0, 2000), st.integers(1, 255))
 def test_a_flipped_byte_is_refused_or_harmless(part, place, mask):
-    whole = [bytearray(each) for each in encode(walk_of(full_traversal()), full_traversal())]
+    whole = [bytearray(each) for each in encode(advance_of(full_traversal()), full_traversal())]
     whole[part][place % len(whole[part])] ^= mask
     with suppress(FrameError):  # the only way out
         decode([bytes(each) for each in whole])
@@ -220,14 +230,14 @@ def test_any_value_in_any_field_is_taken_or_refused(key, value):
 
 
 def test_a_traversal_too_large_is_not_even_sent(monkeypatch):
-    monkeypatch.setattr(frames, "MAX_PAYLOAD_BYTES", 1000)
+    monkeypatch.setattr(messages, "MAX_PAYLOAD_BYTES", 1000)
     with pytest.raises(FrameError, match="at most 1000"):
-        encode(walk_of(full_traversal()), full_traversal())
+        encode(advance_of(full_traversal()), full_traversal())
 
 
 def test_every_kind_of_message_arrives_as_it_was_sent():
     traversal = full_traversal()
     for message in (Hello(id=3), Cancel(id="x")):
         assert decode(encode(message)) == (message, None)
-    answer = Answer(id="x", attempt=2, head=head_of(traversal))
+    answer = Answer(id="x", attempt=2, head=Head.of(traversal))
     assert decode(encode(answer, traversal))[0] == answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.chain.keys import new_key_text, parse_address, read_key, require_key
+from blocktrain.serve.chain.sockets import new_key_text, parse_address, read_key, require_key
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 import torch
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.decode.exact import Mode, Request, decode
+from blocktrain.serve.decode.decoder import decode
+from blocktrain.serve.decode.request import Mode, Request
 from blocktrain.serve.segment import drafting
 from blocktrain.serve.traversal import Draft, Forward, Noise, Traversal, Weigh
 
@@ -47,37 +47,14 @@ def test_served_logits_equal_those_in_one_process_for_every_split(serve, kind, s
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_asking_all_stages_at_once_gives_the_same(serve, name):
-    async def main():
-        segments = [serve.segment_of("denoise", span) for span in ((0, 1), (2,), (3,))]
-        async with serve.chain_of(segments, replace(serve.quick, topology="fanout")) as pipeline:
-            truth = serve.local_of("denoise", (0, 1), (2,), (3,)).run(TEXTS[name])
-            reply = await pipeline(TEXTS[name])
-            assert_same(reply, truth)
-            assert [hop.blocks for hop in reply.trace] == [(0, 1), (2,), (3,)]
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("topology", ["chain", "fanout"])
-def test_a_sweep_writes_the_bytes_of_the_model_in_one_process(serve, topology):
+def test_a_sweep_writes_the_bytes_of_the_model_in_one_process(serve):
     async def main():
         segments = [serve.segment_of("denoise", span) for span in ((0, 1), (2, 3))]
-        async with serve.chain_of(segments, replace(serve.quick, topology=topology)) as pipeline:
+        async with serve.chain_of(segments) as pipeline:
             text = Traversal("s", PROMPT, noise=Noise(20, seed=3))
             reply = await pipeline(text)
             assert reply.written == serve.local_of("denoise").run(text).written
             assert len(reply.written) == 20
-
-    asyncio.run(main())
-
-
-def test_fanning_out_needs_blocks_that_do_not_read_each_other(serve):
-    async def main():
-        with pytest.raises(ConfigError, match="use --topology chain"):
-            async with serve.chain_of([serve.segment_of("stacked", range(4))], replace(serve.quick, topology="fanout")):
-                pass
 
     asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""A stage's waiting room: bounded, in order, one version at a time."""
+"""A stage's queue: bounded, in order, one version at a time."""
 
 from __future__ import annotations
 
@@ -6,57 +6,56 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocktrain.serve.chain.frames import head_of
-from blocktrain.serve.chain.messages import Walk
-from blocktrain.serve.chain.queue import Arrival, Recent, WaitingRoom
+from blocktrain.serve.chain.messages import Advance, Head
+from blocktrain.serve.chain.queue import Arrival, ArrivalQueue, Recent
 from blocktrain.serve.traversal import Draft, Traversal
 
 
 def arrival(id: str, version: str = "v1", rows: int = 1, num_bytes: int = 1, attempt: int = 1) -> Arrival:
     traversal = Traversal(f"session of {id}", b"text", tails=torch.zeros(rows, 1, dtype=torch.uint8))
-    head = head_of(traversal)
-    walk = Walk(id=id, attempt=attempt, version=version, reply_to="ab", route=(), expires_s=5, head=head)
-    return Arrival(walk, traversal, num_bytes, arrived_s=100.0)
+    head = Head.of(traversal)
+    message = Advance(id=id, attempt=attempt, version=version, reply_to="ab", route=(), time_left_s=5, head=head)
+    return Arrival(message, traversal, num_bytes, arrived_s=100.0)
 
 
-def room(*arrivals: Arrival, limit: int = 10, max_bytes: int = 1000) -> WaitingRoom:
-    made = WaitingRoom(limit, max_bytes)
+def queue(*arrivals: Arrival, limit: int = 10, max_bytes: int = 1000) -> ArrivalQueue:
+    made = ArrivalQueue(limit, max_bytes)
     for each in arrivals:
         assert made.admit(each)
     return made
 
 
 def ids(arrivals: list[Arrival]) -> list[str]:
-    return [each.walk.id for each in arrivals]
+    return [each.message.id for each in arrivals]
 
 
-def test_a_full_room_lets_nobody_in():
-    waiting = room(arrival("a"), arrival("b"), limit=2)
+def test_a_full_queue_admits_nothing():
+    waiting = queue(arrival("a"), arrival("b"), limit=2)
     assert not waiting.admit(arrival("c"))
-    waiting = room(arrival("a", num_bytes=900))
+    waiting = queue(arrival("a", num_bytes=900))
     assert not waiting.admit(arrival("b", num_bytes=200))
     assert ids(waiting.take(9)) == ["a"]
 
 
 def test_one_alone_is_let_in_however_large():
-    assert ids(room(arrival("a", num_bytes=10**9)).take(1)) == ["a"]
+    assert ids(queue(arrival("a", num_bytes=10**9)).take(1)) == ["a"]
 
 
 def test_a_newer_attempt_takes_the_place_of_the_older():
-    waiting = room(arrival("a", attempt=1), limit=1)
+    waiting = queue(arrival("a", attempt=1), limit=1)
     assert waiting.admit(arrival("a", attempt=2))
     (taken,) = waiting.take(9)
-    assert taken.walk.attempt == 2
+    assert taken.message.attempt == 2
 
 
 def test_a_batch_is_of_one_version_and_begins_with_the_oldest():
-    waiting = room(arrival("a"), arrival("b", "v2"), arrival("c"))
+    waiting = queue(arrival("a"), arrival("b", "v2"), arrival("c"))
     assert [ids(waiting.take(9)), ids(waiting.take(9)), ids(waiting.take(9))] == [["a", "c"], ["b"], []]
 
 
 @given(st.lists(st.integers(1, 9), max_size=10), st.integers(1, 9))
 def test_everybody_is_taken_once_and_batches_keep_their_bound(rows, max_rows):
-    waiting, taken = room(*(arrival(str(n), rows=each) for n, each in enumerate(rows))), []
+    waiting, taken = queue(*(arrival(str(n), rows=each) for n, each in enumerate(rows))), []
     while batch := waiting.take(max_rows):
         assert sum(each.rows for each in batch) <= max_rows or len(batch) == 1
         taken += ids(batch)
@@ -65,16 +64,16 @@ def test_everybody_is_taken_once_and_batches_keep_their_bound(rows, max_rows):
 
 def test_rows_are_counted_before_they_are_drafted():
     drafting = arrival("a").traversal.with_(tails=None, draft=Draft(3, candidates=7))
-    assert Arrival(arrival("a").walk, drafting, 1, 0.0).rows == 7
+    assert Arrival(arrival("a").message, drafting, 1, 0.0).rows == 7
 
 
 def test_time_runs_while_one_waits():
-    assert arrival("a").left_s(now_s=103.0) == 2.0
+    assert arrival("a").time_left_s(now_s=103.0) == 2.0
 
 
 def test_who_is_not_wanted_any_more_goes():
-    waiting = room(arrival("a"), arrival("b"))
-    assert ids(waiting.drop(lambda each: each.walk.id == "a")) == ["a"]
+    waiting = queue(arrival("a"), arrival("b"))
+    assert ids(waiting.drop(lambda each: each.message.id == "a")) == ["a"]
     assert ids(waiting.take(9)) == ["b"]
 
 

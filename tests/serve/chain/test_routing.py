@@ -1,4 +1,4 @@
-"""The way of a traversal: an exact cover by stages that are well, as cheap as can be, and why there is none."""
+"""The route of a traversal: the cheapest exact cover by healthy stages, and why there is none."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocktrain.serve.chain.messages import Served
+from blocktrain.serve.chain.messages import ServedModel
 from blocktrain.serve.chain.routing import (
     LONGEST_PAUSE_S,
     StageView,
     choose_route,
     cover_problem,
     expected_wait_s,
-    hedge_after_s,
     model_problem,
     newest_whole,
     pause_s,
@@ -25,8 +24,8 @@ from blocktrain.serve.chain.routing import (
 BLOCKS = 4
 
 
-def model(version: str = "v1", spec: str = "spec", blocks: int = BLOCKS) -> Served:
-    return Served(
+def model(version: str = "v1", spec: str = "spec", blocks: int = BLOCKS) -> ServedModel:
+    return ServedModel(
         name="m",
         version=version,
         objective="stacked",
@@ -72,7 +71,7 @@ def covers(views, version):
 
 @given(any_views(), st.randoms(use_true_random=False))
 def test_a_route_covers_every_block_once_in_order_by_stages_that_are_well_and_of_the_version(views, rng):
-    route = choose_route(views, "v1", 0, BLOCKS, 0.0, rng=Random(rng.random()))
+    route = choose_route(views, "v1", BLOCKS, 0.0, rng=Random(rng.random()))
     assert (route is not None) == covers(views, "v1")
     if route is not None:
         assert blocks_of(views, route) == list(range(BLOCKS))
@@ -82,7 +81,7 @@ def test_a_route_covers_every_block_once_in_order_by_stages_that_are_well_and_of
 
 @given(any_views())
 def test_a_route_that_may_skip_names_exactly_what_it_lacks(views):
-    route = choose_route(views, "v1", 0, BLOCKS, 0.0, may_skip=range(BLOCKS))
+    route = choose_route(views, "v1", BLOCKS, 0.0, may_skip=range(BLOCKS))
     if route is not None:
         assert sorted([*blocks_of(views, route), *route.missing]) == list(range(BLOCKS))
         if covers(views, "v1"):
@@ -98,7 +97,7 @@ def test_what_new_sessions_begin_with_is_whole(views):
 
 @given(any_views(), st.sets(st.sampled_from([f"s{n}" for n in range(8)])))
 def test_a_stage_to_avoid_is_used_only_where_there_is_no_other(views, avoid):
-    route = choose_route(views, "v1", 0, BLOCKS, 0.0, avoid=avoid)
+    route = choose_route(views, "v1", BLOCKS, 0.0, avoid=avoid)
     others = [each for each in views if each.address not in avoid and not each.out]
     if route is not None and covers(others, "v1"):
         assert not set(route.addresses) & avoid
@@ -106,19 +105,19 @@ def test_a_stage_to_avoid_is_used_only_where_there_is_no_other(views, avoid):
 
 def test_the_replica_with_the_least_expected_wait_is_chosen():
     views = [view("slow", 0, 3, work_s=2.0), view("busy", 0, 3, work_s=0.5, waiting=9), view("free", 0, 3, work_s=0.6)]
-    assert choose_route(views, "v1", 0, 4, 0.0).addresses == ("free",)
+    assert choose_route(views, "v1", 4, 0.0).addresses == ("free",)
 
 
 def test_a_session_stays_where_its_caches_are_until_that_stage_fails():
     views = [view("its own", 0, 3, work_s=1.0, waiting=3), view("free", 0, 3)]
-    assert choose_route(views, "v1", 0, 4, 0.0, prefer={"its own"}).addresses == ("its own",)
+    assert choose_route(views, "v1", 4, 0.0, prefer={"its own"}).addresses == ("its own",)
     views[0] = view("its own", 0, 3, out=True)
-    assert choose_route(views, "v1", 0, 4, 0.0, prefer={"its own"}).addresses == ("free",)
+    assert choose_route(views, "v1", 4, 0.0, prefer={"its own"}).addresses == ("free",)
 
 
 def test_ties_fall_differently():
     views = [view("a", 0, 3), view("b", 0, 3)]
-    assert {choose_route(views, "v1", 0, 4, 0.0, rng=Random(seed)).addresses for seed in range(20)} == {("a",), ("b",)}
+    assert {choose_route(views, "v1", 4, 0.0, rng=Random(seed)).addresses for seed in range(20)} == {("a",), ("b",)}
 
 
 def test_who_was_slow_long_ago_is_tried_again():
@@ -129,8 +128,8 @@ def test_who_was_slow_long_ago_is_tried_again():
 
 def test_a_stage_may_be_cut_otherwise_than_its_replicas():
     views = [view("whole", 0, 3, waiting=99, work_s=1), view("left", 0, 1), view("right", 2, 3)]
-    assert choose_route(views, "v1", 0, 4, 0.0).addresses == ("left", "right")
-    assert choose_route(views[:2], "v1", 0, 4, 0.0).addresses == ("whole",)
+    assert choose_route(views, "v1", 4, 0.0).addresses == ("left", "right")
+    assert choose_route(views[:2], "v1", 4, 0.0).addresses == ("whole",)
 
 
 def test_the_newest_version_that_all_blocks_have_is_the_one():
@@ -143,11 +142,6 @@ def test_the_newest_version_that_all_blocks_have_is_the_one():
 @pytest.mark.parametrize("failures, seconds", [(0, 0.0), (1, 0.25), (2, 0.5), (3, 1.0), (50, LONGEST_PAUSE_S)])
 def test_who_fails_stays_out_longer_each_time(failures, seconds):
     assert pause_s(failures) == seconds
-
-
-def test_nothing_is_hedged_before_the_usual_time_is_known():
-    assert hedge_after_s(0.0, 3.0) == hedge_after_s(1.0, None) == float("inf")
-    assert hedge_after_s(0.5, 3.0) == 1.5
 
 
 PROBLEMS = {

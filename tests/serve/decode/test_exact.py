@@ -14,19 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.decode import exact as decoders
-from blocktrain.serve.decode.exact import (
-    Mode,
-    Request,
-    WrittenByte,
-    best_draft_bytes,
-    check,
-    decode,
-    decoder,
-    speculate,
-)
+from blocktrain.serve.decode import decoder as decoders
+from blocktrain.serve.decode.decoder import best_draft_bytes, decode, decoder_of, speculate
+from blocktrain.serve.decode.request import Mode, Request, WrittenByte, check
+from blocktrain.serve.segment.local import LocalForward
 from blocktrain.serve.segment.sampling import pick, probabilities, uniforms
-from blocktrain.serve.segment.segment import LocalForward
 
 PROMPT = b"The president of "
 LONG_PROMPT = PROMPT * 3 + b"and so on"
@@ -118,7 +110,7 @@ def speculated(letters, segments, write):
     def outputs(mode=Mode.SPECULATIVE, count=OUTPUTS, **settings):
         parts = segments(letters, [[0], [1]])
         asking = [
-            decoder(Request(b"ab", NUM_BYTES, mode, TEMPERATURE, seed=seed, **settings), parts[0].info, str(seed))
+            decoder_of(Request(b"ab", NUM_BYTES, mode, TEMPERATURE, seed=seed, **settings), parts[0].info, str(seed))
             for seed in range(count)
         ]
         return write(parts, asking)
@@ -177,20 +169,20 @@ def test_the_best_draft_is_the_best_of_all():
 
 def test_a_decoder_learns_how_far_to_draft(stacked):
     """A round trip of two seconds: drafts grow until the acceptance rate forbids it."""
-    asking, lengths = decoder(Request(PROMPT, 40, Mode.SPECULATIVE, temperature=0), stacked.info, "s"), []
+    asking, lengths = decoder_of(Request(PROMPT, 40, Mode.SPECULATIVE, temperature=0), stacked.info, "s"), []
     while (asked := asking.ask()) is not None:
         lengths.append(asked.draft.length)
-        asking.tell(stacked.run(asked), seconds=2.0)
+        asking.take(stacked.run(asked), seconds=2.0)
     assert lengths[0] == decoders.FIRST_DRAFT_BYTES
     assert len(set(lengths)) > 1
 
 
 def test_log_probabilities_are_the_model_s(model, local, kind):
     for mode in (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE):
-        asking = decoder(Request(PROMPT, 6, mode, temperature=0.5, seed=1), local.info, mode)
+        asking = decoder_of(Request(PROMPT, 6, mode, temperature=0.5, seed=1), local.info, mode)
         written = []
         while (asked := asking.ask()) is not None:
-            written += asking.tell(local.run(asked), 0.1)
+            written += asking.take(local.run(asked), 0.1)
         text = PROMPT + bytes(byte.value for byte in written)
         logs = model(kind).logits(torch.tensor([list(text)]))[0].double().log_softmax(-1)
         for at, byte in enumerate(written, len(PROMPT)):

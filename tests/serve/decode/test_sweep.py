@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.decode.exact import Mode, Request, check, decoder
-from blocktrain.serve.segment.resample import effective_candidates
-from blocktrain.serve.segment.sampling import log_likelihood, probabilities
-from blocktrain.serve.segment.segment import LocalForward
+from blocktrain.serve.decode.decoder import decoder_of
+from blocktrain.serve.decode.request import Mode, Request, check
+from blocktrain.serve.segment.local import LocalForward
+from blocktrain.serve.segment.sampling import effective_candidates, log_likelihood, probabilities
 
 PROMPT = b"The president of "
 
 
 def swept(forward, request):
     """(bytes, stats, prompts asked with)"""
-    asking, written, prompts = decoder(request, forward.info, "s"), b"", []
+    asking, written, prompts = decoder_of(request, forward.info, "s"), b"", []
     while (asked := asking.ask()) is not None:
         prompts.append(asked.prompt)
-        written += bytes(byte.value for byte in asking.tell(forward.run(asked), 0.1))
+        written += bytes(byte.value for byte in asking.take(forward.run(asked), 0.1))
     return written, asking.stats, prompts
 
 
@@ -75,9 +75,9 @@ def test_draft_bytes_cuts_a_sweep_into_parts(stacked):
 
 def test_the_likeliest_candidate_wins_at_temperature_zero(model, stacked):
     request = Request(PROMPT, 12, Mode.SWEEP, temperature=0, candidates=6, seed=9)
-    asking = decoder(request, stacked.info, "s")
+    asking = decoder_of(request, stacked.info, "s")
     reply = stacked.run(asking.ask().with_(weigh=None))  # so that all candidates come back
-    written = [byte.value for byte in asking.tell(reply, 0.1)]
+    written = [byte.value for byte in asking.take(reply, 0.1)]
 
     def likelihood(tail):
         logits = model("stacked").logits(torch.tensor([[*PROMPT, *tail]]))[0]
@@ -107,7 +107,7 @@ def test_the_distribution_approaches_the_model_s_as_candidates_are_added(letters
     for candidates in (1, 5, 32):
         parts = segments(letters, [[0], [1]])
         requests = [Request(b"ab", 2, Mode.SWEEP, 0.8, seed=seed, candidates=candidates) for seed in range(300)]
-        asking = [decoder(request, parts[0].info, str(request.seed)) for request in requests]
+        asking = [decoder_of(request, parts[0].info, str(request.seed)) for request in requests]
         distances.append(distance(write(parts, asking), letters, 0.8))
     assert distances[0] > 0.25 > distances[1] > 0.12 > distances[2]  # exactly 0.30, 0.18 and 0.05, give or take 0.05
 

@@ -20,7 +20,7 @@ from blocktrain.data.corpus import load_corpus
 from blocktrain.http.server import served_in_thread
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.serve.gateway.app import GatewaySettings, build_gateway
-from blocktrain.serve.segment.segment import LocalForward
+from blocktrain.serve.segment.local import LocalForward
 from blocktrain.serve.traversal import ModelInfo, Traversal
 from blocktrain.spec import Denoise, RunSpec, preset
 from blocktrain.train.run import train_run

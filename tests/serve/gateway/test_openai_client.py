@@ -11,7 +11,8 @@ import torch
 
 from blocktrain.errors import Overloaded, StageUnreachable
 from blocktrain.io.checkpoint import RunDirectory
-from blocktrain.serve.decode.exact import Mode, Request, decode
+from blocktrain.serve.decode.decoder import decode
+from blocktrain.serve.decode.request import Mode, Request
 from blocktrain.serve.gateway.validate import derived_seed
 from blocktrain.train.run import load_model
 

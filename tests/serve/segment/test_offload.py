@@ -10,7 +10,8 @@ import torch
 from blocktrain.io.checkpoint import RunDirectory, copy_as
 from blocktrain.model.block import block_shapes
 from blocktrain.model.stack import BlockModel
-from blocktrain.serve.segment.segment import LocalForward, Segment
+from blocktrain.serve.segment.local import LocalForward
+from blocktrain.serve.segment.segment import Segment
 from blocktrain.serve.traversal import Draft, Noise, Traversal
 from blocktrain.spec import Denoise, EndToEnd, RunSpec, preset
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.kv_cache import common_prefix
+from blocktrain.serve.segment.local import LocalForward
 from blocktrain.serve.segment.sampling import log_likelihood
-from blocktrain.serve.segment.segment import LocalForward, Segment
+from blocktrain.serve.segment.segment import Segment
 from blocktrain.serve.traversal import CacheMiss, Draft, Noise, Piece, Traversal, Weigh
 
 TOLERANCE = 1e-5

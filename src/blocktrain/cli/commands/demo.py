@@ -167,8 +167,7 @@ def _serve(stack: ExitStack, folder: Path, model: Path) -> str:
 def _continue(url: str, prompt: str) -> None:
     """Lets the model continue the prompt: in one sweep, then speculatively."""
     from blocktrain.cli.shared.gateway_client import generate_remotely
-    from blocktrain.serve.decode.mode import Mode
-    from blocktrain.serve.decode.request import Request
+    from blocktrain.serve.decode.request import Mode, Request
 
     for mode in (Mode.SWEEP, Mode.SPECULATIVE):
         say(f"\n{mode.value}:")

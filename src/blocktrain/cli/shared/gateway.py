@@ -35,17 +35,8 @@ class WireFormat(StrEnum):
     INT8 = "int8"
 
 
-class Topology(StrEnum):
-    CHAIN = "chain"
-    FANOUT = "fanout"
-
-
 WireOption = Annotated[
     WireFormat, typer.Option("--wire", metavar="FORMAT", help="Numbers between stages: fp32, fp16, bf16 or int8.")
-]
-TopologyOption = Annotated[
-    Topology,
-    typer.Option(metavar="NAME", help="chain: stage after stage. fanout: all at once, if the model allows it."),
 ]
 Degraded = Annotated[
     bool, typer.Option("--degraded", help="Answer without a lost stage if the model was trained for it.")
@@ -73,7 +64,7 @@ def read_api_keys(path: Path | None) -> tuple[str, ...]:
 
 def require_api_key(host: str, api_keys: Sequence[str], insecure: bool) -> None:
     """A gateway that other machines can reach needs an API key."""
-    from blocktrain.serve.chain.keys import is_loopback
+    from blocktrain.serve.chain.sockets import is_loopback
 
     if not api_keys and not insecure and not is_loopback(host):
         raise ConfigError(

@@ -15,7 +15,7 @@ import httpx
 from blocktrain.errors import ConfigError, GatewayUnreachable, RequestRefused
 
 if TYPE_CHECKING:
-    from blocktrain.serve.decode.exact import Request
+    from blocktrain.serve.decode.request import Request
 
 Show = Callable[[str], None]
 CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S = 10.0, 120.0

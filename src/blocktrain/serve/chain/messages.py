@@ -1,50 +1,76 @@
-"""What a gateway and stages say to each other: small frozen models, nothing else. Tensors never travel in here, only
-what is done with them. Next: frames.py makes bytes of these; docs/serving.md tells them to other languages."""
+"""The messages between a gateway and stages, and the frames that carry them: one frame of JSON, and for a traversal a
+second one with its bytes and tensors as safetensors. Everything is bounded and checked before it is used. No socket.
+Next: sockets.py sends frames; dispatch.py and stage.py decide what to send. docs/serving.md describes the protocol."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from torch import Tensor
 
-from blocktrain.serve.traversal import ModelInfo, Wire
+from blocktrain.errors import FrameError, TensorError
+from blocktrain.io.arrays import as_arrays, as_tensors
+from blocktrain.serve.chain.sockets import MAX_PAYLOAD_BYTES
+from blocktrain.serve.traversal import (
+    BlockIndex,
+    Count,
+    Draft,
+    ModelInfo,
+    Name,
+    Noise,
+    Piece,
+    Seconds,
+    StageTiming,
+    Traversal,
+    Weigh,
+    Wire,
+)
+from blocktrain.spec import NUM_SYMBOLS
+from blocktrain.wire import safetensors
 
-PROTOCOL = 2
+PROTOCOL = 3
 WIRES: tuple[Wire, ...] = ("fp32", "fp16", "bf16", "int8")
+MAX_HEADER_BYTES = 2**17
+SCALE = ".scale"  # suffix of the tensor beside an int8 tensor: one number per position
+INT8_TOP = 127
+HALF: Mapping[Wire, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+BYTES = {"prompt": 1, "tails": 2, "written": 1}  # tensor -> number of axes
+FLOATS = {"prompt_state": 3, "tail_state": 3, "prompt_logits": 2, "tail_logits": 3}  # rounded as `wire` says
+EXACT = {  # never rounded: they decide what is accepted
+    "draft_prompt_logits": 1,
+    "draft_tail_logits": 3,
+    "draft_log_likelihood": 1,
+    "shares": 1,
+}
+AXES = {**BYTES, **FLOATS, **EXACT}
+
 Address = Annotated[str, Field(pattern=r"^tcp://[^\s/]+:\d{1,5}$", max_length=300)]
 Identity = Annotated[str, Field(pattern="^([0-9a-f]{2}){1,32}$")]  # a ZeroMQ routing id, in hexadecimal
-Count = Annotated[int, Field(ge=0, lt=2**31)]
-Block = Annotated[int, Field(ge=0, lt=2**20)]
-Seconds = Annotated[float, Field(ge=0, le=1e7)]
 Code = Literal["overloaded", "cache_miss", "version", "expired", "unreachable", "bad_request", "failed", "malformed"]
+_AS_DESCRIBED = "send what docs/serving.md describes"
 
 
-class Message(BaseModel):
+class ServedModel(BaseModel):
+    """A version of a model of which a stage holds some blocks."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    protocol: int = PROTOCOL
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Served(Part):
-    """A version of the model that a stage holds its blocks of."""
 
     name: str = Field(max_length=200)
     version: Name
     objective: Literal["stacked", "denoise", "end_to_end"]
-    blocks: Block
+    blocks: BlockIndex  # how many the whole model has
     context: Count
     longest_sweep: Count
     survives_loss: bool
     spec_digest: Name
 
     @classmethod
-    def of(cls, info: ModelInfo, spec_digest: str) -> Served:
+    def of(cls, info: ModelInfo, spec_digest: str) -> ServedModel:
         return cls(**vars(info), spec_digest=spec_digest)
 
     @property
@@ -52,90 +78,71 @@ class Served(Part):
         return ModelInfo(**self.model_dump(exclude={"spec_digest"}))
 
 
-class Hello(Message):
-    """Who are you, are you well? Asked at first and then as the heartbeat."""
+class Head(BaseModel):
+    """All of a Traversal except its bytes and tensors, which are in the second frame."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    session: Name
+    start: Count
+    read: Count
+    draft: Draft | None
+    weigh: Weigh | None
+    piece: Piece | None
+    noise: Noise | None
+    missing: tuple[BlockIndex, ...]
+    wire: Wire
+    degraded: bool
+    trace: Annotated[tuple[StageTiming, ...], Field(max_length=256)]
+
+    @classmethod
+    def of(cls, traversal: Traversal) -> Head:
+        return cls.model_validate({name: getattr(traversal, name) for name in cls.model_fields})
+
+
+class StageMessage(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    protocol: int = PROTOCOL
+
+
+class Hello(StageMessage):
+    """Asks a stage what it holds. Sent first, and then as the heartbeat."""
 
     kind: Literal["hello"] = "hello"
     id: Count
 
 
-class Welcome(Message):
+class Welcome(StageMessage):
+    """The answer to Hello."""
+
     kind: Literal["welcome"] = "welcome"
     id: Count
-    instance: Name  # another after a restart
-    blocks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=4096)]
-    models: Annotated[tuple[Served, ...], Field(min_length=1, max_length=16)]  # the newest first
+    instance: Name  # changes with every start of the stage
+    blocks: Annotated[tuple[BlockIndex, ...], Field(min_length=1, max_length=4096)]
+    models: Annotated[tuple[ServedModel, ...], Field(min_length=1, max_length=16)]  # the newest first
     wires: tuple[str, ...] = WIRES
     waiting: Count  # traversals
     limit: Count
-    batch_s: Seconds  # how long a batch takes of late
+    batch_s: Seconds  # smoothed time of one batch
 
 
-class DraftPart(Part):
-    length: Annotated[int, Field(ge=0, le=2**16)]
-    candidates: Annotated[int, Field(ge=1, le=4096)]
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
-    temperature: Annotated[float, Field(ge=0, le=1e6)]
-    top_p: Annotated[float, Field(ge=0, le=1)]
-    offset: Count
+class Advance(StageMessage):
+    """Asks a stage to advance a traversal and to pass it on to the first address of `route`. If the route is empty, the
+    stage sends an Answer to `reply_to`. All attempts of one traversal have the same id."""
 
-
-class WeighPart(Part):
-    temperature: Annotated[float, Field(ge=0, le=1e6)]
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
-    offset: Count
-
-
-class PiecePart(Part):
-    stream: Name
-    first: Count
-    total: Annotated[int, Field(ge=1, le=2**16)]
-
-
-class NoisePart(Part):
-    length: Annotated[int, Field(ge=1, le=2**16)]
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
-
-
-class HopPart(Part):
-    stage: str = Field(max_length=300)
-    blocks: tuple[Block, ...]
-    queued_s: Seconds
-    computed_s: Seconds
-    drafted_s: Seconds
-
-
-class Head(Part):
-    """All of a Traversal but its bytes and tensors, which are the second frame."""
-
-    session: Name
-    start: Count
-    read: Count
-    draft: DraftPart | None
-    weigh: WeighPart | None
-    piece: PiecePart | None
-    noise: NoisePart | None
-    missing: tuple[Block, ...]
-    wire: Wire
-    degraded: bool
-    trace: Annotated[tuple[HopPart, ...], Field(max_length=256)]
-
-
-class Walk(Message):
-    """A traversal on its way: advance it, hand it to the first address of `route`, or else answer `reply_to`."""
-
-    kind: Literal["walk"] = "walk"
+    kind: Literal["advance"] = "advance"
     id: Name
     attempt: Count
     version: Name
     reply_to: Identity
     route: Annotated[tuple[Address, ...], Field(max_length=256)]
-    expires_s: Seconds  # from now: clocks differ
+    time_left_s: Seconds  # a span, since clocks differ
     head: Head
 
 
-class Passed(Message):
-    """A stage has done its part of a walk and handed it on."""
+class Passed(StageMessage):
+    """Tells the gateway that a stage has advanced a traversal and passed it on."""
 
     kind: Literal["passed"] = "passed"
     id: Name
@@ -146,8 +153,8 @@ class Passed(Message):
     computed_s: Seconds
 
 
-class Answer(Message):
-    """The end of a walk."""
+class Answer(StageMessage):
+    """The finished traversal, from the last stage to the gateway."""
 
     kind: Literal["answer"] = "answer"
     id: Name
@@ -155,8 +162,8 @@ class Answer(Message):
     head: Head
 
 
-class Refused(Message):
-    """The end of a walk that could not be done, or of a message that could not be read."""
+class Refused(StageMessage):
+    """A traversal could not be advanced, or a message could not be read (then `id` is empty)."""
 
     kind: Literal["refused"] = "refused"
     id: Annotated[str, Field(max_length=200)] = ""
@@ -164,25 +171,173 @@ class Refused(Message):
     code: Code
     message: str = Field(max_length=2000)
     retry_after_s: Seconds = 0
-    start: Count = 0  # of a cache miss: expected
-    have: Count = 0  # and there
+    start: Count = 0  # of a cache miss: how many positions were expected
+    have: Count = 0  # and how many are cached
     culprit: str = Field(default="", max_length=300)  # the address that could not be reached
 
 
-class Cancel(Message):
-    """Nobody waits for this walk any more."""
+class Cancel(StageMessage):
+    """The gateway no longer waits for this traversal."""
 
     kind: Literal["cancel"] = "cancel"
     id: Name
 
 
-class Forget(Message):
-    """The session is over: free its caches, drop its walks."""
+class Forget(StageMessage):
+    """The session is over: free its KV caches and drop its traversals."""
 
     kind: Literal["forget"] = "forget"
     session: Name
 
 
-AnyMessage = Annotated[
-    Hello | Welcome | Walk | Passed | Answer | Refused | Cancel | Forget, Field(discriminator="kind")
-]
+_MESSAGE: TypeAdapter[Any] = TypeAdapter(
+    Annotated[Hello | Welcome | Advance | Passed | Answer | Refused | Cancel | Forget, Field(discriminator="kind")]
+)
+
+
+def encode(message: StageMessage, traversal: Traversal | None = None) -> list[bytes]:
+    header = message.model_dump_json().encode()
+    if traversal is None:
+        return [header]
+    payload = _payload(traversal)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise FrameError(
+            f"the traversal has {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are accepted: send fewer rows, or "
+            f"choose a smaller wire format"
+        )
+    return [header, payload]
+
+
+def decode(frames: Sequence[bytes]) -> tuple[Any, Traversal | None]:
+    """The message, and its traversal if it carries one. Raises FrameError for anything else."""
+    if not 1 <= len(frames) <= 2:
+        raise FrameError(f"a message has 1 or 2 frames, got {len(frames)}: {_AS_DESCRIBED}")
+    message = _message(frames[0])
+    head: Head | None = getattr(message, "head", None)
+    if (head is None) == (len(frames) == 2):
+        raise FrameError(f'a "{message.kind}" message came with {len(frames)} frames: {_AS_DESCRIBED}')
+    return message, _traversal(head, frames[1]) if head else None
+
+
+def without_states(traversal: Traversal) -> Traversal:
+    """What goes back to the gateway: only blocks read states."""
+    return traversal.with_(prompt_state=None, tail_state=None)
+
+
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 values and the scale of each position (last axis): x ≈ q · scale, with an error of at most half a scale."""
+    scale = x.abs().amax(-1) / INT8_TOP
+    q = (x / scale.clamp_min(torch.finfo(torch.float32).tiny)[..., None]).round()
+    return q.to(torch.int8), scale
+
+
+def _payload(traversal: Traversal) -> bytes:
+    tensors: dict[str, Tensor] = {}
+    for name in ("prompt", "written"):
+        if (data := getattr(traversal, name)) is not None:
+            tensors[name] = _bytes(data)
+    if traversal.tails is not None:
+        tensors["tails"] = traversal.tails.to(torch.uint8)
+    for name in FLOATS:
+        if (x := getattr(traversal, name)) is not None:
+            tensors |= _packed(name, x.detach().float(), traversal.wire)
+    for name in EXACT:
+        if (x := getattr(traversal, name)) is not None:
+            tensors[name] = _smallest_exact(x.detach().float())
+    return safetensors.encode(as_arrays(tensors))
+
+
+def _packed(name: str, x: Tensor, wire: Wire) -> dict[str, Tensor]:
+    """In the number format of the wire. A tensor with a value that half precision cannot hold stays float32."""
+    if wire == "int8":
+        q, scale = quantised(x)
+        return {name: q, name + SCALE: scale} if scale.isfinite().all() else {name: x}
+    half = x.to(HALF[wire]) if wire in HALF else x
+    return {name: half if _finite(half) else x}
+
+
+def _finite(x: Tensor) -> bool:
+    """The sum is finite only if all values are; it takes a thirtieth of the time of testing each value."""
+    return bool(x.float().sum().isfinite()) or bool(x.isfinite().all())
+
+
+def _smallest_exact(x: Tensor) -> Tensor:
+    half = x.half()
+    return half if torch.equal(half.float(), x) else x
+
+
+def _bytes(data: bytes) -> Tensor:
+    empty = torch.zeros(0, dtype=torch.uint8)  # frombuffer refuses an empty buffer
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else empty
+
+
+def _message(header: bytes) -> Any:
+    if len(header) > MAX_HEADER_BYTES:
+        accepted = f"at most {MAX_HEADER_BYTES} are accepted"
+        raise FrameError(f"the header has {len(header)} bytes, {accepted}: {_AS_DESCRIBED}")
+    try:
+        table = json.loads(header)
+    except (ValueError, RecursionError):
+        raise FrameError(f"the first frame is not JSON: {_AS_DESCRIBED}") from None
+    protocol = table.get("protocol") if isinstance(table, dict) else None
+    if protocol != PROTOCOL:
+        shown = protocol if isinstance(protocol, int) else "none"
+        raise FrameError(
+            f"protocol {shown}, this side speaks {PROTOCOL}: install the same version of blocktrain on all hosts"
+        )
+    try:
+        return _MESSAGE.validate_json(header)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))[:100]
+        raise FrameError(f"not a message of this protocol ({where}: {first['msg'][:200]}): {_AS_DESCRIBED}") from None
+
+
+def _traversal(head: Head, payload: bytes) -> Traversal:
+    try:
+        tensors = as_tensors(safetensors.decode(payload, max_bytes=MAX_PAYLOAD_BYTES)[0])
+    except TensorError as error:
+        raise FrameError(f"the second frame: {error}") from None
+    values: dict[str, Any] = {name: _value(name, tensors) for name in AXES if name in tensors}
+    if unknown := tensors.keys() - AXES.keys() - {name + SCALE for name in FLOATS}:
+        raise FrameError(f'"{min(unknown)[:50]}" is no part of a traversal: {_AS_DESCRIBED}')
+    if "prompt" not in values:
+        raise FrameError(f"a traversal without a prompt: {_AS_DESCRIBED}")
+    _check_shapes(values)
+    for name in ("prompt", "written"):
+        if name in values:
+            values[name] = bytes(values[name].numpy())
+    return Traversal(**{name: getattr(head, name) for name in Head.model_fields}, **values)
+
+
+def _value(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    x, scale = tensors[name], tensors.get(name + SCALE)
+    if x.dim() != AXES[name]:
+        raise FrameError(f'"{name}" has {x.dim()} axes and {AXES[name]} are expected: {_AS_DESCRIBED}')
+    if name in BYTES:
+        if x.dtype != torch.uint8:
+            raise FrameError(f'"{name}" holds {x.dtype} and bytes are expected: {_AS_DESCRIBED}')
+        return x
+    if x.dtype == torch.int8 and scale is not None and scale.shape == x.shape[:-1] and scale.dtype == torch.float32:
+        x = x.float() * scale[..., None]
+    elif x.dtype not in (torch.float32, *HALF.values()) or scale is not None:
+        raise FrameError(
+            f'"{name}" holds {x.dtype}, with or without a scale: fp32, fp16, bf16 or scaled int8 is expected'
+        )
+    if not _finite(x):
+        raise FrameError(f'"{name}" holds a value that is not finite: the weights of an earlier stage are damaged')
+    return x.float()
+
+
+def _check_shapes(values: Mapping[str, Tensor]) -> None:
+    """Tensors about the same rows have the same number of rows, and logits have one column per byte value."""
+    together = ("tails", "tail_state", "tail_logits", "draft_tail_logits")
+    rows = {tuple(values[name].shape[:2]) for name in together if name in values}
+    if (likelihood := values.get("draft_log_likelihood")) is not None and "tails" in values:
+        rows.add((len(likelihood), values["tails"].size(1)))
+    if len(rows) > 1 or (rows and "tails" not in values):
+        raise FrameError(f"tails and what belongs to them have rows and lengths {sorted(rows)}: {_AS_DESCRIBED}")
+    for name in values:
+        if name.endswith("logits") and values[name].shape[-1] != NUM_SYMBOLS:
+            columns = values[name].shape[-1]
+            raise FrameError(f'"{name}" has {columns} columns and {NUM_SYMBOLS} are expected: {_AS_DESCRIBED}')

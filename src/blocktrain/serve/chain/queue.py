@@ -1,5 +1,5 @@
-"""The waiting room of a stage: who is let in, who is taken next and with whom, who is sent away. No socket and no
-thread; the clock is an argument. Next: stage.py, which computes what is taken."""
+"""The queue of a stage: which traversals are admitted, and which form the next batch. No socket and no thread; the
+clock is an argument. Next: stage.py computes the batches."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from blocktrain.serve.chain.messages import Walk
+from blocktrain.serve.chain.messages import Advance
 from blocktrain.serve.traversal import Traversal
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A walk that has arrived."""
+    """A traversal that has arrived at a stage."""
 
-    walk: Walk
+    message: Advance
     traversal: Traversal
     num_bytes: int
     arrived_s: float
 
     @property
     def key(self) -> tuple[str, int]:
-        """What waits once: a walk, or a piece of it."""
-        return self.walk.id, self.traversal.piece.first if self.traversal.piece else 0
+        """Identifies a traversal, or one piece of it."""
+        return self.message.id, self.traversal.piece.first if self.traversal.piece else 0
 
     @property
     def rows(self) -> int:
         tails, draft = self.traversal.tails, self.traversal.draft
         return max(1, tails.size(0) if tails is not None else 0, draft.candidates if draft else 0)
 
-    def left_s(self, now_s: float) -> float:
-        return self.walk.expires_s - (now_s - self.arrived_s)
+    def time_left_s(self, now_s: float) -> float:
+        return self.message.time_left_s - (now_s - self.arrived_s)
 
 
-class WaitingRoom:
-    """First come, first served, in batches of one version. A walk, or a piece of one, waits once: a newer attempt takes
-    its place."""
+class ArrivalQueue:
+    """First in, first out, in batches of one version. A traversal (or piece) is in the queue once: a newer attempt
+    replaces the older one."""
 
     def __init__(self, limit: int, max_bytes: int) -> None:
         self.limit, self.max_bytes = limit, max_bytes
@@ -45,35 +45,36 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def admit(self, work: Arrival) -> bool:
-        """False: full. One alone is always let in, however large."""
-        others = [each for each in self._waiting.values() if each.key != work.key]
-        total_bytes = work.num_bytes + sum(each.num_bytes for each in others)
+    def admit(self, arrival: Arrival) -> bool:
+        """False if the queue is full. An empty queue admits one arrival of any size."""
+        others = [each for each in self._waiting.values() if each.key != arrival.key]
+        total_bytes = arrival.num_bytes + sum(each.num_bytes for each in others)
         if others and (len(others) >= self.limit or total_bytes > self.max_bytes):
             return False
-        self._waiting[work.key] = work
+        self._waiting[arrival.key] = arrival
         return True
 
     def take(self, max_rows: int) -> list[Arrival]:
-        """The oldest and whoever fits beside it: the same version, at most so many rows (but at least one work)."""
+        """The oldest arrival and all others of its version that fit: at most `max_rows` rows, but at least one
+        arrival."""
         taken: list[Arrival] = []
         rows = 0
-        for work in tuple(self._waiting.values()):
-            if taken and (work.walk.version != taken[0].walk.version or rows + work.rows > max_rows):
+        for arrival in tuple(self._waiting.values()):
+            if taken and (arrival.message.version != taken[0].message.version or rows + arrival.rows > max_rows):
                 continue
-            taken.append(self._waiting.pop(work.key))
-            rows += work.rows
+            taken.append(self._waiting.pop(arrival.key))
+            rows += arrival.rows
         return taken
 
     def drop(self, unwanted: Callable[[Arrival], bool]) -> list[Arrival]:
-        dropped = [work for work in self._waiting.values() if unwanted(work)]
-        for work in dropped:
-            del self._waiting[work.key]
+        dropped = [arrival for arrival in self._waiting.values() if unwanted(arrival)]
+        for arrival in dropped:
+            del self._waiting[arrival.key]
         return dropped
 
 
 class Recent:
-    """The last so many names: what was cancelled may still be on its way here."""
+    """The last `limit` names. A cancelled traversal may still be on its way here."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -1,11 +1,16 @@
-"""The border to ZeroMQ: one context with the chain's key, sockets with their bounds, and what a connection is going
-through. zmq's own errors stop here. Next: stage.py listens with it, links.py connects."""
+"""ZeroMQ sockets between a gateway and stages: addresses, the shared key of a chain, and the state of a connection.
+zmq's own errors stop here. A chain has one CURVE key pair in one file; every host of the chain has a copy. Stages
+listen with it and callers show it. Next: stage.py listens, links.py connects."""
 
 from __future__ import annotations
 
+import ipaddress
+import re
+import tomllib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import zmq
@@ -14,16 +19,24 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from blocktrain.errors import ConfigError, StageUnreachable
-from blocktrain.serve.chain.frames import MAX_PAYLOAD_BYTES
-from blocktrain.serve.chain.keys import ChainKey, parse_address
+
+MAX_PAYLOAD_BYTES = 2**28  # of one frame
+ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(\d{1,5}|\*)")
+ANY_PORT = ("*", "0")
+HIGHEST_PORT = 65535
+KEY_TEXT = """\
+# The key of a chain of blocktrain stages. Anyone who has it can call the stages and pass for one: keep it private.
+public = "{public}"
+secret = "{secret}"
+"""
 
 Socket = zmq.asyncio.Socket
 Standing = Literal["silent", "reached", "refused", "up"]  # no TCP; TCP only; handshake failed; handshake done
 
 ALIVE_EVERY_MS, DEAD_AFTER_MS = 5_000, 20_000
 RECONNECT_MS, LONGEST_RECONNECT_MS = 50, 2_000
-DOMAIN = "chain"  # of ZAP, which asks whether a caller's key is known
-MAX_QUEUED = 1_000  # messages each way
+DOMAIN = "chain"  # of ZAP, ZeroMQ's authentication protocol
+MAX_QUEUED = 1_000  # messages in each direction
 STANDINGS: dict[int, Standing] = {
     zmq.EVENT_CONNECT_RETRIED: "silent",
     zmq.EVENT_CONNECTED: "reached",
@@ -36,8 +49,65 @@ STANDINGS: dict[int, Standing] = {
 
 
 @dataclass(frozen=True)
+class ChainKey:
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return "ChainKey(…)"  # keeps the secret out of logs
+
+
+def new_key_text() -> str:
+    public, secret = zmq.curve_keypair()
+    return KEY_TEXT.format(public=public.decode(), secret=secret.decode())
+
+
+def read_key(path: Path) -> ChainKey:
+    try:
+        table = tomllib.loads(path.read_text(encoding="ascii"))
+        key = ChainKey(str(table["public"]).encode(), str(table["secret"]).encode())
+        fits = zmq.curve_public(key.secret) == key.public
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}): make one with blocktrain keys {path} and copy it to all hosts"
+        ) from None
+    except (ValueError, KeyError, zmq.ZMQError):
+        fits = False
+    if not fits:
+        raise ConfigError(f"{path} is not a key that blocktrain keys wrote: copy it again from another host")
+    return key
+
+
+def parse_address(text: str, *, listen: bool = False) -> tuple[str, str]:
+    """Host and port. Raises ConfigError."""
+    found = ADDRESS.fullmatch(text)
+    if found is None or (found[2] != "*" and int(found[2]) > HIGHEST_PORT):
+        raise ConfigError(f'"{text}" is not an address of a stage: write for example tcp://192.168.1.7:7001')
+    if found[2] in ANY_PORT and not listen:
+        raise ConfigError(f'"{text}" names no port: write for example tcp://192.168.1.7:7001')
+    return found[1].strip("[]"), found[2]
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require_key(address: str, key: ChainKey | None, insecure: bool, *, listen: bool = False) -> None:
+    """Raises ConfigError for another host without a key: anyone on the network could call, answer and listen."""
+    host, _ = parse_address(address, listen=listen)
+    if key is None and not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"{address} is not on this machine and would be open to everyone: make a key with blocktrain keys "
+            f"chain.key, copy it to all hosts and give --keys chain.key everywhere (or --insecure on a trusted network)"
+        )
+
+
+@dataclass(frozen=True)
 class _OnlyThisKey:
-    """ZAP's question for each caller: is this one of us?"""
+    """Answers ZAP, which asks for every caller whether its key is known."""
 
     public: bytes
 
@@ -46,7 +116,7 @@ class _OnlyThisKey:
 
 
 class Network:
-    """Opened inside a running event loop; closing it closes all of its sockets."""
+    """One ZeroMQ context. Opened inside a running event loop; closing it closes all of its sockets."""
 
     def __init__(self, key: ChainKey | None) -> None:
         self.key = key
@@ -60,10 +130,10 @@ class Network:
             self._guard.configure_curve_callback(DOMAIN, _OnlyThisKey(key.public))
 
     def listen(self, address: str) -> tuple[Socket, str]:
-        """A ROUTER, and the address with the port it got."""
+        """A ROUTER socket, and its address with the actual port."""
         socket = self._socket(zmq.ROUTER, address)
-        socket.set(zmq.ROUTER_MANDATORY, 1)  # an answer to nobody is an error, not silence
-        socket.set(zmq.ROUTER_HANDOVER, 1)  # a gateway that connects anew takes its name with it
+        socket.set(zmq.ROUTER_MANDATORY, 1)  # sending to an unknown peer is an error
+        socket.set(zmq.ROUTER_HANDOVER, 1)  # a gateway that reconnects keeps its routing id
         if self.key is not None:
             socket.set(zmq.CURVE_SERVER, 1)
             socket.set(zmq.CURVE_SECRETKEY, self.key.secret)
@@ -72,12 +142,16 @@ class Network:
             socket.bind(address)
         except zmq.ZMQError as error:
             self.close_socket(socket)
-            remedy = "end what listens there, or give another port" if error.errno == zmq.EADDRINUSE else "mend it"
+            remedy = (
+                "end what listens there, or give another port"
+                if error.errno == zmq.EADDRINUSE
+                else "correct the address"
+            )
             raise ConfigError(f"{address} cannot be listened on ({_reason(error)}): {remedy}") from None
         return socket, socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def connect(self, address: str, identity: bytes | None = None) -> Socket:
-        """A DEALER that takes messages only while the other side is there."""
+        """A DEALER socket that accepts messages only while the other side is connected."""
         socket = self._socket(zmq.DEALER, address)
         socket.set(zmq.IMMEDIATE, 1)
         if identity is not None:
@@ -121,7 +195,7 @@ class Network:
 
 
 async def standings(socket: Socket, address: str) -> AsyncIterator[Standing]:
-    """Connects, and tells from then on how the connection stands, since a refused handshake is silent otherwise."""
+    """Connects and yields every change of the connection. ZeroMQ reports a refused handshake in no other way."""
     monitor: Any = socket.get_monitor_socket(sum(STANDINGS))
     with zmq_errors(address):
         socket.connect(address)
@@ -131,13 +205,13 @@ async def standings(socket: Socket, address: str) -> AsyncIterator[Standing]:
 
 
 async def send(socket: Socket, frames: Sequence[bytes], to: str) -> None:
-    """Waits while the other side is away or slow; the caller bounds the wait."""
+    """Waits while the other side is away or slow. The caller sets the time limit."""
     with zmq_errors(to):
         await socket.send_multipart(frames)
 
 
 def post(socket: Socket, frames: Sequence[bytes], to: str) -> None:
-    """At once or not at all."""
+    """Sends at once, or raises StageUnreachable."""
     with zmq_errors(to):
         sent: Any = socket.send_multipart(frames, flags=zmq.NOBLOCK)
         if sent.done():

@@ -1,5 +1,6 @@
-"""Stage: a segment on the network. It takes walks from a gateway or the stage before, computes what is waiting in
-batches, and hands each on or answers. Decides nothing about routes. Next: pipeline.py, the gateway's side."""
+"""Stage: a segment on the network. It takes traversals from a gateway or the previous stage, advances them in batches,
+and passes each on or answers the gateway. It does not choose routes. Next: queue.py forms the batches;
+segment/segment.py computes them; pipeline.py is the gateway's side."""
 
 from __future__ import annotations
 
@@ -13,28 +14,29 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from blocktrain.errors import ConfigError, FrameError, StageUnreachable
-from blocktrain.serve.chain.frames import decode, encode, head_of, without_states
-from blocktrain.serve.chain.keys import ChainKey, require_key
 from blocktrain.serve.chain.messages import (
+    Advance,
     Answer,
     Cancel,
     Code,
     Forget,
+    Head,
     Hello,
-    Message,
     Passed,
     Refused,
-    Served,
-    Walk,
+    ServedModel,
+    StageMessage,
     Welcome,
+    decode,
+    encode,
+    without_states,
 )
-from blocktrain.serve.chain.queue import Arrival, Recent, WaitingRoom
-from blocktrain.serve.chain.sockets import Network, Socket, post, send, zmq_errors
-from blocktrain.serve.traversal import CacheMiss, ModelInfo, Traversal
+from blocktrain.serve.chain.queue import Arrival, ArrivalQueue, Recent
+from blocktrain.serve.chain.sockets import ChainKey, Network, Socket, post, require_key, send, zmq_errors
+from blocktrain.serve.traversal import CacheMiss, ModelInfo, Outcome, Traversal
 from blocktrain.spec import RunSpec
 
-Outcome = Traversal | CacheMiss | ConfigError
-KEPT_VERSIONS = 2  # the current one, and the one that running sessions began with
+KEPT_VERSIONS = 2  # the newest one, and the one before it for sessions that began with it
 MAX_PEERS = 64
 REMEMBERED = 10_000
 SMOOTHING = 0.3
@@ -58,11 +60,11 @@ class Computes(Protocol):
 @dataclass(frozen=True)
 class StageSettings:
     listen: str = "tcp://127.0.0.1:*"
-    insecure: bool = False  # no key beyond this machine
+    insecure: bool = False  # other hosts may connect without a key
     max_waiting: int = 64  # traversals
     max_waiting_bytes: int = 2**30
-    max_rows: int = 256  # of a batch
-    pass_s: float = 5.0  # how long the next stage may be away
+    max_rows: int = 256  # per batch
+    pass_s: float = 5.0  # time limit for sending to the next stage
 
 
 class Stage:
@@ -78,11 +80,11 @@ class Stage:
     ) -> None:
         self.settings = settings or StageSettings()
         require_key(self.settings.listen, key, self.settings.insecure, listen=True)
-        self.address = self.settings.listen  # with its port once it listens
+        self.address = self.settings.listen  # with its actual port after __aenter__
         self.instance = uuid.uuid4().hex
         self._key, self._clock = key, clock
         self._segments: dict[str, Computes] = {segment.info.version: segment}  # the newest last
-        self._room = WaitingRoom(self.settings.max_waiting, self.settings.max_waiting_bytes)
+        self._queue = ArrivalQueue(self.settings.max_waiting, self.settings.max_waiting_bytes)
         self._computing: dict[tuple[str, int], Arrival] = {}
         self._cancelled, self._forgotten = Recent(REMEMBERED), Recent(REMEMBERED)
         self._arrived = asyncio.Event()
@@ -98,7 +100,9 @@ class Stage:
             self._network.close()
             raise
         self._thread = ThreadPoolExecutor(1, "compute")
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # by a defect of ours
+        self.broken: asyncio.Future[None] = (
+            asyncio.get_running_loop().create_future()
+        )  # fails with an unexpected error of a task
         self._start(self._listen())
         self._start(self._work())
         return self
@@ -113,15 +117,16 @@ class Stage:
 
     @property
     def waiting(self) -> int:
-        return len(self._room)
+        return len(self._queue)
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The newest first."""
+        """The newest version first."""
         return tuple(reversed(self._segments))
 
     def offer(self, segment: Computes) -> None:
-        """A newer version of the same blocks: new sessions begin with it, the one before it stays for the others."""
+        """Adds a newer version of the same blocks. New sessions begin with it; the previous version stays for the
+        others."""
         (*_, current) = self._segments.values()
         if segment.blocks != current.blocks or segment.spec.digest() != current.spec.digest():
             raise ConfigError(
@@ -133,8 +138,8 @@ class Stage:
         for version in self.versions[KEPT_VERSIONS:]:
             del self._segments[version]
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -151,169 +156,172 @@ class Stage:
             except FrameError as error:
                 self._reply(sender, Refused(code="malformed", message=str(error)[:2000]))
                 continue
-            self._hear(sender, message, traversal, sum(map(len, frames)))
+            self._handle(sender, message, traversal, sum(map(len, frames)))
 
-    def _hear(self, sender: bytes, message: Message, traversal: Traversal | None, num_bytes: int) -> None:
+    def _handle(self, sender: bytes, message: StageMessage, traversal: Traversal | None, num_bytes: int) -> None:
         match message:
             case Hello():
                 self._reply(sender, self._welcome(message.id))
-            case Walk() if traversal is not None:
+            case Advance() if traversal is not None:
                 self._admit(Arrival(message, traversal, num_bytes, self._clock()))
             case Cancel():
                 self._cancelled.add(message.id)
-                self._room.drop(lambda work: work.walk.id == message.id)
+                self._queue.drop(lambda arrival: arrival.message.id == message.id)
             case Forget():
                 self._forget(message.session)
             case _:
-                text = f'a stage is not told "{getattr(message, "kind", "")}": send what docs/serving.md describes'
+                kind = getattr(message, "kind", "")
+                text = f'a stage does not accept "{kind}" messages: send what docs/serving.md describes'
                 self._reply(sender, Refused(code="malformed", message=text))
 
     def _welcome(self, id: int) -> Welcome:
-        models = [Served.of(held.info, held.spec.digest()) for held in reversed(self._segments.values())]
+        models = [ServedModel.of(held.info, held.spec.digest()) for held in reversed(self._segments.values())]
         (*_, current) = self._segments.values()
         return Welcome(
             id=id,
             instance=self.instance,
             blocks=current.blocks,
             models=tuple(models),
-            waiting=len(self._room),
+            waiting=len(self._queue),
             limit=self.settings.max_waiting,
             batch_s=self._batch_s,
         )
 
-    def _admit(self, work: Arrival) -> None:
-        if self._unwanted(work):
+    def _admit(self, arrival: Arrival) -> None:
+        if self._unwanted(arrival):
             return
-        same = self._computing.get(work.key)
-        if same is not None and same.walk.head == work.walk.head and not _goes_ahead(same):
-            self._computing[work.key] = work  # tried again: computed once, sent on by the newer route
-        elif work.walk.version not in self._segments:
+        same = self._computing.get(arrival.key)
+        if same is not None and same.message.head == arrival.message.head and not _goes_ahead(same):
+            self._computing[arrival.key] = arrival  # another attempt: computed once, passed on by the newer route
+        elif arrival.message.version not in self._segments:
             held = ", ".join(self.versions)
-            self._refuse(work, "version", f"{self.address} holds version {held}, not {work.walk.version}")
-        elif not self._room.admit(work):
-            retry_s = min(max(self._batch_s * len(self._room) / 2, MIN_RETRY_S), MAX_RETRY_S)
-            text = f"{len(self._room)} requests wait at {self.address}, at most {self._room.limit} may: try again later"
-            self._refuse(work, "overloaded", text, retry_after_s=retry_s)
+            self._refuse(arrival, "version", f"{self.address} holds version {held}, not {arrival.message.version}")
+        elif not self._queue.admit(arrival):
+            retry_s = min(max(self._batch_s * len(self._queue) / 2, MIN_RETRY_S), MAX_RETRY_S)
+            text = (
+                f"{len(self._queue)} requests wait at {self.address}, at most {self._queue.limit} may: try again later"
+            )
+            self._refuse(arrival, "overloaded", text, retry_after_s=retry_s)
         else:
             self._arrived.set()
 
-    def _unwanted(self, work: Arrival) -> bool:
-        return work.walk.id in self._cancelled or work.traversal.session in self._forgotten
+    def _unwanted(self, arrival: Arrival) -> bool:
+        return arrival.message.id in self._cancelled or arrival.traversal.session in self._forgotten
 
     def _forget(self, session: str) -> None:
-        """Caches belong to the computing thread."""
+        """KV caches are freed on the computing thread, which owns them."""
         self._forgotten.add(session)
-        self._room.drop(lambda work: work.traversal.session == session)
+        self._queue.drop(lambda arrival: arrival.traversal.session == session)
         for segment in self._segments.values():
             self._thread.submit(segment.forget, session)
 
     async def _work(self) -> None:
-        """While one batch is computed the next one gathers."""
+        """Computes one batch after the other. New arrivals wait in the queue meanwhile."""
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            for work in self._room.drop(lambda work: work.left_s(self._clock()) <= 0):
-                self._refuse(work, "expired", f"its time was over before {self.address} came to it")
-            batch = self._room.take(self.settings.max_rows)
-            if not self._room:
+            for late in self._queue.drop(lambda arrival: arrival.time_left_s(self._clock()) <= 0):
+                self._refuse(late, "expired", f"its time was over before {self.address} could compute it")
+            batch = self._queue.take(self.settings.max_rows)
+            if not self._queue:
                 self._arrived.clear()
             if not batch:
                 continue
             began_s = self._clock()
-            self._computing = {work.key: work for work in batch}
-            ahead = {at: partial(self._send_ahead, loop, work) for at, work in enumerate(batch) if _goes_ahead(work)}
+            self._computing = {arrival.key: arrival for arrival in batch}
+            ahead = {
+                at: partial(self._send_ahead, loop, arrival) for at, arrival in enumerate(batch) if _goes_ahead(arrival)
+            }
             outcomes = await loop.run_in_executor(self._thread, self._advance, batch, ahead)
             took_s = self._clock() - began_s
             self._batch_s += (took_s - self._batch_s) * (SMOOTHING if self._batch_s else 1)
             newest, self._computing = self._computing, {}
-            for work, outcome in zip(batch, outcomes, strict=True):
-                self._finish(newest[work.key], outcome, began_s - work.arrived_s, took_s)
+            for arrival, outcome in zip(batch, outcomes, strict=True):
+                self._finish(newest[arrival.key], outcome, began_s - arrival.arrived_s, took_s)
 
-    def _send_ahead(self, loop: asyncio.AbstractEventLoop, work: Arrival, piece: Traversal) -> None:
-        """On the computing thread, which drafts on."""
-        loop.call_soon_threadsafe(self._finish, work, piece, 0.0, 0.0)
+    def _send_ahead(self, loop: asyncio.AbstractEventLoop, arrival: Arrival, piece: Traversal) -> None:
+        """Runs on the computing thread, which goes on drafting."""
+        loop.call_soon_threadsafe(self._finish, arrival, piece, 0.0, 0.0)
 
     def _advance(
         self, batch: Sequence[Arrival], ahead: Mapping[int, Callable[[Traversal], None]]
     ) -> Sequence[Outcome | Exception]:
-        """On the computing thread. What goes wrong with all of them is told to each."""
-        segment = self._segments.get(batch[0].walk.version)
-        if segment is None:  # swapped twice while they waited
-            return [KeyError(batch[0].walk.version)] * len(batch)
+        """Runs on the computing thread. If the whole batch fails, the error is the outcome of each arrival."""
+        segment = self._segments.get(batch[0].message.version)
+        if segment is None:  # replaced twice while they waited
+            return [KeyError(batch[0].message.version)] * len(batch)
         try:
-            return segment.advance([work.traversal for work in batch], ahead)
+            return segment.advance([arrival.traversal for arrival in batch], ahead)
         except Exception as error:
             return [error] * len(batch)
 
-    def _finish(self, work: Arrival, outcome: Outcome | Exception, waited_s: float, took_s: float) -> None:
+    def _finish(self, arrival: Arrival, outcome: Outcome | Exception, waited_s: float, took_s: float) -> None:
         match outcome:
-            case _ if self._unwanted(work):
+            case _ if self._unwanted(arrival):
                 pass
             case Traversal():
                 try:
-                    self._hand_on(work, self._signed(outcome, waited_s), waited_s, took_s)
+                    self._pass_on(arrival, self._timed(outcome, waited_s), waited_s, took_s)
                 except FrameError as error:
-                    self._refuse(work, "bad_request", str(error))
+                    self._refuse(arrival, "bad_request", str(error))
             case CacheMiss():
-                self._refuse(work, "cache_miss", str(outcome), start=outcome.start, have=outcome.have)
+                self._refuse(arrival, "cache_miss", str(outcome), start=outcome.start, have=outcome.have)
             case ConfigError():
-                self._refuse(work, "bad_request", str(outcome))
+                self._refuse(arrival, "bad_request", str(outcome))
             case KeyError():
-                self._refuse(work, "version", f"{self.address} no longer holds version {work.walk.version}")
+                self._refuse(arrival, "version", f"{self.address} no longer holds version {arrival.message.version}")
             case _:
-                text = f"{self.address} failed ({type(outcome).__name__}: {outcome}): see its messages"
-                self._refuse(work, "failed", text)
+                text = f"{self.address} failed ({type(outcome).__name__}: {outcome}): see its log"
+                self._refuse(arrival, "failed", text)
 
-    def _signed(self, traversal: Traversal, waited_s: float) -> Traversal:
-        """The segment's hop with what only the stage knows."""
+    def _timed(self, traversal: Traversal, waited_s: float) -> Traversal:
+        """Adds to the segment's timing what only the stage knows."""
         *before, own = traversal.trace
         return traversal.with_(trace=(*before, replace(own, stage=self.address, queued_s=max(0.0, waited_s))))
 
-    def _hand_on(self, work: Arrival, traversal: Traversal, waited_s: float, took_s: float) -> None:
-        walk = work.walk
-        if not walk.route and not traversal.is_last:
-            return  # the segment keeps it until all is there
-        if not walk.route:
-            traversal = without_states(traversal)
-            answer = Answer(id=walk.id, attempt=walk.attempt, head=head_of(traversal))
-            self._reply(bytes.fromhex(walk.reply_to), answer, traversal)
-            return
-        next_walk = walk.model_copy(
-            update={
-                "route": walk.route[1:],
-                "expires_s": max(0.0, work.left_s(self._clock())),
-                "head": head_of(traversal),
+    def _pass_on(self, arrival: Arrival, traversal: Traversal, waited_s: float, took_s: float) -> None:
+        """Sends the traversal to the next stage of its route, or the answer to the gateway."""
+        message = arrival.message
+        if message.route:
+            rest = {
+                "route": message.route[1:],
+                "time_left_s": max(0.0, arrival.time_left_s(self._clock())),
+                "head": Head.of(traversal),
             }
-        )
-        sending = self._pass_on(work, encode(next_walk, traversal), max(0.0, waited_s), took_s, traversal.is_last)
-        self._start(sending)
+            frames = encode(message.model_copy(update=rest), traversal)
+            self._start(self._send_to_next(arrival, frames, max(0.0, waited_s), took_s, traversal.is_last))
+        elif traversal.is_last:  # the segment keeps earlier pieces until all are there
+            traversal = without_states(traversal)
+            answer = Answer(id=message.id, attempt=message.attempt, head=Head.of(traversal))
+            self._reply(bytes.fromhex(message.reply_to), answer, traversal)
 
-    async def _pass_on(
-        self, work: Arrival, frames: list[bytes], waited_s: float, computed_s: float, is_last: bool
+    async def _send_to_next(
+        self, arrival: Arrival, frames: list[bytes], waited_s: float, computed_s: float, is_last: bool
     ) -> None:
-        walk, to = work.walk, work.walk.route[0]
+        message, to = arrival.message, arrival.message.route[0]
         try:
             require_key(to, self._key, self.settings.insecure)
             async with asyncio.timeout(self.settings.pass_s):
                 await send(self._peer(to), frames, to)
         except (TimeoutError, StageUnreachable, ConfigError) as error:
             text = str(error) or f"{self.address} could not reach {to} for {self.settings.pass_s:g} s"
-            self._refuse(work, "unreachable", text, culprit=to)
+            self._refuse(arrival, "unreachable", text, culprit=to)
             return
         if not is_last:
             return
         note = Passed(
-            id=walk.id,
-            attempt=walk.attempt,
+            id=message.id,
+            attempt=message.attempt,
             to=to,
             sent_bytes=sum(map(len, frames)),
             waited_s=waited_s,
             computed_s=computed_s,
         )
-        self._reply(bytes.fromhex(walk.reply_to), note)
+        self._reply(bytes.fromhex(message.reply_to), note)
 
     def _peer(self, address: str) -> Socket:
-        """The connection to another stage, kept; the longest unused one is closed when there are many."""
+        """The connection to another stage. Connections are kept; above MAX_PEERS the least recently used one is
+        closed."""
         peer = self._peers.pop(address, None)
         if peer is None:
             peer = self._network.connect(address)
@@ -324,20 +332,20 @@ class Stage:
         self._peers[address] = peer
         return peer
 
-    def _refuse(self, work: Arrival, code: Code, message: str, **details: Any) -> None:
-        walk = work.walk
-        refusal = Refused(id=walk.id, attempt=walk.attempt, code=code, message=message[:2000], **details)
-        self._reply(bytes.fromhex(walk.reply_to), refusal)
+    def _refuse(self, arrival: Arrival, code: Code, text: str, **details: Any) -> None:
+        id, attempt, reply_to = arrival.message.id, arrival.message.attempt, arrival.message.reply_to
+        refusal = Refused(id=id, attempt=attempt, code=code, message=text[:2000], **details)
+        self._reply(bytes.fromhex(reply_to), refusal)
 
-    def _reply(self, to: bytes, message: Message, traversal: Traversal | None = None) -> None:
-        """To a gateway that is gone, nothing: it knows that the connection broke and asks again."""
+    def _reply(self, to: bytes, message: StageMessage, traversal: Traversal | None = None) -> None:
+        """Does nothing if the gateway is gone: it notices the broken connection and asks again."""
         try:
             post(self._router, [to, *encode(message, traversal)], to.hex())
         except StageUnreachable:
             return
 
 
-def _goes_ahead(work: Arrival) -> bool:
-    """Whether the next stage may have what is drafted while more is drafted."""
-    draft = work.traversal.draft
-    return draft is not None and draft.candidates > 1 and bool(work.walk.route)
+def _goes_ahead(arrival: Arrival) -> bool:
+    """The next stage may get pieces of the draft while more is drafted."""
+    draft = arrival.traversal.draft
+    return draft is not None and draft.candidates > 1 and bool(arrival.message.route)

@@ -1,27 +1,35 @@
-"""What somebody wants written, and how: checked at birth, and against the model that is to write it. Also what a
-decoder gives back. No decoding here. Next: decode.py."""
+"""What a caller wants written, and what a decoder returns. Settings are checked when the request is made and against
+the model. No decoding and no torch here, so that a command's help is fast. Next: decoder.py."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from torch import Tensor
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.decode.mode import Mode
-from blocktrain.serve.traversal import ModelInfo, Traversal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from blocktrain.serve.traversal import ModelInfo, Traversal
 
 MAX_CANDIDATES = 256
 DEFAULT_CANDIDATES = 8
 
 
+class Mode(StrEnum):
+    AUTOREGRESSIVE = "autoregressive"
+    SPECULATIVE = "speculative"
+    SWEEP = "sweep"
+
+
 @dataclass(frozen=True)
 class Request:
-    """`draft_bytes` is how much is drafted for one traversal: None adapts it (speculative) or takes as much as fits
-    (sweep). `candidates` is for a sweep that drafts and weighs; None takes 8, or the denoising sweep where the model
-    was trained for it."""
+    """`draft_bytes` is how much is drafted for one traversal. None adapts it (speculative) or takes as much as fits
+    (sweep). `candidates` is for a sweep that drafts and weighs. None takes 8, or the denoising sweep if the model was
+    trained for it."""
 
     prompt: bytes
     max_bytes: int = 200
@@ -49,13 +57,13 @@ class Request:
         if self.draft_bytes is not None and self.draft_bytes < 1:
             raise ConfigError(f"draft_bytes = {self.draft_bytes} is too small: give 1 or more")
         if self.candidates is not None and self.mode is not Mode.SWEEP:
-            raise ConfigError(f"mode {self.mode} has no candidates: leave them out, or take mode sweep")
+            raise ConfigError(f"mode {self.mode} has no candidates: leave them out, or choose mode sweep")
         if self.draft_bytes is not None and self.mode is Mode.AUTOREGRESSIVE:
-            raise ConfigError("mode autoregressive drafts nothing: leave draft_bytes out, or take mode speculative")
+            raise ConfigError("mode autoregressive drafts nothing: leave draft_bytes out, or choose mode speculative")
 
 
 def check(request: Request, info: ModelInfo) -> None:
-    """Whether this model can do it. Raises ConfigError."""
+    """Raises ConfigError if the model cannot do it."""
     if request.draft_bytes is not None and request.draft_bytes >= info.context:
         raise ConfigError(
             f"draft_bytes = {request.draft_bytes} does not fit behind a prompt in the model's context of "
@@ -63,30 +71,30 @@ def check(request: Request, info: ModelInfo) -> None:
         )
     if denoises(request, info) and (request.temperature != 1 or request.top_p != 1):
         raise ConfigError(
-            f"a denoising sweep knows no temperature or top_p, got {request.temperature} and {request.top_p}: "
+            f"a denoising sweep has no temperature or top_p, got {request.temperature} and {request.top_p}: "
             f"leave them at 1, or give candidates to draft and weigh instead"
         )
 
 
 def denoises(request: Request, info: ModelInfo) -> bool:
-    """Whether the request is for the sweep that turns noise into bytes."""
+    """The request is for the sweep that turns noise into bytes."""
     return request.mode is Mode.SWEEP and info.longest_sweep > 0 and request.candidates is None
 
 
 @dataclass(frozen=True)
 class WrittenByte:
-    """A byte of the output and the whole model's logits there, where the mode knows them."""
+    """One byte of the output, and the whole model's logits for it if the mode computes them."""
 
     value: int
     logits: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def log_probability(self) -> float | None:
-        """Under the model as it is: at temperature 1, with nothing cut."""
+        """Under the unchanged model: temperature 1, no top_p."""
         return None if self.logits is None else float(self.logits.double().log_softmax(-1)[self.value])
 
     def likeliest(self, count: int) -> list[tuple[int, float]]:
-        """(byte, log-probability) of the likeliest ones."""
+        """The `count` most probable bytes with their log-probabilities."""
         if self.logits is None:
             return []
         values, order = self.logits.double().log_softmax(-1).topk(count)
@@ -95,7 +103,7 @@ class WrittenByte:
 
 @dataclass
 class DecodeStats:
-    """What it took so far."""
+    """Costs of an output so far."""
 
     traversals: int = 0
     written: int = 0
@@ -112,14 +120,14 @@ class DecodeStats:
 
 
 class Decoder(Protocol):
-    """Asks for traversals and is told their results: the same for one process and for a network."""
+    """Asks for traversals and takes their results. It does not know whether the model is in this process."""
 
     stats: DecodeStats
 
     def ask(self) -> Traversal | None:
-        """What to compute next; None when all is written."""
+        """The next traversal to compute, or None when the output is complete."""
         ...
 
-    def tell(self, reply: Traversal, seconds: float) -> list[WrittenByte]:
-        """What came of it, and how long it took. The bytes this decided."""
+    def take(self, reply: Traversal, seconds: float) -> list[WrittenByte]:
+        """Takes the result of the traversal and the time it took. Returns the bytes that it decided."""
         ...

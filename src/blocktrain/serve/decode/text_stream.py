@@ -1,5 +1,5 @@
-"""Text: a stream of bytes as characters, never half of one, and nothing behind a stop string. No model.
-Next: cli/commands/training/generate.py and gateway.py, which show it."""
+"""TextStream: a stream of bytes as whole characters, up to a stop string. No model. Next: the gateway's choices.py and
+the command generate show it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 
 class TextStream:
-    """Feed it bytes as they come; it gives back the characters that are certain. What may still become a stop string is
-    held back; after a stop string nothing more comes. Bytes that are no UTF-8 become �."""
+    """Takes bytes as they come and returns the characters that are certain. It holds back what may still become a stop
+    string; after a stop string it returns nothing more. Bytes that are not UTF-8 become �."""
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self.stopped_by: str | None = None
@@ -21,7 +21,7 @@ class TextStream:
         return self._take(self._decoder.decode(bytes(data)))
 
     def finish(self) -> str:
-        """The rest, when no more bytes come: what was held back, and � for a character that stayed incomplete."""
+        """The rest, when no more bytes come: what was held back, and � for an incomplete character."""
         certain = self._take(self._decoder.decode(b"", final=True))
         rest, self._held = self._held, ""
         return certain + rest
@@ -47,7 +47,7 @@ class TextStream:
         return max((stop for stop in self._stop if stop and self._held.endswith(stop)), key=len, default=None)
 
     def _open(self) -> int:
-        """How many of the held characters may be the beginning of a stop string."""
+        """How many of the held characters may begin a stop string."""
         longest = max(map(len, self._stop), default=0)
         starts = range(max(0, len(self._held) - longest + 1), len(self._held))
         return next((len(self._held) - at for at in starts if self._may_become_stop(self._held[at:])), 0)

@@ -1,5 +1,5 @@
 """A completion while it is written: its texts side by side, and what they have cost so far. Knows the messages of
-openai.py, not HTTP. Next: serve/decode/exact.py writes one text, choices.py makes choices of its bytes."""
+openai.py, not HTTP. Next: serve/decode/decoder.py writes one text, choices.py makes choices of its bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from blocktrain.http.sse import event
-from blocktrain.serve.decode.exact import DecodeStats, WrittenByte, decode
+from blocktrain.serve.decode.decoder import decode
+from blocktrain.serve.decode.request import DecodeStats, WrittenByte
 from blocktrain.serve.gateway.access import ConcurrencyLimit
 from blocktrain.serve.gateway.choices import ByteLogprobs, ChoiceWriter, join_choices
 from blocktrain.serve.gateway.openai import ApiError, Choice, Completion, Effort, Usage

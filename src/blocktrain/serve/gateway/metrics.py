@@ -16,9 +16,8 @@ from blocktrain.serve.gateway.openai import Effort, Usage
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 ChainStats = Callable[[], PipelineStats | None]
 OF_THE_CHAIN = {
-    "walks": "Traversals of the chain",
-    "retries": "Traversals tried again",
-    "hedges": "Second ways tried beside a slow first",
+    "traversals": "Traversals of the chain",
+    "retries": "Further attempts of a traversal",
     "cache_misses": "Traversals sent again whole",
     "between_bytes": "Bytes from stage to stage",
     "sent_bytes": "Bytes to the stages",
@@ -26,7 +25,7 @@ OF_THE_CHAIN = {
 }
 OF_A_STAGE: dict[str, tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str]] = {
     "alive": (GaugeMetricFamily, "1: it answers"),
-    "walks": (CounterMetricFamily, "Traversals it did its part of"),
+    "traversals": (CounterMetricFamily, "Traversals that the stage advanced"),
     "failures": (CounterMetricFamily, "Traversals it failed"),
     "round_trip_s": (GaugeMetricFamily, "Seconds of a heartbeat"),
     "work_s": (GaugeMetricFamily, "Seconds that a traversal took there of late"),

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from blocktrain.errors import ConfigError
-from blocktrain.serve.decode.mode import Mode
-from blocktrain.serve.decode.request import Request, check, denoises
+from blocktrain.serve.decode.request import Mode, Request, check, denoises
 from blocktrain.serve.gateway.openai import ApiError, CompletionRequest, ModeName
 from blocktrain.serve.traversal import ModelInfo
 

@@ -1,5 +1,6 @@
-"""Drawing bytes: distributions from logits, and random numbers that are a function of what they are for, so that the
-same seed writes the same bytes however the work is cut. Pure. Next: work.py drafts with it, decode.py decides."""
+"""Sampling: distributions from logits, random numbers, and the choice among drafted rows. Each random number is a
+function of its seed, purpose and position, so the same seed writes the same bytes however the computation is cut. Pure.
+Next: drafting.py draws drafts with it; decode/decoder.py accepts or replaces them."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from blocktrain.serve.traversal import Traversal, Weigh
+
 Words = npt.NDArray[np.uint64]
-DRAFT, ACCEPT, REPLACE, CHOOSE = range(4)  # what a random number is for: independent streams of one seed
+DRAFT, ACCEPT, REPLACE, CHOOSE = range(4)  # purposes of random numbers: independent streams of one seed
 
 
 def probabilities(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
-    """[…, 256] in double: temperature 0 puts all on the likeliest byte, top_p keeps the likeliest of that mass."""
+    """[…, 256] in double. Temperature 0 puts all on the most likely byte; top_p keeps the most likely bytes with that
+    total probability."""
     if temperature == 0:
         return torch.zeros_like(logits, dtype=torch.double).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     shares = (logits.double() / temperature).softmax(-1)
@@ -25,14 +29,14 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) 
 
 
 def pick(shares: Tensor, uniform: Tensor) -> Tensor:
-    """The byte at which the cumulated shares [R, 256] pass each uniform number [R] of [0, 1)."""
+    """The byte at which the cumulated shares [R, 256] exceed each uniform number [R] of [0, 1)."""
     cumulated = shares.cumsum(-1)
     at = (cumulated <= uniform[:, None] * cumulated[:, -1:]).sum(-1)
     return at.clamp_max_(shares.size(-1) - 1)
 
 
 def log_likelihood(logits: Tensor, tails: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
-    """[M]: the sum over each candidate's bytes, from the logits before each of them [M, N, 256]."""
+    """[M]: the sum over each candidate's bytes, from the logits before each byte [M, N, 256]."""
     if temperature and top_p == 1:
         scaled = logits if temperature == 1 else logits / temperature
         picked = scaled.gather(-1, tails[..., None].long())[..., 0]
@@ -41,7 +45,7 @@ def log_likelihood(logits: Tensor, tails: Tensor, temperature: float = 1.0, top_
 
 
 def log_share(shares: Tensor, picked: Tensor) -> Tensor:
-    """[…]: of the byte that was picked from each distribution […, 256]; finite also where it has none."""
+    """[…]: log-probability of the byte picked from each distribution […, 256]; finite even for probability 0."""
     return log_of(share_of(shares, picked))
 
 
@@ -68,3 +72,46 @@ def mix(state: Words, value: Words) -> Words:
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed: Words = x ^ (x >> np.uint64(31))
         return mixed
+
+
+def weighed(t: Traversal, weigh: Weigh) -> Traversal:
+    """The traversal with one row, drawn by its weight p / q: sampling importance resampling (Rubin 1987). `t` has
+    passed all blocks."""
+    assert t.tails is not None
+    assert t.tail_logits is not None
+    shares = shares_of(t, weigh.temperature)
+    chosen = int(pick(shares[None], uniforms(weigh.seed, CHOOSE, 1, weigh.offset, 1)[0]))
+    own = slice(chosen, chosen + 1)
+    return t.with_(
+        weigh=None,
+        tails=t.tails[own],
+        tail_state=None if t.tail_state is None else t.tail_state[own],
+        tail_logits=t.tail_logits[own],
+        draft_log_likelihood=None,
+        shares=shares.float(),
+    )
+
+
+def shares_of(t: Traversal, temperature: float) -> Tensor:
+    """The probability of each row to be chosen, [M]. Temperature 0 chooses the row that the model finds most likely."""
+    assert t.tails is not None
+    assert t.draft_log_likelihood is not None
+    tails, logits = t.tails.cpu(), before_each(t.prompt_logits, t.tail_logits)
+    if temperature == 0:
+        scores = log_likelihood(logits, tails)
+        return torch.nn.functional.one_hot(scores.argmax(), len(scores)).double()
+    return (log_likelihood(logits, tails, temperature) - t.draft_log_likelihood.cpu()).softmax(-1)
+
+
+def effective_candidates(shares: Tensor) -> float:
+    """1 / Σ share²: M if all rows have equal shares, 1 if one row has all."""
+    return float(1 / shares.square().sum())
+
+
+def before_each(prompt_logits: Tensor | None, tail_logits: Tensor | None) -> Tensor:
+    """[M, N, 256]: the logits for each byte of each row, from the positions before it."""
+    assert prompt_logits is not None
+    assert tail_logits is not None
+    rows, _, symbols = tail_logits.shape
+    first = prompt_logits.view(-1, symbols)[-1].expand(rows, 1, symbols)
+    return torch.cat([first, tail_logits[:, :-1]], 1).cpu().float()

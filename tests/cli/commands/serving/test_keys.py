@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 
-from blocktrain.serve.chain.keys import read_key
+from blocktrain.serve.chain.sockets import read_key
 
 
 def test_a_key_is_made_once_for_its_owner_only(run, tmp_path):

@@ -18,8 +18,6 @@ from blocktrain.cli.shared.address_file import AddressFile
 from blocktrain.cli.shared.gateway import (
     ApiKeyFile,
     Degraded,
-    Topology,
-    TopologyOption,
     WireFormat,
     WireOption,
     answer_http,
@@ -31,8 +29,8 @@ from blocktrain.cli.shared.signals import run_until_stopped
 from blocktrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from blocktrain.serve.chain.keys import ChainKey
     from blocktrain.serve.chain.pipeline import PipelineSettings
+    from blocktrain.serve.chain.sockets import ChainKey
     from blocktrain.serve.gateway.app import GatewaySettings
 
 ORIGIN = re.compile(r"https?://[^\s/]+|\*")
@@ -48,7 +46,6 @@ def gateway(
     api_key_file: ApiKeyFile = None,
     insecure: Insecure = False,
     wire: WireOption = WireFormat.FP16,
-    topology: TopologyOption = Topology.CHAIN,
     degraded: Degraded = False,
     cors: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Allow web pages of this origin. Repeatable.")
@@ -76,8 +73,8 @@ def gateway(
     api_keys, origins = read_api_keys(api_key_file), checked_origins(cors or ())
 
     from blocktrain.http.server import listening
-    from blocktrain.serve.chain.keys import read_key
     from blocktrain.serve.chain.pipeline import PipelineSettings
+    from blocktrain.serve.chain.sockets import read_key
     from blocktrain.serve.gateway.app import GatewaySettings
 
     require_api_key(host, api_keys, insecure)
@@ -92,9 +89,7 @@ def gateway(
         requests_per_minute=rate,
         deadline_s=deadline,
     )
-    chain = PipelineSettings(
-        topology=topology.value, wire=wire.value, degraded=degraded, insecure=insecure, deadline_s=deadline
-    )
+    chain = PipelineSettings(wire=wire.value, degraded=degraded, insecure=insecure, deadline_s=deadline)
     addresses = [address.strip() for address in stages.split(",") if address.strip()]
     key = read_key(key_file) if key_file else None
     with listening(host, port, "another gateway") as listener, requests_logged(json_logs):

@@ -1,4 +1,4 @@
-"""blocktrain keys: makes the key of a chain. Next: serve/chain/keys.py, which reads it."""
+"""blocktrain keys: makes the key of a chain. Next: serve/chain/sockets.py, which reads it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def keys(
     if path.exists():
         raise ConfigError(f"{path} exists already and other hosts may use it: name another file, or delete it")
 
-    from blocktrain.serve.chain.keys import new_key_text
+    from blocktrain.serve.chain.sockets import new_key_text
 
     write_private(path, new_key_text().encode())
     print(path)

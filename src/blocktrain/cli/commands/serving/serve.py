@@ -26,8 +26,6 @@ from blocktrain.cli.shared.address_file import AddressFile
 from blocktrain.cli.shared.gateway import (
     ApiKeyFile,
     Degraded,
-    Topology,
-    TopologyOption,
     WireFormat,
     WireOption,
     answer_http,
@@ -50,7 +48,6 @@ def serve(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port.")] = 8000,
     wire: WireOption = WireFormat.FP16,
-    topology: TopologyOption = Topology.CHAIN,
     degraded: Degraded = False,
     api_key_file: ApiKeyFile = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Need no API key. Only on a network you trust.")] = False,
@@ -79,7 +76,7 @@ def serve(
     options = ["--threads", str(own_threads), "--poll", str(poll), *(["--home", str(home)] if home else [])]
     options += ["--offload"] if offload else []
     arguments = [[model, "--blocks", f"{share[0]}-{share[-1]}", *options] for share in shares]
-    chain = PipelineSettings(topology=topology.value, wire=wire.value, degraded=degraded, wait_s=RESTART_S)
+    chain = PipelineSettings(wire=wire.value, degraded=degraded, wait_s=RESTART_S)
     api_keys = read_api_keys(api_key_file)
     require_api_key(host, api_keys, insecure)
     access = GatewaySettings(api_keys=api_keys, any_host=insecure, degraded=degraded)

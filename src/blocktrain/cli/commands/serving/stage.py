@@ -66,7 +66,7 @@ def stage(
     import torch
 
     from blocktrain.cli.shared.block_source import open_source
-    from blocktrain.serve.chain.keys import read_key, require_key
+    from blocktrain.serve.chain.sockets import read_key, require_key
     from blocktrain.serve.chain.stage import Stage, StageSettings
 
     key = read_key(key_file) if key_file else None

@@ -1,5 +1,5 @@
 """blocktrain generate: a model continues a prompt, in this process or behind a gateway. Characters appear as soon as
-their bytes are known. Next: serve/decode/exact.py, the decoding modes; shared/gateway_client.py, for gateways."""
+their bytes are known. Next: serve/decode/decoder.py, the decoding modes; shared/gateway_client.py, for gateways."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktrain.serve.decode.mode import Mode
+from blocktrain.serve.decode.request import Mode
 
 if TYPE_CHECKING:
     from blocktrain.cli.shared.gateway_client import Output, Show
-    from blocktrain.serve.decode.exact import Request
+    from blocktrain.serve.decode.request import Request
 
 
 def generate(
@@ -48,7 +48,7 @@ def generate(
 ) -> None:
     """Generate text with a trained model."""
     from blocktrain.cli.shared.gateway_client import generate_remotely, is_url
-    from blocktrain.serve.decode.exact import Request
+    from blocktrain.serve.decode.request import Request
 
     start = prompt.encode("utf-8", "surrogateescape")  # whatever bytes the shell passed
     request = Request(start, max_bytes, mode, temperature, top_p, seed, candidates, draft_bytes)
@@ -64,9 +64,10 @@ async def _generate_here(run: Path, request: Request, stop: list[str], show: Sho
     """In this process. The first blocks are their own segment, so that they can draft."""
     from blocktrain.cli.shared.gateway_client import Output
     from blocktrain.cli.shared.scoring import open_trained
-    from blocktrain.serve.decode.exact import DecodeStats, decode
+    from blocktrain.serve.decode.decoder import decode
+    from blocktrain.serve.decode.request import DecodeStats
     from blocktrain.serve.decode.text_stream import TextStream
-    from blocktrain.serve.segment.segment import LocalForward
+    from blocktrain.serve.segment.local import LocalForward
 
     forward = LocalForward.open(open_trained(run).path)
     text, stats, stream = "", DecodeStats(), TextStream(stop)
