@@ -1,9 +1,12 @@
-"""What the tests of serving share: small models with weights of their own, and chains of stages on free ports."""
+"""What the tests of serving share: small models with weights of their own, chains of stages on free ports, and gates
+and clocks that decide what happens first."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
@@ -21,9 +24,10 @@ from blocktrain.serve.chain.stage import Stage, StageSettings
 from blocktrain.serve.decode.request import Decoder
 from blocktrain.serve.segment.local import LocalForward
 from blocktrain.serve.segment.segment import Segment
+from blocktrain.serve.traversal import Traversal
 from blocktrain.spec import Denoise, EndToEnd, RunSpec, Stacked, preset
 
-LIMIT_S = 30.0  # for what happens at once
+LIMIT_S = 120.0  # for what happens at once, also on a busy machine
 KINDS = ("stacked", "denoise", "end_to_end", "droppable")
 CHANGES: dict[str, dict[str, Any]] = {
     "stacked": {"objective": {"kind": "stacked"}},
@@ -31,7 +35,15 @@ CHANGES: dict[str, dict[str, Any]] = {
     "denoise": {"objective": {"kind": "denoise", "span_share": 0.5}},
     "end_to_end": {"objective": {"kind": "end_to_end"}},
 }
-QUICK = PipelineSettings(wire="fp32", heartbeat_s=0.1, wait_s=LIMIT_S, start_s=LIMIT_S, deadline_s=LIMIT_S)
+QUICK = PipelineSettings(
+    wire="fp32",
+    heartbeat_s=0.1,
+    dead_after_s=LIMIT_S,
+    wait_s=LIMIT_S,
+    start_s=LIMIT_S,
+    attempt_s=LIMIT_S,
+    deadline_s=LIMIT_S,
+)
 
 
 @cache
@@ -42,7 +54,7 @@ def spec_of(kind: str) -> RunSpec:
 
 @cache
 def tensors_of(kind: str, seed: int) -> dict[int, dict[str, Tensor]]:
-    """As if trained: a newborn block says nothing."""
+    """As if trained: an initial block has no opinion."""
     spec, generator = spec_of(kind), torch.Generator().manual_seed(seed)
     return {
         index: {
@@ -63,10 +75,50 @@ def local_of(kind: str, *spans: Sequence[int], seed: int = 0) -> LocalForward:
     return LocalForward(*(segment_of(kind, span, seed) for span in spans or (range(4),)))
 
 
+class Gated:
+    """A segment that computes only while its gate is open, and says when a batch waits at the gate."""
+
+    def __init__(self, segment: Any) -> None:
+        self.spec, self.info, self.blocks = segment.spec, segment.info, segment.blocks
+        self.segment, self.gate, self.entered = segment, threading.Event(), threading.Event()
+        self.batches: list[int] = []
+
+    def advance(self, batch: Sequence[Traversal], ahead: Any = None) -> Any:
+        self.batches.append(len(batch))
+        self.entered.set()
+        assert self.gate.wait(LIMIT_S)
+        return self.segment.advance(batch, ahead)
+
+    def forget(self, session: str) -> None:
+        self.segment.forget(session)
+
+    async def has_a_batch(self) -> None:
+        assert await asyncio.to_thread(self.entered.wait, LIMIT_S)
+
+
+class Clock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def move(self, seconds: float, pipeline: Pipeline) -> None:
+        """Dispatches read the clock when something changes."""
+        self.now_s += seconds
+        pipeline._changed(next(iter(pipeline.links.values())))
+
+
 @asynccontextmanager
-async def stages_of(segments: Sequence[Any], **settings: Any) -> AsyncIterator[list[Stage]]:
+async def stages_of(
+    segments: Sequence[Any], clock: Callable[[], float] = time.monotonic, **settings: Any
+) -> AsyncIterator[list[Stage]]:
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(Stage(each, StageSettings(**settings))) for each in segments]
+        yield [
+            await stack.enter_async_context(Stage(each, StageSettings(**settings), clock=clock)) for each in segments
+        ]
 
 
 @asynccontextmanager
@@ -89,7 +141,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def all_known(pipeline: Pipeline) -> None:
-    """A pipeline begins as soon as there is one way through."""
+    """A pipeline begins as soon as there is one route."""
     await until(lambda: all(link.alive for link in pipeline.links.values()))
 
 
@@ -100,7 +152,7 @@ class Helpers:
     spec_of, tensors_of = staticmethod(spec_of), staticmethod(tensors_of)
     segment_of, local_of = staticmethod(segment_of), staticmethod(local_of)
     stages_of, chain_of, until = staticmethod(stages_of), staticmethod(chain_of), staticmethod(until)
-    all_known = staticmethod(all_known)
+    all_known, gated, clock = staticmethod(all_known), Gated, Clock
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -25,36 +26,35 @@ TEXT = Traversal("s", b"It was the best of times")
 LEFT, RIGHT = (0, 1), (2, 3)
 
 
-class Gated:
-    """A segment that computes only while its gate is open, and says when somebody stands before it."""
+class Forgetful:
+    """Loses all sessions before it computes its second batch."""
 
     def __init__(self, segment) -> None:
-        self.spec, self.info, self.blocks = segment.spec, segment.info, segment.blocks
-        self.segment, self.gate, self.entered = segment, threading.Event(), threading.Event()
-        self.batches: list[int] = []
+        self.spec, self.info, self.blocks, self.forget = segment.spec, segment.info, segment.blocks, segment.forget
+        self.segment, self.num_batches, self.first_batch = segment, 0, threading.Event()
 
     def advance(self, batch: Sequence[Traversal], ahead=None):
-        self.batches.append(len(batch))
-        self.entered.set()
-        assert self.gate.wait(30)
+        self.num_batches += 1
+        if self.num_batches == 2:
+            self.segment._sessions._held.clear()
+        self.first_batch.set()
         return self.segment.advance(batch, ahead)
 
-    def forget(self, session: str) -> None:
-        self.segment.forget(session)
 
+class SendingOneAhead:
+    """Drafts on only when the piece that it sent ahead first is being computed."""
 
-class Forgetful(Gated):
-    """Loses all sessions before it computes for the second time."""
+    def __init__(self, segment, computed: threading.Event, limit_s: float) -> None:
+        self.spec, self.info, self.blocks, self.forget = segment.spec, segment.info, segment.blocks, segment.forget
+        self.segment, self.computed, self.limit_s = segment, computed, limit_s
 
     def advance(self, batch: Sequence[Traversal], ahead=None):
-        self.gate.set()
-        if len(self.batches) == 1:
-            self.segment._sessions._held.clear()
-        return super().advance(batch, ahead)
+        waiting = {at: partial(self._send, take) for at, take in (ahead or {}).items()}
+        return self.segment.advance(batch, waiting)
 
-
-async def somebody_before(gated: Gated) -> None:
-    assert await asyncio.to_thread(gated.entered.wait, 20)
+    def _send(self, take, piece: Traversal) -> None:
+        take(piece)
+        assert self.computed.wait(self.limit_s)
 
 
 class Choosing:
@@ -81,14 +81,14 @@ def assert_right(reply: Traversal, serve, kind: str = "stacked", text: Traversal
 
 def test_a_stage_that_dies_in_the_middle_is_replaced_by_its_replica(serve):
     async def main():
-        doomed = Gated(serve.segment_of("stacked", RIGHT))
+        doomed = serve.gated(serve.segment_of("stacked", RIGHT))
         segments = [serve.segment_of("stacked", LEFT), doomed, serve.segment_of("stacked", RIGHT)]
         async with serve.stages_of(segments) as stages:
             addresses = [stage.address for stage in stages]
             async with Pipeline(addresses, serve.quick, rng=Choosing(addresses[1])) as pipeline:
                 await serve.all_known(pipeline)
                 reply = asyncio.create_task(pipeline(TEXT))
-                await somebody_before(doomed)
+                await doomed.has_a_batch()
                 await kill(stages[1])
                 assert_right(await reply, serve)
                 assert pipeline.stats().retries == 1
@@ -177,13 +177,13 @@ def test_a_stage_that_comes_back_is_used_again_and_who_waits_for_it_gets_an_answ
 
 def test_a_full_stage_says_when_to_come_again(serve):
     async def main():
-        gated = Gated(serve.segment_of("stacked", range(4)))
+        gated = serve.gated(serve.segment_of("stacked", range(4)))
         async with (
             serve.stages_of([gated], max_waiting=1) as (stage,),
             Pipeline([stage.address], serve.quick) as pipeline,
         ):
             under_way = asyncio.create_task(pipeline(TEXT.with_(session="first")))
-            await somebody_before(gated)
+            await gated.has_a_batch()
             waits = asyncio.create_task(pipeline(TEXT.with_(session="second")))
             await serve.until(lambda: stage.waiting == 1)
             with pytest.raises(Overloaded, match="at most 1 may") as refused:
@@ -198,13 +198,13 @@ def test_a_full_stage_says_when_to_come_again(serve):
 
 def test_what_a_full_stage_refuses_goes_to_its_replica(serve):
     async def main():
-        gated = Gated(serve.segment_of("stacked", range(4)))
+        gated = serve.gated(serve.segment_of("stacked", range(4)))
         segments = [gated, serve.segment_of("stacked", range(4))]
         async with serve.stages_of(segments, max_waiting=1) as stages:
             addresses = [stage.address for stage in stages]
             async with Pipeline(addresses[:1], serve.quick) as filling:
                 tasks = [asyncio.create_task(filling(TEXT.with_(session="1")))]
-                await somebody_before(gated)
+                await gated.has_a_batch()
                 tasks.append(asyncio.create_task(filling(TEXT.with_(session="2"))))
                 await serve.until(lambda: stages[0].waiting == 1)
                 pinned = Pipeline(addresses, serve.quick, rng=Choosing(addresses[0]))
@@ -222,10 +222,10 @@ def test_what_a_full_stage_refuses_goes_to_its_replica(serve):
 
 def test_waiting_requests_are_computed_together(serve):
     async def main():
-        gated = Gated(serve.segment_of("stacked", range(4)))
+        gated = serve.gated(serve.segment_of("stacked", range(4)))
         async with serve.stages_of([gated]) as (stage,), Pipeline([stage.address], serve.quick) as pipeline:
             replies = [asyncio.create_task(pipeline(TEXT.with_(session="0")))]
-            await somebody_before(gated)
+            await gated.has_a_batch()
             replies += [asyncio.create_task(pipeline(TEXT.with_(session=str(n)))) for n in range(1, 6)]
             await serve.until(lambda: stage.waiting == 5)
             gated.gate.set()
@@ -237,13 +237,13 @@ def test_waiting_requests_are_computed_together(serve):
 
 def test_who_hangs_up_frees_the_work_and_the_caches_of_all_stages(serve):
     async def main():
-        segments = [serve.segment_of("stacked", LEFT), Gated(serve.segment_of("stacked", RIGHT))]
+        segments = [serve.segment_of("stacked", LEFT), serve.gated(serve.segment_of("stacked", RIGHT))]
         async with (
             serve.stages_of(segments) as stages,
             Pipeline([stage.address for stage in stages], serve.quick) as pipeline,
         ):
             blocker = asyncio.create_task(pipeline(TEXT.with_(session="other")))
-            await somebody_before(segments[1])
+            await segments[1].has_a_batch()
             reply = asyncio.create_task(pipeline(TEXT))
             await serve.until(lambda: stages[1].waiting == 1)
             reply.cancel()
@@ -259,18 +259,42 @@ def test_who_hangs_up_frees_the_work_and_the_caches_of_all_stages(serve):
 
 def test_a_traversal_whose_time_is_over_is_not_computed(serve):
     async def main():
-        gated = Gated(serve.segment_of("stacked", range(4)))
+        gated, clock = serve.gated(serve.segment_of("stacked", range(4))), serve.clock()
         async with (
-            serve.stages_of([gated]) as (stage,),
-            Pipeline([stage.address], replace(serve.quick, deadline_s=0.3)) as pipeline,
+            serve.stages_of([gated], clock=clock) as (stage,),
+            Pipeline([stage.address], replace(serve.quick, deadline_s=60.0), clock=clock) as pipeline,
         ):
             replies = [asyncio.create_task(pipeline(TEXT))]
-            await somebody_before(gated)
+            await gated.has_a_batch()
             replies.append(asyncio.create_task(pipeline(TEXT.with_(session="late"))))
+            await serve.until(lambda: stage.waiting == 1)
+            clock.move(61.0, pipeline)
             for reply in replies:
                 with pytest.raises(StageUnreachable, match="in time"):
                     await reply
             gated.gate.set()
+            await serve.until(lambda: stage.waiting == 0)
+            assert gated.batches == [1]
+
+    asyncio.run(main())
+
+
+def test_a_stage_refuses_a_traversal_whose_time_is_over_in_its_queue(serve):
+    async def main():
+        gated, clock = serve.gated(serve.segment_of("stacked", range(4))), serve.clock()
+        async with (
+            serve.stages_of([gated], clock=clock) as (stage,),
+            Pipeline([stage.address], replace(serve.quick, deadline_s=60.0)) as pipeline,
+        ):
+            reply = asyncio.create_task(pipeline(TEXT))
+            await gated.has_a_batch()
+            late = asyncio.create_task(pipeline(TEXT.with_(session="late")))
+            await serve.until(lambda: stage.waiting == 1)
+            clock.now_s += 61.0
+            gated.gate.set()
+            with pytest.raises(StageUnreachable, match="its time was over before"):
+                await late
+            assert_right(await reply, serve)
             assert gated.batches == [1]
 
     asyncio.run(main())
@@ -278,17 +302,25 @@ def test_a_traversal_whose_time_is_over_is_not_computed(serve):
 
 def test_a_slow_stage_costs_no_more_than_a_second_attempt(serve):
     async def main():
-        slow, fast = Gated(serve.segment_of("stacked", range(4))), serve.segment_of("stacked", range(4))
+        slow, fast, clock = (
+            serve.gated(serve.segment_of("stacked", range(4))),
+            serve.segment_of("stacked", range(4)),
+            serve.clock(),
+        )
         async with serve.stages_of([slow, fast]) as stages:
             addresses = [stage.address for stage in stages]
-            pipeline = Pipeline(addresses, replace(serve.quick, attempt_s=1.0), rng=Choosing(addresses[0]))
-            async with pipeline:
+            settings = replace(serve.quick, attempt_s=20.0)
+            async with Pipeline(addresses, settings, rng=Choosing(addresses[0]), clock=clock) as pipeline:
                 await serve.all_known(pipeline)
                 slow.gate.set()
-                await pipeline(TEXT)  # it is known how long it usually takes
+                await pipeline(TEXT)
                 slow.gate.clear()
+                slow.entered.clear()
                 longer = TEXT.with_(prompt=TEXT.prompt + b"!", start=len(TEXT.prompt))
-                assert_right(await pipeline(longer), serve, text=longer.with_(start=0))
+                reply = asyncio.create_task(pipeline(longer))
+                await slow.has_a_batch()
+                clock.move(21.0, pipeline)
+                assert_right(await reply, serve, text=longer.with_(start=0))
                 assert pipeline.stats().stages[addresses[1]].traversals == 1
                 slow.gate.set()
 
@@ -297,13 +329,16 @@ def test_a_slow_stage_costs_no_more_than_a_second_attempt(serve):
 
 def test_a_traversal_attempted_again_while_it_is_computed_is_computed_once(serve):
     async def main():
-        gated = Gated(serve.segment_of("stacked", range(4)))
+        gated, clock = serve.gated(serve.segment_of("stacked", range(4))), serve.clock()
         async with (
             serve.stages_of([gated]) as (stage,),
-            Pipeline([stage.address], replace(serve.quick, attempt_s=1.0, attempts=100)) as pipeline,
+            Pipeline([stage.address], replace(serve.quick, attempt_s=20.0), clock=clock) as pipeline,
         ):
             reply = asyncio.create_task(pipeline(TEXT))
-            await serve.until(lambda: pipeline.stats().retries == 1)
+            await gated.has_a_batch()
+            clock.move(21.0, pipeline)
+            await serve.until(lambda: [each.message.attempt for each in stage._computing.values()] == [2])
+            assert pipeline.stats().retries == 1
             gated.gate.set()
             assert_right(await reply, serve)
             assert gated.batches == [1]
@@ -317,7 +352,8 @@ def test_a_stage_that_loses_the_pieces_sent_ahead_gets_the_draft_once_more(serve
     async def main():
         text = TEXT.with_(draft=Draft(11, candidates=3, seed=5))
         forgetful = Forgetful(serve.segment_of("stacked", RIGHT))
-        async with serve.chain_of([serve.segment_of("stacked", LEFT), forgetful]) as pipeline:
+        drafter = SendingOneAhead(serve.segment_of("stacked", LEFT), forgetful.first_batch, serve.limit_s)
+        async with serve.chain_of([drafter, forgetful]) as pipeline:
             reply = await pipeline(text)
             truth = serve.local_of("stacked", LEFT, RIGHT).run(text)
             assert torch.equal(reply.tails, truth.tails)
@@ -394,9 +430,13 @@ def test_stages_that_are_no_chain_are_refused_by_name(serve, name):
     async def main():
         parts, text = CHAINS[name]
         async with serve.stages_of([serve.segment_of(*part) for part in parts]) as stages:
+            clock = serve.clock()
+            pipeline = Pipeline([stage.address for stage in stages], replace(serve.quick, start_s=10.0), clock=clock)
+            entering = asyncio.create_task(pipeline.__aenter__())
+            await serve.until(lambda: [link.welcome is not None for link in pipeline.links.values()] == [True, True])
+            clock.move(11.0, pipeline)
             with pytest.raises(ConfigError, match=text) as refused:
-                async with Pipeline([stage.address for stage in stages], replace(serve.quick, start_s=1.0)):
-                    pass
+                await entering
             assert any(stage.address in str(refused.value) for stage in stages)
 
     asyncio.run(main())
@@ -461,7 +501,7 @@ def test_a_peer_that_is_no_stage_is_said(serve, says):
         async with server:
             address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             with pytest.raises(ConfigError, match="is no stage"):
-                async with Pipeline([address], replace(serve.quick, start_s=1.0)):
+                async with Pipeline([address], serve.quick):
                     pass
 
     asyncio.run(main())

@@ -61,14 +61,22 @@ def test_a_sweep_writes_the_bytes_of_the_model_in_one_process(serve):
 
 def test_only_new_positions_travel_while_the_caches_hold(serve):
     async def main():
-        segments = [serve.segment_of("stacked", span) for span in ((0, 1), (2, 3))]
-        async with serve.chain_of(segments) as pipeline:
-            await pipeline(Traversal("s", PROMPT))
-            before = pipeline.stats().between_bytes
+        last = serve.gated(serve.segment_of("stacked", (2, 3)))
+        async with serve.chain_of([serve.segment_of("stacked", (0, 1)), last]) as pipeline:
+
+            async def answer(text):
+                """The reply, and the bytes between the stages, which are reported before the last stage computes."""
+                before = pipeline.stats().between_bytes
+                last.gate.clear()
+                reply = asyncio.create_task(pipeline(text))
+                await serve.until(lambda: pipeline.stats().between_bytes > before)
+                last.gate.set()
+                return await reply, pipeline.stats().between_bytes - before
+
+            _, whole_bytes = await answer(Traversal("s", PROMPT))
             longer = Traversal("s", PROMPT + b"!", start=len(PROMPT))
-            reply = await pipeline(longer)
-            whole = before, pipeline.stats().between_bytes - before
-            assert whole[1] < whole[0] / 2
+            reply, later_bytes = await answer(longer)
+            assert later_bytes < whole_bytes / 2
             assert_same(reply, serve.local_of("stacked").run(longer.with_(start=0)))
             assert pipeline.stats().cache_misses == 0
 

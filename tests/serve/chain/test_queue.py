@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blocktrain.serve.chain.messages import Advance, Head
 from blocktrain.serve.chain.queue import Arrival, ArrivalQueue, Recent
-from blocktrain.serve.traversal import Draft, Traversal
+from blocktrain.serve.traversal import Draft, Piece, Traversal
 
 
 def arrival(id: str, version: str = "v1", rows: int = 1, num_bytes: int = 1, attempt: int = 1) -> Arrival:
@@ -46,6 +48,15 @@ def test_a_newer_attempt_takes_the_place_of_the_older():
     assert waiting.admit(arrival("a", attempt=2))
     (taken,) = waiting.take(9)
     assert taken.message.attempt == 2
+
+
+def test_pieces_of_a_newer_attempt_keep_their_order():
+    def piece(first, attempt):
+        made = arrival("a", attempt=attempt)
+        return replace(made, traversal=made.traversal.with_(piece=Piece(f"stream {attempt}", first, 3)))
+
+    waiting = queue(piece(1, attempt=1), piece(0, attempt=2), piece(1, attempt=2))
+    assert [(each.message.attempt, each.traversal.piece.first) for each in waiting.take(9)] == [(2, 0), (2, 1)]
 
 
 def test_a_batch_is_of_one_version_and_begins_with_the_oldest():

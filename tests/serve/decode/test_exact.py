@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -135,11 +136,11 @@ def test_the_rejection_rule_gives_the_model_s_distribution_for_any_drafter():
     generator = torch.Generator().manual_seed(0)
     model, drafter = (torch.rand(1, 5, generator=generator, dtype=torch.double) ** 3 for _ in range(2))
     model, drafter = model / model.sum(), drafter / drafter.sum()
-    drawn, accept, replace = (uniforms(1, stream, 1, 0, 4000)[0] for stream in range(3))
+    drawn, accept, replacing = (uniforms(1, stream, 1, 0, 4000)[0] for stream in range(3))
     counts = torch.zeros(5, dtype=torch.double)
     for at in range(4000):
         here = slice(at, at + 1)
-        written, _ = speculate(model, drafter, pick(drafter, drawn[here]), accept[here], replace[here])
+        written, _ = speculate(model, drafter, pick(drafter, drawn[here]), accept[here], replacing[here])
         counts[written[0]] += 1
     assert ((counts - 4000 * model[0]) ** 2 / (4000 * model[0])).sum() < 18.5  # 99.9 % of 4 degrees of freedom
 
@@ -168,11 +169,14 @@ def test_the_best_draft_is_the_best_of_all():
 
 
 def test_a_decoder_learns_how_far_to_draft(stacked):
-    """A round trip of two seconds: drafts grow until the acceptance rate forbids it."""
+    """A round trip of two seconds, a drafted byte of a millisecond: drafts grow until the acceptance rate forbids
+    it."""
     asking, lengths = decoder_of(Request(PROMPT, 40, Mode.SPECULATIVE, temperature=0), stacked.info, "s"), []
     while (asked := asking.ask()) is not None:
         lengths.append(asked.draft.length)
-        asking.take(stacked.run(asked), seconds=2.0)
+        reply = stacked.run(asked)
+        timed = tuple(replace(stage, drafted_s=0.001 * asked.draft.length) for stage in reply.trace[:1])
+        asking.take(reply.with_(trace=timed), seconds=2.0)
     assert lengths[0] == decoders.FIRST_DRAFT_BYTES
     assert len(set(lengths)) > 1
 

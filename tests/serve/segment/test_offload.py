@@ -54,7 +54,7 @@ def test_an_offloaded_float32_model_answers_as_the_loaded_one_bit_for_bit(tmp_pa
 @pytest.mark.parametrize("candidates", [1, 3])
 @pytest.mark.parametrize("spec", [STACK, DENOISE], ids=["stack", "denoise"])
 def test_an_offloaded_model_drafts_the_bytes_of_the_loaded_one(tmp_path, spec, candidates):
-    """The loaded one by the quick steps of model/cpu_draft.py, the other by its layers' own."""
+    """The loaded one drafts with model/cpu_draft.py, the other with its layers' own steps."""
     run = saved(tmp_path, spec)
     asked = Traversal("s", PROMPT, draft=Draft(9, candidates, seed=3))
     loaded, offloaded = (chain(run, offload=offload).run(asked) for offload in (False, True))
@@ -71,7 +71,7 @@ def test_an_offloaded_half_precision_model_answers_as_the_truth_to_rounding(tmp_
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_memories_hold_every_logical_layer(tmp_path, offload):
+def test_caches_hold_every_logical_layer(tmp_path, offload):
     """Byte after byte with cached context is what the whole text gives at once."""
     run = saved(tmp_path, STACK)
     forward = chain(run, offload=offload)

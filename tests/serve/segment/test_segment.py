@@ -64,14 +64,14 @@ def test_no_history_of_a_session_changes_its_logits(model, segments, steps):
     """Prompts that grow, shrink and change, with tails of one row or several, and drafts between them."""
     whole = model("stacked")
     forward = LocalForward(*segments(whole, [[0, 1], [2, 3]]))
-    remembered = b""
+    cached = b""
     for length, rows, other, drafted in steps:
         text = (TEXT if not other else TEXT[:25] + TEXT[::-1])[:length]
-        start = min(common_prefix(remembered, text), length - 1)
+        start = min(common_prefix(cached, text), length - 1)
         what = {"draft": Draft(drafted, 1)} if not rows else {"tails": TAILS[:rows]}
         reply = forward.run(Traversal("s", text, start=start, **what))
         assert_right(whole, reply)
-        remembered = text
+        cached = text
 
 
 def test_sessions_in_one_batch_get_what_each_gets_alone(model, segments, kind):
@@ -94,7 +94,7 @@ def test_sessions_in_one_batch_get_what_each_gets_alone(model, segments, kind):
         assert reply.tails is by_itself.tails or torch.equal(reply.tails, by_itself.tails)
 
 
-def test_what_is_remembered_is_not_computed_again(model, segments, monkeypatch):
+def test_what_is_cached_is_not_computed_again(model, segments, monkeypatch):
     (segment,) = segments(model("stacked"), [[0, 1, 2, 3]])
     sizes = []
     inner = segment._modules[0].step
@@ -115,15 +115,15 @@ def test_a_traversal_does_without_missing_blocks_as_the_model_does(model, segmen
     assert_right(model(kind), reply, missing)
 
 
-def test_a_first_segment_rebuilds_its_memory_from_the_bytes(model, segments):
+def test_a_first_segment_rebuilds_its_cache_from_the_bytes(model, segments):
     first, rest = segments(model("stacked"), [[0, 1], [2, 3]])
     forward = LocalForward(first, rest)
     forward.run(Traversal("s", TEXT[:20]))
     first.forget("s")
-    assert_right(model("stacked"), forward._walk(Traversal("s", TEXT[:24], start=20)))
+    assert_right(model("stacked"), forward._attempt(Traversal("s", TEXT[:24], start=20)))
 
 
-def test_a_later_segment_without_memory_says_so_and_one_traversal_mends_it(model, segments):
+def test_a_later_segment_without_its_cache_says_so_and_a_second_attempt_succeeds(model, segments):
     first, rest = segments(model("stacked"), [[0, 1], [2, 3]])
     forward = LocalForward(first, rest)
     forward.run(Traversal("s", TEXT[:20]))
@@ -150,7 +150,7 @@ def test_the_longest_unused_session_is_forgotten_first(model, segments):
     assert list(segment._sessions._held) == ["c"]
 
 
-def test_forgetting_frees_the_memory(model, segments):
+def test_forgetting_frees_the_cache(model, segments):
     (segment,) = segments(model("stacked"), [[0, 1, 2, 3]])
     segment.advance([Traversal("s", TEXT[:20])])
     assert segment.cached_bytes
@@ -208,7 +208,7 @@ def test_a_denoising_sweep_writes_the_model_s_bytes(model, segments, cut):
         (Traversal("s", TEXT[:60], draft=Draft(5)), "a prompt of 60 bytes and 5 bytes behind it"),
         (Traversal("s", TEXT[:5], read=6), "start = 0 and read = 6 do not fit a prompt of 5 bytes"),
         (Traversal("s", TEXT[:5], start=5), "start = 5 and read = 1 do not fit"),
-        (Traversal("s", TEXT[:5], missing=(0, 1, 2, 3)), "missing names all 4 blocks: leave one in"),
+        (Traversal("s", TEXT[:5], missing=(0, 1, 2, 3)), "missing names all 4 blocks: keep at least one"),
         (Traversal("s", TEXT[:5], noise=Noise(3, 0)), "not trained on spans"),
         (Traversal("s", TEXT[:5], tails=TAILS.float()), "send uint8"),
         (Traversal("s", TEXT[:5], draft=Draft(3, candidates=0)), "1 or more candidates"),
@@ -251,7 +251,7 @@ def test_states_of_other_shapes_are_refused(model, segments):
     first, rest = segments(model("stacked"), [[0, 1], [2, 3]])
     (handed,) = first.advance([Traversal("s", TEXT[:9])])
     (refused,) = rest.advance([handed.with_(prompt_state=handed.prompt_state[:, 1:])])
-    assert "states of shapes [(1, 8, 32)] came, [(1, 9, 32)] were expected" in str(refused)
+    assert "states have shapes [(1, 8, 32)], expected [(1, 9, 32)]" in str(refused)
 
 
 @pytest.mark.parametrize("cut", [[[0, 1]], [[1, 2], [3]], [[2, 3], [0, 1]]])

@@ -52,6 +52,8 @@ class ArrivalQueue:
         if others and (len(others) >= self.limit or total_bytes > self.max_bytes):
             return False
         self._waiting[arrival.key] = arrival
+        if arrival.traversal.piece is not None:
+            self._waiting.move_to_end(arrival.key)  # behind the earlier pieces of its own attempt
         return True
 
     def take(self, max_rows: int) -> list[Arrival]:
