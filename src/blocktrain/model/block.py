@@ -34,8 +34,8 @@ class Block(nn.Module):
         self.embedding = nn.Parameter(
             torch.randn(NUM_SYMBOLS, model.width, generator=generator, device=generator.device)
         )
-        newborn = (Layer(model.width, model.heads, generator) for _ in range(model.physical_layers_of(index)))
-        self.layers = nn.ModuleList(newborn if layers is None else layers)
+        initial = (Layer(model.width, model.heads, generator) for _ in range(model.physical_layers_of(index)))
+        self.layers = nn.ModuleList(initial if layers is None else layers)
         self.readout = nn.Parameter(torch.zeros(NUM_SYMBOLS, model.width))
         cos, sin = rotary_table(model.context, model.width // model.heads)
         self.register_buffer("cos", cos, persistent=False)

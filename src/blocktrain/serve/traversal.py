@@ -4,7 +4,7 @@ segment/segment.py advances them, chain/messages.py turns them into bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Protocol
 
@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from blocktrain.errors import ConfigError
+from blocktrain.spec import Denoise, RunSpec, Stacked
 
 Wire = Literal["fp32", "fp16", "bf16", "int8"]  # number format of floats between stages
 ALL_BLOCKS: tuple[int, ...] = ()  # no block is missing
@@ -37,6 +38,20 @@ class ModelInfo:
     context: int
     longest_sweep: int  # bytes that a denoising sweep may write; 0 if the blocks were not trained on spans
     survives_loss: bool  # the model may answer without some of its blocks
+
+    @classmethod
+    def of(cls, spec: RunSpec, version: str) -> ModelInfo:
+        objective = spec.objective
+        return cls(
+            name=spec.name,
+            version=version,
+            objective=objective.kind,
+            blocks=spec.model.blocks,
+            context=spec.model.context,
+            longest_sweep=int(spec.model.context * objective.span_share) if isinstance(objective, Denoise) else 0,
+            survives_loss=isinstance(objective, Denoise)
+            or (isinstance(objective, Stacked) and objective.state_dropout > 0),
+        )
 
     @property
     def independent(self) -> bool:
@@ -172,6 +187,15 @@ class Forward(Protocol):
 
 def last_present(info: ModelInfo, missing: Collection[int]) -> int:
     return max(index for index in range(info.blocks) if index not in missing)
+
+
+def block_weight(index: int, info: ModelInfo, weights: Sequence[float] | None, missing: Collection[int]) -> float:
+    """A block's weight in the answer, as in BlockModel.combined."""
+    if not missing and weights is not None:
+        return weights[index]
+    if info.independent:
+        return 1 / (info.blocks - len(set(missing)))
+    return float(index == last_present(info, missing))
 
 
 def check_traversal(t: Traversal, info: ModelInfo, upstream: bool) -> None:

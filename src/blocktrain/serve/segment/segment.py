@@ -30,11 +30,12 @@ from blocktrain.serve.traversal import (
     Outcome,
     StageTiming,
     Traversal,
+    block_weight,
     check_states,
     check_traversal,
     last_present,
 )
-from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec, Stacked
+from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
 
 DEFAULT_CACHE_BYTES = 2**30
 Ahead = Callable[[Traversal], None]
@@ -55,7 +56,7 @@ class Segment:
         device: torch.device | str | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
-        self.spec, self.blocks, self.info = spec, tuple(sorted(tensors)), model_info(spec, version)
+        self.spec, self.blocks, self.info = spec, tuple(sorted(tensors)), ModelInfo.of(spec, version)
         _require_consecutive(self.blocks, spec.model.blocks)
         self._device = torch.device(device or "cpu")
         self._modules = {index: _loaded(spec, index, tensors[index]).to(self._device) for index in self.blocks}
@@ -312,32 +313,9 @@ class Segment:
         return so_far
 
 
-def model_info(spec: RunSpec, version: str) -> ModelInfo:
-    objective = spec.objective
-    return ModelInfo(
-        name=spec.name,
-        version=version,
-        objective=objective.kind,
-        blocks=spec.model.blocks,
-        context=spec.model.context,
-        longest_sweep=int(spec.model.context * objective.span_share) if isinstance(objective, Denoise) else 0,
-        survives_loss=isinstance(objective, Denoise)
-        or (isinstance(objective, Stacked) and objective.state_dropout > 0),
-    )
-
-
 def model_digest(manifest: Manifest) -> str:
     """A name for exactly these blocks and weights."""
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()[:16]
-
-
-def block_weight(index: int, info: ModelInfo, weights: Sequence[float] | None, missing: Collection[int]) -> float:
-    """A block's weight in the answer, as in BlockModel.combined."""
-    if not missing and weights is not None:
-        return weights[index]
-    if info.independent:
-        return 1 / (info.blocks - len(set(missing)))
-    return float(index == last_present(info, missing))
 
 
 def _loaded(spec: RunSpec, index: int, tensors: Mapping[str, Tensor] | MappedTensors) -> Block:
