@@ -110,10 +110,10 @@ def run(spec: RunSpec, corpus: Corpus, workers: int, faults: Faults, quick: bool
 
 
 def _loss(spec: RunSpec, corpus: Corpus, published: Published, max_windows: int) -> float:
-    """Of the model as it was then; blocks that are not born are left out."""
-    unborn = set(range(spec.model.blocks)) - published.blocks.keys()
+    """Of the model as it was then. Blocks without a version are left out."""
+    missing = set(range(spec.model.blocks)) - published.blocks.keys()
     model = BlockModel.from_tensors(spec, published.blocks)
-    return answer(evaluate(model, corpus.valid, max_windows=max_windows, missing=unborn)).nats_per_byte
+    return answer(evaluate(model, corpus.valid, max_windows=max_windows, missing=missing)).nats_per_byte
 
 
 def at_time(record: Record, seconds: float) -> float:

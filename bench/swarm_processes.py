@@ -136,7 +136,7 @@ class Member:
 
 
 def phase_tensors(spec: RunSpec, phase: int = 0) -> Tensors:
-    """The newborn tensors of what a phase trains, under the names of an update."""
+    """The initial tensors of what a phase trains, under the names of an update."""
     return as_arrays(flat({block: build_block(spec, block).state_dict() for block in spec.phases[phase].blocks}))
 
 

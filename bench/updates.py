@@ -125,7 +125,7 @@ class Swarm:
         return lambda: lambda name: update.pieces(name, self.base[name], earlier.get(name))
 
 
-def newborn(spec: RunSpec, block: int, published: Mapping[int, Tensors]) -> Tensors:
+def initial_block(spec: RunSpec, block: int, published: Mapping[int, Tensors]) -> Tensors:
     tensors = as_arrays(build_block(spec, block).state_dict())
     if block - 1 in published and isinstance(spec.objective, Stacked):
         return continue_block(tensors, published[block - 1])
@@ -138,7 +138,7 @@ def train_swarm(spec: RunSpec, corpus: Corpus, num_replicas: int) -> tuple[Block
     for phase in spec.phases:
         for block in phase.blocks:
             if block not in published:
-                published[block] = newborn(spec, block, published)
+                published[block] = initial_block(spec, block, published)
         swarm = Swarm(spec, phase, corpus, published)
         swarm.train(feedbacks, traffic)
         published |= by_block(swarm.base)

@@ -153,7 +153,7 @@ class DirectClient:
 
 @dataclass(frozen=True)
 class Published:
-    """The newest version of every block that was born, from then on."""
+    """The newest version of every block, from then on."""
 
     at_s: float
     blocks: dict[int, Tensors]

@@ -82,7 +82,7 @@ def _steps(stretch: Floats, round_number: int, shapes: Shapes) -> dict[str, Floa
 
 
 def start(cell: Cell) -> dict[str, Floats]:
-    """The tensors before the first round: those of a newborn block of ours, on every side."""
+    """The tensors before the first round: those of an initial block of ours, on every side."""
     with np.load(Path(cell.folder) / START_FILE) as arrays:
         return {name: arrays[name] for name in cell.shapes}
 

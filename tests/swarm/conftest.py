@@ -1,5 +1,5 @@
-"""A real coordinator behind its service, in this process: real ledger, real blobs, a clock that tests move. Its members
-make updates without training: it is the handling of updates that is tested."""
+"""A real coordinator and its service in this process: a real ledger, real blobs, and a clock that tests move. Members
+are workers that make updates without training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Tensors = dict[str, Array]
 
 
 class House:
-    """A run in a folder, its coordinator and what HTTP shows of it."""
+    """A run in a folder, its coordinator, and its HTTP service."""
 
     def __init__(self, spec: RunSpec, folder: Path, rate: Rate | None = None) -> None:
         self.rate = rate
@@ -64,12 +64,12 @@ class House:
         return Member(self)
 
     def restart(self) -> None:
-        """As after a kill: a new coordinator and nothing else."""
+        """As after a kill: a new coordinator on the same ledger and blobs."""
         self.coordinator = self.another_coordinator()
         self.service = build_service(self.coordinator, self.ledger, self.rate, lambda: self.now_s)
 
     def settle(self) -> None:
-        """Does what the coordinator's loop has to do by now, which a server's thread does beside the requests."""
+        """Does the pending work of the coordinator's loop, as a thread of a server would beside the requests."""
         self.coordinator.loop.settle()
 
     def ask(self, method: str, path: str, role: str = "worker", **options: Any) -> httpx.Response:
@@ -111,7 +111,7 @@ class House:
 
 @dataclass
 class Member:
-    """A worker's side of the protocol, with every step open to meddling."""
+    """A worker's side of the protocol. Tests may change every step."""
 
     house: House
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
@@ -122,7 +122,7 @@ class Member:
         return self.key.public_key().public_bytes_raw().hex()
 
     def request(self, **changes: Any) -> dict[str, Any]:
-        """Signed after the changes, where what they make can be said at all."""
+        """Signed after the changes, if the result is a valid message."""
         said = {
             "protocol": PROTOCOL_VERSION,
             "nonce": next(self.nonces),
@@ -150,7 +150,7 @@ class Member:
         }
 
     def payload(self, lease: TrainLease, step: float = 1e-3) -> bytes:
-        """An update that moves every weight by so much."""
+        """An update that moves every weight by `step`."""
         before = self.tensors(lease)
         after = {name: tensor - step for name, tensor in before.items()}
         return encode_update(before, after, make_codec(self.house.spec.swarm.update))
@@ -160,7 +160,7 @@ class Member:
         return self.house.ask("PUT", path, params={"offset": 0, "size": len(data), **params}, content=data)
 
     def notice(self, lease: TrainLease, data: bytes, **changes: Any) -> dict[str, Any]:
-        """Signed after the changes: what a worker says in earnest."""
+        """A notice with these changes, signed."""
         said = {
             "lease": lease.lease,
             "worker": self.id,
@@ -215,7 +215,7 @@ def tiny_run(beer_text: Path) -> RunSpec:
 
 @pytest.fixture(scope="session")
 def new_house(tiny_run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., House]]:
-    """A house of its own, as often as it is called; equal settings make equal runs."""
+    """Makes a new run with its coordinator at every call. Equal settings make equal runs."""
     houses: list[House] = []
 
     def build(rate: Rate | None = None, **changes: Any) -> House:

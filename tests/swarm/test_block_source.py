@@ -45,16 +45,16 @@ def test_stages_that_hold_different_blocks_agree_on_the_version(denoising, tmp_p
 
 def test_a_newer_version_is_fetched_and_the_known_one_is_not(denoising, tmp_path):
     source = RunSource(client_of(denoising), tmp_path)
-    born = source.newest([0])
-    assert source.newest([0], born.info.version) is None
+    first = source.newest([0])
+    assert source.newest([0], first.info.version) is None
     denoising.member().work()
-    newer = source.newest([0], born.info.version)
-    assert newer.info.version != born.info.version
+    newer = source.newest([0], first.info.version)
+    assert newer.info.version != first.info.version
 
 
-def test_blocks_that_are_not_born_yet_are_waited_for(house, tmp_path):
+def test_blocks_that_do_not_exist_yet_are_waited_for(house, tmp_path):
     source = RunSource(client_of(house), tmp_path)
-    with pytest.raises(CheckpointError, match="not born yet"):
+    with pytest.raises(CheckpointError, match="does not exist yet"):
         source.newest([0])
     assert source.newest([0], "some version") is None
 

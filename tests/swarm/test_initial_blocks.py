@@ -1,4 +1,4 @@
-"""What a coordinator is told of the model: the blocks that any process would make, by one that is gone afterwards."""
+"""Initial blocks: made in a process that ends, they are the blocks that any process would make."""
 
 import os
 
@@ -19,7 +19,7 @@ from blocktrain.train.memory_estimate import training_memory_bytes
 SPEC = preset("tiny")
 
 
-def test_blocks_raised_elsewhere_are_those_that_would_be_made_here(tmp_path):
+def test_blocks_made_in_another_process_are_those_made_here(tmp_path):
     make_in_torch_process(SPEC, tmp_path / "initial-blocks")
     there, here = initial_blocks_in(tmp_path / "initial-blocks"), initial_blocks_here(SPEC)
     for block in range(SPEC.model.blocks):
@@ -27,7 +27,7 @@ def test_blocks_raised_elsewhere_are_those_that_would_be_made_here(tmp_path):
         assert all(np.array_equal(there(block)[name], tensor) for name, tensor in here(block).items())
 
 
-def test_it_tells_what_training_every_phase_takes(tmp_path):
+def test_it_returns_the_memory_that_training_each_phase_takes(tmp_path):
     assert make_initial_blocks(SPEC, tmp_path) == {x.index: training_memory_bytes(SPEC, x) for x in SPEC.phases}
 
 
@@ -38,7 +38,7 @@ def test_blocks_that_are_there_are_not_made_again(tmp_path):
     assert before == {path: path.stat().st_ino for path in tmp_path.iterdir()}
 
 
-def test_a_process_that_is_killed_is_told_in_a_sentence():
+def test_a_process_that_is_killed_is_reported_in_a_sentence():
     with (
         pytest.raises(ConfigError, match="was ended from outside: give this machine more memory"),
         torch_process() as one,

@@ -1,4 +1,4 @@
-"""A swarm in one process: it trains, hands out its model, and leaves nothing when it ends."""
+"""A swarm in one process: it trains, gives its model, and leaves nothing when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real coordinator behind a real server on loopback, and real workers: together they train as one machine would."""
+"""A real coordinator behind a real server on loopback, and real workers. Together they train as one machine does."""
 
 import threading
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def serving(spec: RunSpec, folder: Path) -> Iterator[Invite]:
 
 
 def work(invite: Invite, home: Path, **options) -> None:
-    """A worker until the run is finished, or until it is told to stop."""
+    """Runs a worker until the run is finished, or until `stop` says so."""
     with CoordinatorClient(invite, patience_s=30) as client:
         Worker(client, home, key=Ed25519PrivateKey.generate(), name="w", memory_bytes=2**33, **options).run()
 
@@ -184,7 +184,7 @@ def test_a_worker_that_comes_before_a_phase_is_open_waits_for_it(house, member):
 
 
 def test_a_phase_begins_with_the_deadline_that_the_phase_before_has_learned(new_house):
-    """Or every phase would begin with rounds that wait for the absent as long as a round may take."""
+    """Otherwise every phase would begin with rounds that wait for absent workers as long as a round may take."""
     house = new_house(**{"train.steps": 8, "swarm.deadline_ceiling_s": 900.0})
     member = house.member()
     limits_s = []

@@ -1,5 +1,5 @@
-"""Bad input, one row each: its own status and code, a sentence with the remedy, and nothing changed. Then the faults
-that are nobody's bad input: a process that dies at any write of a merge, and two that merge at once."""
+"""Bad input, one row each: it gets its own status and code and a sentence with the remedy, and changes nothing. Then
+other faults: a process that dies at any write of a merge, and two processes that merge at once."""
 
 from __future__ import annotations
 
@@ -386,11 +386,11 @@ def test_a_body_that_is_not_wanted_is_refused_before_it_is_read(house, member, m
 
 
 class Died(BaseException):
-    """A kill -9, as far as one thread can have it: nothing handles it."""
+    """Like kill -9, but for one thread: nothing handles it."""
 
 
 class Plan:
-    """Dies at the n-th write of those it watches, before or after it is done; n = 0 only counts them."""
+    """Dies at the n-th write that it watches, before or after the write. With n = 0 it only counts."""
 
     def __init__(self, dies_at: int, after: bool) -> None:
         self.dies_at, self.after, self.writes = dies_at, after, 0
@@ -427,7 +427,7 @@ def meet_fate(house, plan: Plan, action: Callable[[], object], monkeypatch: pyte
 
 
 def notice_of(member, step: float = 1e-3) -> UpdateNotice:
-    """Of an update of the open round, uploaded."""
+    """The notice of an uploaded update of the open round."""
     lease = member.lease()
     data = member.payload(lease, step)
     assert member.upload(lease.lease, data).status_code == 200
@@ -441,7 +441,7 @@ OPENING_WRITES = 4  # two initial blocks, their versions, the phase
 
 @pytest.fixture(scope="module")
 def calm_weights(new_house) -> dict[tuple[int, int], str]:
-    """After one update in a run where nothing happens."""
+    """After one update in a run without faults."""
     calm = new_house(**MOMENTUM)
     calm.coordinator.update(notice_of(calm.member()))
     calm.settle()
@@ -574,11 +574,12 @@ def test_a_blob_that_the_coordinator_lost_is_waited_for(house, member):
     assert Problem.model_validate_json(answer.content).retry
 
 
-# The worker's side: the same sentence to its user, and on with what can be mended
+# The worker's side: it reports the same sentence to its user, and continues if it can
 
 
 def worker_whose_first_update_gets(code: str, house, home, reports: list[str]) -> Worker:
-    """Until it has submitted one. Its requests reach the service, but for the first update, which gets that answer."""
+    """Runs until it has submitted one update. Its requests reach the service, except its first update: that gets
+    `code`."""
     planned = [httpx.Response(409, json={"code": code, "message": "as planned", "retry": False})]
 
     def answer(request: httpx.Request) -> httpx.Response:

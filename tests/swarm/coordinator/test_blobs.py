@@ -1,5 +1,5 @@
-"""Blobs in a real folder and in obstore's bucket in memory. Faults are planned: a process of its own ends at its n-th
-rename or sync without another instruction, or the disk's answer is made to be a refusal."""
+"""Blobs in a real folder and in obstore's in-memory bucket. Faults are planned: a process ends at its n-th rename or
+sync without another instruction, or the disk refuses."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_empty_bytes_are_a_blob_too(blobs):
     assert blobs.get(blobs.put(b"")) == b""
 
 
-def test_a_blob_is_there_for_whoever_opens_the_folder_next(folder):
+def test_a_blob_is_there_when_the_folder_is_opened_again(folder):
     Blobs(folder).put(DATA)
     assert Blobs(folder.as_uri()).get(SHA256) == DATA
 
@@ -101,7 +101,7 @@ def test_a_missing_blob_is_named_with_the_remedy(blobs):
 
 
 @pytest.mark.parametrize("damage", [DATA[:-1], DATA[:-1] + b"?", b""])
-def test_a_damaged_blob_is_detected_and_mended_by_putting_it_again(folder, damage):
+def test_a_damaged_blob_is_detected_and_repaired_by_putting_it_again(folder, damage):
     blobs = Blobs(folder)
     blobs.put(DATA)
     (folder / "blobs" / SHA256).write_bytes(damage)

@@ -1,4 +1,4 @@
-"""Waiting for work: the answer comes when there is some, and not before."""
+"""The coordinator's loop and its bell: a worker that waits is answered when there is work, and not before."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_who_has_waited_long_enough_waits_no_more():
 
 @pytest.fixture
 def waiting(house, monkeypatch):
-    """Set as soon as somebody waits."""
+    """Set as soon as a request waits."""
     begun, after = threading.Event(), house.coordinator.bell.after
 
     async def watched(rung: int, longest_s: float) -> None:

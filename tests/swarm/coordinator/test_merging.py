@@ -1,4 +1,4 @@
-"""How a new version is told to those who have the one before: by its updates where these are fewer bytes."""
+"""How workers that have one version get the next: from its updates where these are fewer bytes."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_few_small_updates_are_the_way_to_all_blocks_of_their_phase(new_house):
     ],
     ids=lambda changes: next(iter(changes.values())),
 )
-def test_a_version_that_is_no_sum_of_small_updates_is_told_by_its_difference(new_house, changes):
+def test_a_version_that_is_no_sum_of_small_updates_is_sent_as_its_difference(new_house, changes):
     house = new_house(**(VECTOR | changes))
     house.member().work()
     for block, data in enumerate(ways(house)):
@@ -44,7 +44,7 @@ def test_a_version_that_is_no_sum_of_small_updates_is_told_by_its_difference(new
         assert read_update(data, {name: tuple(tensor.shape) for name, tensor in initial.items()})
 
 
-def test_a_late_update_is_told_by_a_difference_since_its_course_may_be_forgotten(new_house):
+def test_a_late_update_is_sent_as_a_difference_since_its_course_may_be_forgotten(new_house):
     house = new_house(**VECTOR)
     slow, fast = house.member(), house.member()
     late = slow.lease()

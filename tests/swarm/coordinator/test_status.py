@@ -35,14 +35,14 @@ def test_events_tell_what_happened_in_order_and_then_only_the_news(house, member
     house.coordinator.loop.tick()
     lease = member.lease()
     member.send(lease, member.payload(lease, 1e9))
-    told = events(house)
-    assert [event["kind"] for event in told] == ["joined", "joined", "late", "merged", "refused"]
-    assert told[2]["data"] == {"phase": 0, "round": 0, "worker": another_member.id}
-    assert "1 given up" in told[3]["text"]
-    assert told[4]["data"]["code"] == "norm"
-    assert events(house, after=told[2]["number"]) == told[3:]
-    assert events(house, before=told[1]["number"]) == told[:1]
-    assert house.ask("GET", "/v1/status").json()["events"] == told
+    listed = events(house)
+    assert [event["kind"] for event in listed] == ["joined", "joined", "late", "merged", "refused"]
+    assert listed[2]["data"] == {"phase": 0, "round": 0, "worker": another_member.id}
+    assert "1 given up" in listed[3]["text"]
+    assert listed[4]["data"]["code"] == "norm"
+    assert events(house, after=listed[2]["number"]) == listed[3:]
+    assert events(house, before=listed[1]["number"]) == listed[:1]
+    assert house.ask("GET", "/v1/status").json()["events"] == listed
 
 
 def test_a_round_that_is_extended_is_an_event(new_house):
@@ -157,7 +157,7 @@ def test_the_composition_s_weights_come_only_with_the_versions_they_were_fitted_
 
 
 def test_a_manifest_is_read_in_one_piece_while_a_round_closes(house, member, monkeypatch):
-    """Whatever is recorded after its one look at the ledger is in no part of it."""
+    """Nothing that is recorded after its one look at the ledger is in any part of it."""
     member.work()
     real = house.ledger.consistent_manifest
 

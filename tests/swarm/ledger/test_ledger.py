@@ -128,7 +128,7 @@ def newest(ledger: Ledger) -> dict[int, int]:
 # The run, tokens, workers
 
 
-def test_a_run_is_kept_for_whoever_opens_the_ledger_next(ledger, where):
+def test_a_run_is_there_when_the_ledger_is_opened_again(ledger, where):
     assert ledger.run() is None
     assert ledger.create_run(replace(RUN, corpus={"train": "d" * 64})).corpus == {"train": "d" * 64}
     assert ledger.set_paused(True, now_s=1.0)
@@ -234,7 +234,7 @@ def test_what_another_coordinator_writes_is_seen_in_a_round_that_was_read_before
 
 
 def test_a_round_that_is_known_is_the_one_in_the_database(started, where):
-    """What a ledger works out from its own writes is what another reads."""
+    """What a ledger keeps in memory after its own writes is what another ledger reads."""
     for now_s, who in enumerate((ADA, BOB, ADA)):
         lease(started, who, now_s=101.0 + now_s)
     report(started, ADA)
@@ -273,7 +273,7 @@ def test_two_coordinators_never_give_one_shard_twice(started, where):
     assert [x.shard for x in started.open_rounds()[0].leases] == [0]
 
 
-def test_a_round_is_extended_once_by_whoever_comes_first(started):
+def test_a_round_is_extended_once_by_the_first_coordinator(started):
     seen = started.open_rounds()[0]
     assert started.extend_round(seen, 300.0, "too few")
     assert not started.extend_round(seen, 360.0, "too few")

@@ -1,5 +1,5 @@
-"""A ledger that an older version has made opens unchanged, and its run goes on: the file older_ledger.sql is a dump of
-one, taken before columns had other names in the code."""
+"""A ledger of an older version opens unchanged, and its run continues. The file older_ledger.sql is a dump of one,
+taken before columns had other names in the code."""
 
 from __future__ import annotations
 

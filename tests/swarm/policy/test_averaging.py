@@ -1,4 +1,4 @@
-"""Averaging: exact where it can be, indifferent to order and to a wild minority, small in memory."""
+"""Averaging: exact where possible, independent of order, robust against a minority of outliers, small in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ updates = st.lists(st.tuples(vectors, weights), min_size=1, max_size=7)
 
 
 def parts(table: list[tuple[Floats, float]]) -> list[WeightedUpdate]:
-    """Each handed out in pieces of two values."""
+    """Each comes in pieces of two values."""
     return [
         WeightedUpdate(
             lambda x=delta: lambda name: np.split(x.reshape(-1), range(2, x.size, 2)), weight, norm_of([delta])

@@ -1,4 +1,4 @@
-"""Rounds: what closes them, what work is given, and that no order, loss or lateness of reports breaks them."""
+"""Rounds: what closes them, which work workers get, and that no order, loss or delay of reports breaks them."""
 
 from __future__ import annotations
 
@@ -462,7 +462,7 @@ def test_any_order_loss_duplication_and_lateness_of_reports_leaves_a_sound_swarm
 
 
 def finish(swarm: Swarm, alone: WorkerFacts) -> None:
-    """However the others left it, one sound worker brings the run to its end."""
+    """Whatever the others did, one good worker finishes the run."""
     for _ in range(500):
         answer = swarm.lease(alone)
         if isinstance(answer, Grant):

@@ -13,12 +13,10 @@ SPEC = preset("tiny").with_(**{"train.steps": 1000, "swarm.round_steps": 50, "sw
 PLENTY = 2**40
 
 
-@pytest.mark.parametrize(
-    "speed, deadline_s, steps", [(10.0, 100.0, 50), (0.5, 100.0, 40), (0.5, 10.0, 4), (0.0, 10.0, 0)]
-)
-def test_a_lease_fills_most_of_a_deadline_and_no_more_than_a_round(speed, deadline_s, steps):
-    first = plan(SPEC, PLENTY, {0: speed}, TransferRates(), {0: deadline_s})[0]
-    assert first.steps_a_deadline == steps
+@pytest.mark.parametrize("speed, limit_s, steps", [(10.0, 100.0, 50), (0.5, 100.0, 40), (0.5, 10.0, 4), (0.0, 10.0, 0)])
+def test_a_lease_fills_most_of_a_deadline_and_no_more_than_a_round(speed, limit_s, steps):
+    first = plan(SPEC, PLENTY, {0: speed}, TransferRates(), {0: limit_s})[0]
+    assert first.steps_per_lease == steps
 
 
 def test_a_phase_that_does_not_fit_is_named_so():

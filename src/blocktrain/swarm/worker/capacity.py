@@ -47,28 +47,28 @@ class PhasePlan:
     memory_bytes: int
     fits: bool
     steps_per_s: float
-    deadline_s: float
-    steps_a_deadline: int  # as a coordinator would lease them
+    limit_s: float  # that a round may take
+    steps_per_lease: int  # as a coordinator would lease them
     rounds_a_day: float
     down_bytes_a_day: float
     up_bytes_a_day: float
 
 
 def plan(
-    spec: RunSpec, memory_bytes: int, speeds: Mapping[int, float], rates: TransferRates, deadline_s: Mapping[int, float]
+    spec: RunSpec, memory_bytes: int, speeds: Mapping[int, float], rates: TransferRates, limits_s: Mapping[int, float]
 ) -> list[PhasePlan]:
-    """One entry per phase. `speeds` holds the steps per second of each phase, `deadline_s` how long its rounds may take
+    """One entry per phase. `speeds` holds the steps per second of each phase, `limits_s` how long its rounds may take
     (the ceiling if it is not known). Assumes a machine that works all day, alone on the phase."""
     return [
-        _planned(spec, phase, memory_bytes, speeds.get(phase.index, 0.0), rates, deadline_s.get(phase.index))
+        _planned(spec, phase, memory_bytes, speeds.get(phase.index, 0.0), rates, limits_s.get(phase.index))
         for phase in spec.phases
     ]
 
 
 def _planned(
-    spec: RunSpec, phase: Phase, memory_bytes: int, speed: float, rates: TransferRates, deadline_s: float | None
+    spec: RunSpec, phase: Phase, memory_bytes: int, speed: float, rates: TransferRates, known_limit_s: float | None
 ) -> PhasePlan:
-    limit_s = deadline_s or spec.swarm.deadline_ceiling_s
+    limit_s = known_limit_s or spec.swarm.deadline_ceiling_s
     down, up = round_bytes(spec, phase)
     steps = min(spec.swarm.round_steps, phase.steps, int(FILL_SHARE * limit_s * speed)) if speed else 0
     round_s = max(steps / speed + rates.seconds(down, up), 1e-9) if steps else 0.0
@@ -80,8 +80,8 @@ def _planned(
         memory_bytes=need,
         fits=need <= memory_bytes,
         steps_per_s=speed,
-        deadline_s=limit_s,
-        steps_a_deadline=steps,
+        limit_s=limit_s,
+        steps_per_lease=steps,
         rounds_a_day=rounds,
         down_bytes_a_day=rounds * down,
         up_bytes_a_day=rounds * up,

@@ -67,7 +67,7 @@ def test_a_machine_that_can_work_is_told_what_it_could_do(run, invite, tmp_path)
     for phase, blocks in zip(document["phases"], ([0, 1], [1, 2], [2, 3]), strict=True):
         assert phase["blocks"] == blocks
         assert phase["fits"]
-        assert phase["steps_a_deadline"] >= 1
+        assert phase["steps_per_lease"] >= 1
         assert phase["up_bytes_a_day"] > 0
 
 

@@ -42,7 +42,7 @@ class Findings:
 
     checks: list[Check] = field(default_factory=list)
     spec: RunSpec | None = None
-    deadline_s: dict[int, float] = field(default_factory=dict)  # of the phases with open rounds
+    limits_s: dict[int, float] = field(default_factory=dict)  # of the phases with open rounds
     rates: dict[str, float] = field(default_factory=dict)  # bytes per second of "download" and "upload"
     text: bytes = b""
     room_bytes: int | None = None  # disk space that the run takes
@@ -180,7 +180,7 @@ def _use_access_token(findings: Findings, client: ProbeClient) -> bool:
     if not findings.add(checks.protocol_check(PROTOCOL_VERSION, info.protocol)):
         return False
     findings.spec = RunSpec.model_validate(info.spec)
-    findings.deadline_s = _deadlines(status)
+    findings.limits_s = _limits_s(status)
     blobs = (*info.corpus.values(), *(each.tensors for each in manifest.blocks))
     findings.room_bytes = 2 * sum(blob.num_bytes for blob in blobs)  # older versions stay for a while
     findings.rates["download"], findings.text = client.download_rate(info.corpus["train"])
@@ -194,12 +194,12 @@ def _measure_line(findings: Findings, client: ProbeClient) -> bool:
     spec = findings.spec
     findings.rates["upload"] = client.upload_rate()
     down, up = (max(sizes) for sizes in zip(*(round_bytes(spec, phase) for phase in spec.phases), strict=True))
-    limit_s = min(findings.deadline_s.values(), default=spec.swarm.deadline_ceiling_s)
+    limit_s = min(findings.limits_s.values(), default=spec.swarm.deadline_ceiling_s)
     findings.add(checks.rate_check("download", findings.rates["download"], down, limit_s))
     return findings.add(checks.rate_check("upload", findings.rates["upload"], up, limit_s))
 
 
-def _deadlines(status: dict[str, Any]) -> dict[int, float]:
+def _limits_s(status: dict[str, Any]) -> dict[int, float]:
     """How much time the open rounds give their workers."""
     found = {}
     for phase in status["phases"]:
@@ -228,7 +228,7 @@ def _plans(findings: Findings, spec: RunSpec, memory_bytes: int) -> list[PhasePl
 
     rates = TransferRates(findings.rates.get("download"), findings.rates.get("upload"))
     speeds = measure_speeds(spec, memory_bytes, findings.text, pick_device())
-    return plan(spec, memory_bytes, speeds, rates, findings.deadline_s)
+    return plan(spec, memory_bytes, speeds, rates, findings.limits_s)
 
 
 def _document(findings: Findings, plans: Sequence[PhasePlan], asked: bool) -> dict[str, Any]:
@@ -266,5 +266,5 @@ def _plan_row(each: PhasePlan) -> list[str]:
     cells = [str(each.phase), "+".join(map(str, each.blocks)), quantity(each.memory_bytes, "B")]
     if not each.fits:
         return [*cells, "no", "", "", "", "", ""]
-    work = [f"{each.steps_per_s:.3g}", duration(each.deadline_s), str(each.steps_a_deadline)]
+    work = [f"{each.steps_per_s:.3g}", duration(each.limit_s), str(each.steps_per_lease)]
     return [*cells, "yes", *work, quantity(each.down_bytes_a_day, "B"), quantity(each.up_bytes_a_day, "B")]

@@ -117,12 +117,12 @@ def protocol_check(here: int, there: int) -> Check:
     return Check("protocol", "fail", f"{here} here, {there} at the coordinator", remedy)
 
 
-def rate_check(name: str, bytes_per_s: float, round_bytes: int, deadline_s: float) -> Check:
+def rate_check(name: str, bytes_per_s: float, round_bytes: int, limit_s: float) -> Check:
     """Compares the speed with what a round transfers and how long it may take."""
     found = f"{quantity(bytes_per_s, 'B/s')}, at most {quantity(round_bytes, 'B')} per round"
-    if round_bytes / bytes_per_s <= TRANSFER_SHARE * deadline_s:
+    if round_bytes / bytes_per_s <= TRANSFER_SHARE * limit_s:
         return Check(name, "ok", found)
-    remedy = f"a round may take {deadline_s:.3g} s: increase swarm.deadline_ceiling_s, or train smaller blocks"
+    remedy = f"a round may take {limit_s:.3g} s: increase swarm.deadline_ceiling_s, or train smaller blocks"
     return Check(name, "warn", found, remedy)
 
 
