@@ -6,10 +6,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from blocktrain.http.pages import DASHBOARD, PLAYGROUND, Page, add_page
+from blocktrain.http.pages import DASHBOARD, PLAYGROUND, WebPage, add_page
 
 
-def client_of(page: Page) -> TestClient:
+def client_of(page: WebPage) -> TestClient:
     app = FastAPI()
     add_page(app, page)
     return TestClient(app)

@@ -32,7 +32,7 @@ def security_headers(styles: str = "'self'") -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Page:
+class WebPage:
     folder: str  # in static/
     plotly: bool = False  # it sets inline styles, which differ from version to version
 
@@ -44,10 +44,10 @@ class Page:
         return {**ours, f"/page/{PLOTLY}": ("plotly", f"package_data/{PLOTLY}")} if self.plotly else ours
 
 
-DASHBOARD, PLAYGROUND = Page("dashboard", plotly=True), Page("playground")
+DASHBOARD, PLAYGROUND = WebPage("dashboard", plotly=True), WebPage("playground")
 
 
-def add_page(app: FastAPI, page: Page) -> None:
+def add_page(app: FastAPI, page: WebPage) -> None:
     headers = security_headers("'self' 'unsafe-inline'" if page.plotly else "'self'")
     for route, (package, path) in page.files().items():
         app.add_api_route(route, _file_route(package, path, headers), include_in_schema=False)

@@ -64,7 +64,7 @@ class PlannedForward:
 
 
 @dataclass
-class Door:
+class RunningGateway:
     """A gateway that listens."""
 
     url: str
@@ -111,24 +111,26 @@ def forward(model: Path, forward_of: Callable[[Path], PlannedForward]) -> Planne
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[Callable[..., Door]]:
-    """Opens doors, and closes them at the end."""
+def opened() -> Iterator[Callable[..., RunningGateway]]:
+    """Starts gateways, and stops them at the end."""
     with ExitStack() as stack:
 
-        def open_door(forward: PlannedForward, **settings: Any) -> Door:
+        def open_gateway(forward: PlannedForward, **settings: Any) -> RunningGateway:
             app = build_gateway(forward, GatewaySettings(**settings))
-            return Door(stack.enter_context(served_in_thread(app, grace_s=1)).url, forward, app)
+            return RunningGateway(stack.enter_context(served_in_thread(app, grace_s=1)).url, forward, app)
 
-        yield open_door
+        yield open_gateway
 
 
 @pytest.fixture(scope="module")
-def door(model: Path, forward_of: Callable[[Path], PlannedForward], opened: Callable[..., Door]) -> Door:
-    """One for all tests of a file that plan no faults."""
+def gateway(
+    model: Path, forward_of: Callable[[Path], PlannedForward], opened: Callable[..., RunningGateway]
+) -> RunningGateway:
+    """One gateway for all tests of a file that plan no faults."""
     return opened(forward_of(model), api_keys=(KEY,))
 
 
 @pytest.fixture(scope="module")
-def client(door: Door) -> Iterator[openai.OpenAI]:
-    with door.client() as client:
+def client(gateway: RunningGateway) -> Iterator[openai.OpenAI]:
+    with gateway.client() as client:
         yield client

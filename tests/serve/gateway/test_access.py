@@ -1,4 +1,4 @@
-"""Who may come in, and how many at once."""
+"""API keys, and the limit on concurrent texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALICE, BOB = "alice-has-a-long-key", "bob-has-another-long-key"
 
 
 @pytest.mark.parametrize("header", [f"Bearer {ALICE}", f"bearer {ALICE}", f"Bearer  {ALICE} "])
-def test_a_known_key_opens_the_door_under_a_name_of_its_own(header):
+def test_a_known_key_is_accepted_under_a_name_of_its_own(header):
     keys = ApiKeys([BOB, ALICE])
     assert keys.caller(header) == keys.caller(f"Bearer {ALICE}") != keys.caller(f"Bearer {BOB}")
 

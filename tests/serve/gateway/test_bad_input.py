@@ -1,4 +1,4 @@
-"""What bad input gets at the door: OpenAI's error shape, a sentence with the remedy, and no work done."""
+"""Bad input gets an error in OpenAI's format, with the remedy, and causes no work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway itself: who is answered, limits, clients that leave, what operators see, and the schema."""
+"""The gateway itself: access, limits, clients that disconnect, metrics and logs, and the schema."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_with_keys_or_where_the_user_says_so_every_host_name_is(forward, changed
     assert client.get("/healthz", headers={"Host": "models.example.org"}).status_code == 200
 
 
-def test_other_origins_are_told_nothing_unless_named(forward):
+def test_other_origins_get_no_permission_unless_named(forward):
     settings = GatewaySettings(cors_origins=("https://friend.example",), any_host=True)
     for app, expected in (
         (build_gateway(forward, GatewaySettings(any_host=True)), [None, None]),
@@ -88,7 +88,7 @@ def test_metrics_count_requests_bytes_and_traversals(local):
     assert "blocktrain_gateway_texts_in_flight 0.0" in lines
 
 
-def test_the_log_tells_who_and_how_much_but_no_text(forward, caplog):
+def test_the_log_has_the_caller_and_the_costs_but_no_text(forward, caplog):
     client = TestClient(build_gateway(forward, GatewaySettings(api_keys=(KEY,))))
     with caplog.at_level("INFO", "blocktrain.serve.gateway.app"):
         client.post("/v1/completions", json=BODY, headers={"Authorization": f"Bearer {KEY}"})
@@ -102,27 +102,27 @@ def test_the_log_tells_who_and_how_much_but_no_text(forward, caplog):
 # Limits
 
 
-def test_more_texts_than_there_are_seats_get_429(opened, forward):
+def test_more_texts_than_may_be_written_at_once_get_429(opened, forward):
     forward.stops_at = 1
-    door = opened(forward, api_keys=(KEY,), max_texts=2)
-    with asking(door, {**ENDLESS, "n": 2}), door.client() as client:
+    gateway = opened(forward, api_keys=(KEY,), max_texts=2)
+    with asking(gateway, {**ENDLESS, "n": 2}), gateway.client() as client:
         with pytest.raises(openai.RateLimitError, match="2 of 2 texts are being written") as raised:
             client.completions.create(model="tiny", prompt="a")
         assert raised.value.response.headers["retry-after"] == "1"
 
 
 @contextmanager
-def asking(door, body: dict) -> Iterator[None]:
-    """A request under way, whose client leaves at the end; from where the forward has stopped."""
-    connection = http.client.HTTPConnection(door.url.removeprefix("http://"), timeout=PATIENCE_S)
+def asking(gateway, body: dict) -> Iterator[None]:
+    """A request under way, from where the forward has stopped. Its client disconnects at the end."""
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=PATIENCE_S)
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     connection.request("POST", "/v1/completions", json.dumps(body), headers)
-    assert door.forward.stopped.wait(PATIENCE_S)
+    assert gateway.forward.stopped.wait(PATIENCE_S)
     yield
     connection.close()
 
 
-def test_a_request_may_not_ask_for_more_texts_than_there_are_seats(forward):
+def test_a_request_may_not_ask_for_more_texts_than_may_be_written_at_once(forward):
     client = TestClient(build_gateway(forward, GatewaySettings(any_host=True, max_texts=2)))
     assert "give 1 to 2" in client.post("/v1/completions", json={"n": 3}).json()["error"]["message"]
 
@@ -180,20 +180,20 @@ def test_a_client_that_leaves_frees_its_session(opened, forward, stream, monkeyp
     reported, client_gone = threading.Event(), Metrics.client_gone
     monkeypatch.setattr(Metrics, "client_gone", lambda metrics: (client_gone(metrics), reported.set()))
     forward.stops_at = 3
-    door = opened(forward, api_keys=(KEY,))
-    with asking(door, {**ENDLESS, "stream": stream}):
+    gateway = opened(forward, api_keys=(KEY,))
+    with asking(gateway, {**ENDLESS, "stream": stream}):
         assert len(forward.open) == 1
     assert forward.forgotten.wait(PATIENCE_S)
     assert forward.open == set()
     assert reported.wait(PATIENCE_S)
-    assert door.metric("blocktrain_gateway_clients_gone_total") == 1
-    assert door.metric("blocktrain_gateway_texts_in_flight") == 0
+    assert gateway.metric("blocktrain_gateway_clients_gone_total") == 1
+    assert gateway.metric("blocktrain_gateway_texts_in_flight") == 0
 
 
 def test_a_client_that_reads_no_further_frees_its_session(opened, forward):
     forward.stops_at = 4000  # if this machine is so busy that the text would end before the client leaves
-    door = opened(forward, api_keys=(KEY,))
-    with door.client() as client:
+    gateway = opened(forward, api_keys=(KEY,))
+    with gateway.client() as client:
         parts = client.completions.create(
             model="tiny", prompt="a", max_tokens=4096, stream=True, extra_body={"mode": "autoregressive"}
         )
@@ -204,12 +204,12 @@ def test_a_client_that_reads_no_further_frees_its_session(opened, forward):
 
 
 def test_a_client_that_hangs_up_in_the_middle_of_its_request_harms_nobody(opened, forward):
-    door = opened(forward, api_keys=(KEY,))
-    address = door.url.removeprefix("http://").split(":")
+    gateway = opened(forward, api_keys=(KEY,))
+    address = gateway.url.removeprefix("http://").split(":")
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
     with socket.create_connection((address[0], int(address[1]))) as connection:
         connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{".encode())
-    with door.client() as client:
+    with gateway.client() as client:
         assert client.completions.create(model="tiny", prompt="a", max_tokens=1).choices
 
 
@@ -227,8 +227,8 @@ ROWS = [
 
 
 @pytest.mark.parametrize("method, path, mode", ROWS)
-def test_every_answer_is_one_that_the_schema_tells_of(forward, method, path, mode):
-    """But for one check: no schema can tell which model there is and how long its prompts may be."""
+def test_every_answer_is_one_that_the_schema_describes(forward, method, path, mode):
+    """Except one check: a schema cannot say which model there is and how long its prompts may be."""
     app = build_gateway(forward, GatewaySettings(api_keys=(KEY,), max_bytes=4, max_choices=2))
     operation = schemathesis.openapi.from_asgi("/openapi.json", app)[path][method]
 
@@ -241,7 +241,7 @@ def test_every_answer_is_one_that_the_schema_tells_of(forward, method, path, mod
     assert forward.open == set()
 
 
-def test_every_operation_is_fuzzed_and_tells_of_its_refusals(forward):
+def test_every_operation_is_fuzzed_and_describes_its_errors(forward):
     paths = build_gateway(forward, GatewaySettings()).openapi()["paths"]
     assert {(method.upper(), path) for path, told in paths.items() for method in told} == {row[:2] for row in ROWS}
     refusals = paths["/v1/completions"]["post"]["responses"]

@@ -1,4 +1,4 @@
-"""The door with the real openai client: what people's programs will send."""
+"""The gateway with the real openai client."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def completion(client, **fields):
     return client.completions.create(**{"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "seed": 5, **fields})
 
 
-def written_by_the_decoder(door, **fields) -> bytes:
+def written_by_the_decoder(gateway, **fields) -> bytes:
     async def written() -> bytes:
         request = Request(**{"prompt": PROMPT.encode(), "max_bytes": 24, "seed": 5, **fields})
-        return bytes([byte.value async for step in decode(door.forward.real, request) for byte in step.written])
+        return bytes([byte.value async for step in decode(gateway.forward.real, request) for byte in step.written])
 
     return asyncio.run(written())
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("temperature", [0, 0.7, 1])
-def test_the_text_is_that_of_the_decoder(door, client, mode, temperature):
+def test_the_text_is_that_of_the_decoder(gateway, client, mode, temperature):
     answer = completion(client, temperature=temperature, extra_body={"mode": mode.value})
-    expected = written_by_the_decoder(door, mode=mode, temperature=temperature)
+    expected = written_by_the_decoder(gateway, mode=mode, temperature=temperature)
     assert answer.choices[0].text == expected.decode("utf-8", "replace")
     assert answer.choices[0].finish_reason == "length"
 
@@ -193,8 +193,8 @@ def test_what_cannot_be_is_the_client_s_exception(client, fields, error, param, 
     assert words in raised.value.message
 
 
-def test_an_unknown_key_is_the_client_s_exception(door):
-    with door.client("another-key-altogether") as stranger, pytest.raises(openai.AuthenticationError):
+def test_an_unknown_key_is_the_client_s_exception(gateway):
+    with gateway.client("another-key-altogether") as stranger, pytest.raises(openai.AuthenticationError):
         completion(stranger)
 
 

@@ -16,26 +16,26 @@ FIGURES = ["#traversals", "#per-traversal", "#first-byte", "#speed"]
 
 
 @pytest.fixture(scope="module")
-def open_door(opened, forward_of, model):
-    """A door without keys, as on somebody's own machine."""
+def open_gateway(opened, forward_of, model):
+    """A gateway without keys, as on somebody's own machine."""
     return opened(forward_of(model))
 
 
 @dataclass
 class Visits:
-    """Opens pages, and hears what they complain of; a refusal that a test expects is no complaint."""
+    """Opens pages and collects their errors, except the statuses that a test expects."""
 
     browser: Browser
     contexts: list[BrowserContext] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
-    def __call__(self, door, expected_status: int = 0, **settings: Any) -> Page:
+    def __call__(self, gateway, expected_status: int = 0, **settings: Any) -> Page:
         self.contexts.append(self.browser.new_context(**settings))
         page = self.contexts[-1].new_page()
         page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", lambda said: self._hear(said, f"status of {expected_status}"))
-        page.goto(door.url)
+        page.goto(gateway.url)
         return page
 
     def _hear(self, said: ConsoleMessage, expected: str) -> None:
@@ -66,11 +66,11 @@ def ask(page: Page, **fields: object) -> None:
 
 
 @pytest.mark.parametrize("mode, traversals", [("Speculative", None), ("Sweep", "1"), ("Autoregressive", "24")])
-def test_a_person_sees_the_text_arrive_and_what_it_took(visit, open_door, mode, traversals):
-    page = visit(open_door)
+def test_a_person_sees_the_text_arrive_and_what_it_took(visit, open_gateway, mode, traversals):
+    page = visit(open_gateway)
     page.get_by_role("radio", name=mode).check()
     ask(page)
-    with open_door.client() as client:
+    with open_gateway.client() as client:
         body = {"mode": mode.lower(), **({"candidates": 8} if mode == "Sweep" else {})}
         expected = client.completions.create(
             model="tiny", prompt="7 bottles of", max_tokens=24, seed=5, temperature=0.8, extra_body=body
@@ -84,8 +84,8 @@ def test_a_person_sees_the_text_arrive_and_what_it_took(visit, open_door, mode, 
     assert page.locator("#status").inner_text().startswith("Done · 24 bytes")
 
 
-def test_the_keyboard_is_enough(visit, open_door):
-    page = visit(open_door)
+def test_the_keyboard_is_enough(visit, open_gateway):
+    page = visit(open_gateway)
     expect(page.locator("#model")).to_contain_text("tiny")
     page.keyboard.press("Tab")
     expect(page.get_by_label("Prompt")).to_be_focused()
@@ -99,16 +99,16 @@ def test_the_keyboard_is_enough(visit, open_door):
     assert page.locator("#given").text_content() == "The president of"
 
 
-def test_every_control_has_a_name(visit, open_door):
-    page = visit(open_door)
+def test_every_control_has_a_name(visit, open_gateway):
+    page = visit(open_gateway)
     for name in ("Prompt", "Length (bytes)", "Temperature", "Seed", "Candidates"):
         expect(page.get_by_label(name, exact=True)).to_be_visible()
     expect(page.get_by_role("log", name="Output")).to_have_attribute("aria-live", "polite")
     expect(page.get_by_role("group", name="Decoding mode").get_by_role("radio")).to_have_count(3)
 
 
-def test_focus_is_visible(visit, open_door):
-    page = visit(open_door)
+def test_focus_is_visible(visit, open_gateway):
+    page = visit(open_gateway)
     page.keyboard.press("Tab")
     outline = page.get_by_label("Prompt").evaluate("it => getComputedStyle(it).outlineWidth")
     assert outline == "3px"
@@ -133,8 +133,8 @@ def test_stop_ends_the_text_and_frees_the_session(visit, opened, forward):
         ({"temperature": 3}, "Temperature 3 is not accepted: give 0 to 2."),
     ],
 )
-def test_what_cannot_be_is_shown_as_a_sentence(visit, open_door, fields, sentence):
-    page = visit(open_door, expected_status=400)
+def test_what_cannot_be_is_shown_as_a_sentence(visit, open_gateway, fields, sentence):
+    page = visit(open_gateway, expected_status=400)
     ask(page, **fields)
     expect(page.get_by_role("alert")).to_have_text(sentence)
     expect(page.locator("#status")).to_have_text("Nothing was written")
@@ -152,8 +152,8 @@ def test_a_fault_in_the_middle_keeps_what_came(visit, opened, forward):
     expect(page.locator("#status")).to_contain_text("Ended early · 3 bytes")
 
 
-def test_a_key_is_asked_for_where_one_is_needed_and_kept_in_the_tab_only(visit, door):
-    page = visit(door, expected_status=401)
+def test_a_key_is_asked_for_where_one_is_needed_and_kept_in_the_tab_only(visit, gateway):
+    page = visit(gateway, expected_status=401)
     expect(page.get_by_role("alert")).to_contain_text("The API key is missing")
     page.get_by_label("API key").fill(KEY)
     page.get_by_label("API key").press("Tab")
@@ -165,8 +165,8 @@ def test_a_key_is_asked_for_where_one_is_needed_and_kept_in_the_tab_only(visit, 
     assert page.evaluate("() => [localStorage.length, document.cookie]") == [0, ""]
 
 
-def test_what_a_model_writes_is_never_html(visit, open_door):
-    page = visit(open_door)
+def test_what_a_model_writes_is_never_html(visit, open_gateway):
+    page = visit(open_gateway)
     ask(page, prompt="<img src=x onerror=alert(1)>")
     written(page)
     assert page.locator("#output img").count() == 0
@@ -175,28 +175,28 @@ def test_what_a_model_writes_is_never_html(visit, open_door):
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_and_a_desk_by_day_and_night(visit, open_door, width, scheme):
-    page = visit(open_door, viewport={"width": width, "height": 800}, color_scheme=scheme)
+def test_it_fits_a_phone_and_a_desk_by_day_and_night(visit, open_gateway, width, scheme):
+    page = visit(open_gateway, viewport={"width": width, "height": 800}, color_scheme=scheme)
     expect(page.locator("#model")).to_contain_text("tiny")
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
     ground = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(246, 245, 241)", "dark": "rgb(21, 24, 27)"}[scheme]
 
 
-def test_nothing_is_asked_of_another_host(visit, open_door):
+def test_nothing_is_asked_of_another_host(visit, open_gateway):
     asked: list[str] = []
-    page = visit(open_door)
+    page = visit(open_gateway)
     page.on("request", lambda request: asked.append(request.url))
     page.reload()
     expect(page.locator("#model")).to_contain_text("tiny")
     files = ["/", "/page/icon.svg", "/page/playground.css", "/page/playground.js", "/v1/models"]
-    assert sorted(set(asked)) == [open_door.url + path for path in files]
+    assert sorted(set(asked)) == [open_gateway.url + path for path in files]
 
 
-def test_the_same_request_is_shown_for_curl(visit, open_door):
-    page = visit(open_door)
+def test_the_same_request_is_shown_for_curl(visit, open_gateway):
+    page = visit(open_gateway)
     expect(page.locator("#model")).to_contain_text("tiny")
     page.locator("#prompt").fill("it's")
     page.get_by_text("Show as a curl command").click()
-    expect(page.locator("#curl")).to_contain_text(f"curl {open_door.url}/v1/completions")
+    expect(page.locator("#curl")).to_contain_text(f"curl {open_gateway.url}/v1/completions")
     expect(page.locator("#curl")).to_contain_text(r"""{"prompt":"it'\''s","mode":"speculative","max_tokens":200""")

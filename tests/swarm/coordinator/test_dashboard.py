@@ -78,7 +78,7 @@ def running(new_house: Callable) -> Iterator[tuple[Any, str]]:
 
 @dataclass
 class Visits:
-    """Opens pages, and hears what they complain of; a refusal that a test expects is no complaint."""
+    """Opens pages and collects their errors, except those that a test expects."""
 
     browser: Browser
     contexts: list[BrowserContext] = field(default_factory=list)

@@ -1,5 +1,5 @@
-"""The service against requests that its OpenAPI schema allows, and some that it does not: whatever comes, the answer is
-one that the schema tells of, and never a failure of the server."""
+"""The coordinator's API gets requests that its OpenAPI schema allows, and some that it does not. Every answer is one
+that the schema describes, never an internal error."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ ROWS = [(*x, VALID) for x in WITHOUT_INPUT + WITH_INPUT] + [(*x, INVALID) for x 
 
 
 @pytest.mark.parametrize("method, path, mode", ROWS)
-def test_every_answer_is_one_that_the_schema_tells_of(house, method, path, mode):
-    """But for one check: no schema can tell which protocol, phase or lease the coordinator knows. And of /v1/events,
-    some queries that should be bad leave schemathesis as `?after=0`, which is good."""
+def test_every_answer_is_one_that_the_schema_describes(house, method, path, mode):
+    """Except one check: a schema cannot say which protocol, phase or lease the coordinator knows. And for /v1/events,
+    schemathesis sends some queries that should be invalid as `?after=0`, which is valid."""
     operation = schemathesis.openapi.from_asgi("/openapi.json", house.service)[path][method]
     headers = {"Authorization": "Bearer the-token-of-the-admin"}
     excluded = [positive_data_acceptance, *([negative_data_rejection] if path == "/v1/events" else [])]
@@ -67,7 +67,7 @@ def operations(house) -> list[tuple[str, dict]]:
     return [(f"{method} {path}", told) for path, methods in paths.items() for method, told in methods.items()]
 
 
-def test_every_refusal_that_the_schema_tells_of_is_a_problem(house):
+def test_every_refusal_that_the_schema_describes_is_a_problem(house):
     for name, told in operations(house):
         refusals = {status: answer for status, answer in told["responses"].items() if int(status) >= 400}
         assert {"411", "413", "429"} <= refusals.keys(), name
