@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocktrain.serve.decode.text_stream import TextStream
+from blocktrain.serve.decode.request import TextStream
 
 chunks = st.lists(st.binary(max_size=6), max_size=8)
 stops = st.lists(st.text(alphabet="ab\né", min_size=1, max_size=3), max_size=3)

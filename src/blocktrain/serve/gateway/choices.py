@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blocktrain.serve.decode.text_stream import TextStream
+from blocktrain.serve.decode.request import TextStream
 from blocktrain.serve.gateway.openai import Choice, Logprobs
 
 

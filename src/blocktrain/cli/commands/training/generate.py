@@ -65,8 +65,7 @@ async def _generate_here(run: Path, request: Request, stop: list[str], show: Sho
     from blocktrain.cli.shared.gateway_client import Output
     from blocktrain.cli.shared.scoring import open_trained
     from blocktrain.serve.decode.decoder import decode
-    from blocktrain.serve.decode.request import DecodeStats
-    from blocktrain.serve.decode.text_stream import TextStream
+    from blocktrain.serve.decode.request import DecodeStats, TextStream
     from blocktrain.serve.segment.local import LocalForward
 
     forward = LocalForward.open(open_trained(run).path)
