@@ -1,5 +1,5 @@
 """The named presets: complete settings of a run, from a test of seconds to the shape of the paper.
-Next: spec.py, what each setting means and its default."""
+Next: settings.py, what each setting means and its default."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Run directories on a real disk. Faults are planned: the disk's answer is made to be a refusal, or a process ends at
-its n-th rename or sync without another instruction."""
+"""Run directories on a real disk. Faults are injected: the disk refuses a write, or a process ends at its n-th
+rename or sync."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, function: str, code: int) -> None:
 
 
 def exit_codes(*actions: Callable[[], object]) -> list[int | None]:
-    """Runs each action in a process of its own, all at the same time."""
+    """Runs each action in its own process, all at the same time."""
     processes = [multiprocessing.get_context("fork").Process(target=action) for action in actions]
     for process in processes:
         process.start()
@@ -58,7 +58,7 @@ def exit_codes(*actions: Callable[[], object]) -> list[int | None]:
 
 
 def killed(function: str, call: int, action: Callable[[], object]) -> bool:
-    """Whether a process that ends without a further instruction at that call of os.<function> got so far."""
+    """Runs the action in a process that ends at the given call of os.<function>. Returns whether it got that far."""
     real, calls = getattr(os, function), count()
 
     def planned(*arguments: object) -> object:

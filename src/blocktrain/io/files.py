@@ -1,5 +1,5 @@
-"""Files that appear whole or not at all, after a kill and after a power cut. `write_whole` raises StorageError; the
-functions below it raise the operating system's own errors. Next: checkpoint.py and swarm/coordinator/blobs.py."""
+"""Files that appear whole or not at all, after a kill and after a power cut. `write_whole`, `written_whole` and
+`make_folder` raise StorageError; the other functions raise OSError. Next: checkpoint.py, swarm/coordinator/blobs.py."""
 
 from __future__ import annotations
 

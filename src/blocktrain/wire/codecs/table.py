@@ -1,5 +1,5 @@
 """The table of codecs, and how much a round's update may spend. The names that a spec allows are `swarm.update` and
-`swarm.download` in spec.py; a test compares them with this table.
+`swarm.download` in settings.py; a test compares them with this table.
 Next: base.py, what a codec is; wire/updates.py, which makes updates with one."""
 
 from __future__ import annotations
