@@ -201,7 +201,7 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "another loss than was signed": (announce_unsigned(loss=0.1), 403, "signature", "sign with the key that asked"),
     "more steps than leased": (announce(steps=9, tokens=9), 422, "steps", "report what was done"),
     "other tokens than steps": (announce(tokens=1), 422, "steps", "report what was done"),
-    "part of an upload": (part_of_it, 409, "truncated", "100 bytes have come of an update of"),
+    "part of an upload": (part_of_it, 409, "truncated", "100 bytes of the update have arrived"),
     "bytes with another hash": (other_bytes, 422, "hash", "they were discarded, upload them again"),
     "bytes that are no tensors": (send_bytes(lambda data: bytes(len(data))), 422, "tensors", "get them again"),
     "tensors cut short": (send_bytes(lambda data: data[:-4]), 422, "tensors", "get them again"),

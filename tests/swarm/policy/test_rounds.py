@@ -73,7 +73,7 @@ def ask(facts: WorkerFacts, *rounds: Round, now_s: float = 0.0) -> Grant | NoWor
         (1, 3, 1, 61, "close", "deadline passed with 2 updates in (1 late), 3 missing"),
         (0, 2, 2, 61, "extend", "deadline passed with 2 updates in (2 late), one of this round needed"),
         (1, 3, 0, 120, "close", "all leases are in: 1 update in, 3 given up"),
-        (0, 3, 0, 120, "wait", "none of the 3 leases was heard of again: waiting for a worker"),
+        (0, 3, 0, 120, "wait", "none of the 3 leases has reported: waiting for a worker"),
     ],
 )
 def test_a_round_closes_when_full_or_late_and_never_waits_for_the_dead(reported, silent, late, now_s, action, reason):

@@ -49,7 +49,7 @@ class Granting:
         require_signature(request)
         if request.phase is not None and request.phase >= len(self._spec.phases):
             raise RequestRefused(
-                f"phase {request.phase} is held by this worker, the run has phases 0 to {len(self._spec.phases) - 1}: "
+                f"this worker has phase {request.phase}, the run has phases 0 to {len(self._spec.phases) - 1}: "
                 f"ask without one",
                 code="phase",
             )
@@ -59,7 +59,7 @@ class Granting:
         said = (request.name, request.device, request.memory_bytes, request.steps_per_s)
         if not ledger.see_worker(request.worker, *said, now_s, request.nonce):
             raise RequestRefused(
-                f"request {request.nonce} of this worker, or a later one, has come already: give every request a "
+                f"request {request.nonce} of this worker, or a later one, was answered already: give every request a "
                 f"larger number, and set this machine's clock if it went back",
                 code="replayed",
             )

@@ -62,7 +62,7 @@ class Intake:
             )
         if end > size:
             raise RequestRefused(
-                f"a part up to byte {end} of an upload of {size} bytes was announced: send no more than the upload",
+                f"a part that ends at byte {end} was announced for an upload of {size} bytes: send no more than that",
                 code="oversized",
             )
 
@@ -109,7 +109,9 @@ class Intake:
             raise RequestRefused("this lease belongs to another worker: ask for one of your own", code="owner")
         if known := ledger.update(notice.payload.sha256):
             if known.lease != lease.id:
-                raise RequestRefused("the same bytes came for another lease: send what this one gave", code="copied")
+                raise RequestRefused(
+                    "the same bytes were sent for another lease: send this lease's update", code="copied"
+                )
             return lease, known
         if lease.state == "reported":
             raise RequestRefused(
@@ -162,8 +164,8 @@ class Intake:
         upload = self._blobs.uploaded(upload_id)
         if len(upload.data) != announced.num_bytes:
             raise RequestRefused(
-                f"{len(upload.data)} bytes have come of an update of {announced.num_bytes}: upload exactly those, and "
-                f"then announce it",
+                f"{len(upload.data)} bytes of the update have arrived, {announced.num_bytes} were announced: upload "
+                f"exactly those, then announce the update",
                 code="truncated",
             )
         if (found := hashlib.sha256(upload.data).hexdigest()) != announced.sha256:

@@ -128,6 +128,6 @@ def _reported(lease: Any, new: NewUpdate) -> Callable[[Round], Round]:
 
 def _reported_before(new: NewUpdate, other: str) -> LedgerConflict:
     return LedgerConflict(
-        f"lease {new.lease} has reported update {other[:12]}… and update {new.id[:12]}… came for it too: "
+        f"lease {new.lease} has reported update {other[:12]}… and update {new.id[:12]}… was sent for it too: "
         f"an update needs a lease of its own, ask for a new one"
     )

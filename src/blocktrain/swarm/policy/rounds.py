@@ -129,7 +129,7 @@ def decide(round: Round, now_s: float, spec: SwarmSpec) -> Decision:
     updates = fresh + late
     tally = f"{updates} {'update' if updates == 1 else 'updates'} in" + (f" ({late} late)" if late else "")
     if not fresh and not at_work:
-        silent = f"none of the {len(round.leases)} leases was heard of again" if round.leases else "nobody has a lease"
+        silent = f"none of the {len(round.leases)} leases has reported" if round.leases else "nobody has a lease"
         return Decision("wait", f"{silent}: waiting for a worker", round.deadline_at_s)
     enough, left_s = updates >= spec.min_updates, round.deadline_at_s - now_s
     needed = f"min_updates = {spec.min_updates}" if fresh else "one of this round"
