@@ -74,7 +74,7 @@ def demo(
             url = _serve(stack, folder, model)
             _continue(url, prompt)
             if stay if stay is not None else sys.stdout.isatty():
-                say(f"\nThe model is being served. Open {url.removesuffix('/v1')} in a browser. Ctrl-C stops it.")
+                say(f"\nThe model is being served. Try it in a browser:\n  {url.removesuffix('/v1')}\nCtrl-C stops it.")
                 signal.pause()
     except KeyboardInterrupt:
         say(f"\nstopped: everything is saved in {folder}, run the same command again to continue")
@@ -100,12 +100,14 @@ def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int
     from blocktrain.swarm.worker.client import CoordinatorClient
 
     swarm = folder / "swarm"
+    say(f"Starting a coordinator. Everything is saved in {folder}; logs are in {folder / 'logs'}.")
     coordinator = _start(stack, folder, "coordinator", ["coordinator", *settings, "--dir", str(swarm)])
     invite = coordinator.wait_until(lambda: _invite_that_answers(swarm / INVITE_FILE))
     admin = known_invite(swarm / ADMIN_FILE)
     assert admin is not None, "the coordinator writes it before it answers"
-    say(f"The coordinator is running. Watch the training: {admin.page}")
-    say(f"Other workers on this machine can join: blocktrain worker '{invite}'")
+    say(f"The coordinator is running. Watch the training in a browser:\n  {admin.page}")
+    say(f"More workers can join from another terminal:\n  blocktrain worker '{invite}'")
+    say(f"Starting {workers} workers.")
     with ExitStack() as running:
         processes = [coordinator]
         for number in range(1, workers + 1):
@@ -158,6 +160,7 @@ def _watch(client: CoordinatorClient, processes: Sequence[Process]) -> None:
 
 def _serve(stack: ExitStack, folder: Path, model: Path) -> str:
     """Returns the gateway's URL."""
+    say(f"Starting {STAGES} stages and a gateway.")
     file = folder / "serve.json"
     arguments = ["serve", str(model), "--stages", str(STAGES), "--port", "0", "--address-file", str(file)]
     server = _start(stack, folder, "serve", arguments)
