@@ -51,3 +51,7 @@ def test_in_a_table_text_is_left_and_numbers_are_right():
         "x        1.5",
         "long  -10.25",
     ]
+
+
+def test_every_folder_of_commands_is_a_panel(run):
+    assert all(panel in run("--help").stdout for panel in ("Train on one machine", "Train together", "Serve"))

@@ -93,14 +93,14 @@ def _describe(spec: RunSpec) -> None:
 
 
 def _announce(folder: Path, invites: Invites) -> None:
-    """The dashboard's address is printed with a viewer's access token, which may be shared and end up in logs; with the
-    admin's on a terminal only."""
+    """Prints the dashboard's address with a viewer's access token, which may be shared and end up in logs. The admin's is
+    printed only on a terminal."""
     from blocktrain.swarm.coordinator.server import ADMIN_FILE
 
-    say(f"dashboard: {invites.viewer.page} (to look at)")
+    say(f"dashboard (read-only): {invites.viewer.page}")
     if sys.stderr.isatty():
-        say(f"dashboard for you, with pause and invite: {invites.admin.page}")
-    say(f"an admin's invite is in {folder / ADMIN_FILE}; workers join with:")
+        say(f"dashboard for the admin, with pause and invite: {invites.admin.page}")
+    say(f"the admin's invite is in {folder / ADMIN_FILE}; workers join with:")
     print(f"blocktrain worker '{invites.worker}'", flush=True)
 
 

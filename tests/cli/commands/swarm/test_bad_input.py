@@ -1,0 +1,54 @@
+"""What all commands of a swarm refuse: exit code 2 and one sentence with the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blocktrain.swarm.worker import client
+from blocktrain.wire.invite import parse_invite
+
+NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["worker", "http://here:80/#x"], 'this is not an invite, it starts with "http:"'),
+        (["status", "bt://here:80/"], "put the invite in quotes"),
+        (["export", "bt://here/#a-token-for-nobody", "m"], "it names no host and port"),
+        (["worker", NOBODY, "--memory", "0"], "--memory 0 is too small"),
+        (["worker", NOBODY, "--name", ""], "--name has 0 characters"),
+        (["ledger"], "which ledger?"),
+        (["ledger", NOBODY, "--dir", "x"], "which ledger?"),
+        (["ledger", "--dir", "no-such-dir"], "give the --dir of blocktrain coordinator"),
+        (["access-token", "list", "--dir", "no-such-dir"], "give the --dir of blocktrain coordinator"),
+        (["coordinator", "--dir", "x"], "no settings were given"),
+        (
+            ["coordinator", "--dir", "x", "--preset", "tiny", "--host", "0.0.0.0"],
+            "machine with --public",
+        ),
+        (["coordinator", "--dir", "x", "--preset", "tiny", "--tls-cert", "c"], "give both --tls-cert and --tls-key"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_remedy(run, arguments, sentence):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["status"], ["export", "m"], ["ledger"]])
+def test_a_coordinator_that_is_not_there_is_said_with_the_remedy(run, monkeypatch, command):
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 100.0)  # longer than patience: no second try
+    result = run(command[0], NOBODY, *command[1:])
+    assert result.exit_code == 2
+    assert "check that it runs and can be reached" in result.stderr
+
+
+def test_a_wrong_token_is_refused_with_the_remedy(run, swarm):
+    stranger = replace(parse_invite(swarm.invite), access_token="not-a-token-of-this-run")
+    result = run("worker", stranger, "--home", swarm.home)
+    assert result.exit_code == 2
+    assert "ask the operator of the swarm for an invite" in result.stderr

@@ -1,0 +1,70 @@
+"""blocktrain export."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def test_an_exported_model_can_be_measured_and_writes(run, finished, tmp_path):
+    for _ in range(2):  # the second renews the first
+        result = run("export", finished.invite, tmp_path / "model", "--home", finished.home)
+        assert result.exit_code == 0, result.stderr
+        assert "training is finished" in result.stdout
+    scores = json.loads(run("eval", tmp_path / "model", "--json").stdout)["runs"][0]["scores"]
+    assert scores[-1]["reading"] == "combined"
+    assert run("generate", tmp_path / "model", "--max-bytes", 5).exit_code == 0
+
+
+def test_a_model_can_be_exported_in_half_the_bytes(run, finished, tmp_path):
+    for precision in ("float32", "float16"):
+        options = ("--precision", precision, "--home", finished.home)
+        assert run("export", finished.invite, tmp_path / precision, *options).exit_code == 0
+    whole, half = (
+        sum(path.stat().st_size for path in (tmp_path / precision).glob("block-*"))
+        for precision in ("float32", "float16")
+    )
+    assert half < 0.55 * whole
+    assert run("generate", tmp_path / "float16", "--max-bytes", 5).exit_code == 0
+
+
+def test_a_swarm_s_model_goes_straight_to_transformers(run, finished, tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra: pip install 'blocktrain[hf]'")
+    result = run("export", finished.invite, "--hf", tmp_path / "hf", "--home", finished.home)
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+
+
+def test_an_early_export_says_which_blocks_do_not_exist_yet(run, tmp_path, open_tiny, serve):
+    with open_tiny() as early:
+        early.coordinator.loop.tick()
+        with serve(early) as invite:
+            result = run("export", invite, tmp_path / "model", "--home", tmp_path)
+            assert "not open yet" in run("status", invite).stdout
+    assert result.exit_code == 0, result.stderr
+    assert "block 2, 3 of 4 does not exist yet" in result.stderr
+    assert "blocks 0 (version 0), 1 (version 0); training continues" in result.stdout
+
+
+@pytest.mark.parametrize("evaluated, kept", [(0, {"stack": [0.25, 0.75]}), (7, {})], ids=["these", "others"])
+def test_an_export_has_the_composition_s_weights_only_of_its_own_versions(
+    run, tmp_path, open_tiny, serve, evaluated, kept
+):
+    with open_tiny(**{"model.blocks": 2}) as early:
+        early.ledger.see_worker("a" * 64, "ada", "cpu", 1, 1.0, now_s=1.0, nonce=1)
+        early.coordinator.loop.tick()
+        lease = early.ledger.grant_evaluation("a" * 64, {0: evaluated, 1: evaluated}, 1.0, 60.0)
+        early.ledger.record_evaluation(lease.id, "valid", [], {"stack": (0.25, 0.75)}, 2.0)
+        with serve(early) as invite:
+            result = run("export", invite, tmp_path / "model", "--home", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads((tmp_path / "model" / "manifest.json").read_text())["combine"] == kept
+
+
+def test_an_export_into_another_run_s_directory_is_refused(run, finished, trained):
+    before = sorted(trained[0].iterdir())
+    result = run("export", finished.invite, trained[0], "--home", finished.home)
+    assert result.exit_code == 2
+    assert "holds a run with" in result.stderr
+    assert sorted(trained[0].iterdir()) == before
