@@ -1,4 +1,4 @@
-"""A model served by real processes on loopback: it writes what one process does, also when stages are killed."""
+"""A model served by real processes on this machine: same text as in one process, also when stages are killed."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_a_gateway_with_keys_answers_the_openai_client_through_stages_and_ends_w
     keys = ["--keys", tmp_path / "chain.key"]
     stages = [listen("stage", trained_run, "--blocks", span, "--listen", FREE_PORT, *keys) for span in ("0-1", "2-3")]
     addresses = ",".join(stage.address for stage in stages)
-    door = ["--port", 0, "--wire", "fp32", "--json-logs", "--api-key-file", tmp_path / "api-keys"]
-    gateway = listen("gateway", "--stages", addresses, *keys, *door)
+    options = ["--port", 0, "--wire", "fp32", "--json-logs", "--api-key-file", tmp_path / "api-keys"]
+    gateway = listen("gateway", "--stages", addresses, *keys, *options)
     url = gateway.address
     fields = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
     with openai.OpenAI(base_url=url, api_key="the-long-key-of-alice", timeout=LIMIT_S) as client:
@@ -159,14 +159,14 @@ def test_a_stage_follows_a_training_run_and_swaps_to_what_is_newer(tmp_path, tra
 
     async def main() -> None:
         async with Pipeline([address], PipelineSettings(heartbeat_s=0.1)) as pipeline:
-            born = pipeline.info.version
+            first = pipeline.info.version
             assert len(await written_by(pipeline, greedy())) == 40
             worker = start("worker", invite, *home)
             said = await asyncio.to_thread(worker.communicate)
             assert worker.returncode == 0, said
-            while (newer := pipeline.info.version) == born:
+            while (newer := pipeline.info.version) == first:
                 await asyncio.sleep(0.05)
             assert len(await written_by(pipeline, greedy())) == 40
-            assert newer != born
+            assert newer != first
 
     asyncio.run(asyncio.wait_for(main(), 100))

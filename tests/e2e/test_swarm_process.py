@@ -1,4 +1,4 @@
-"""A swarm of real processes on loopback: they train to the end, and go on when some of them are killed."""
+"""A swarm of real processes on this machine: it trains to the end, also if a worker and the coordinator are killed."""
 
 from __future__ import annotations
 

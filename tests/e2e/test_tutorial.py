@@ -1,5 +1,5 @@
-"""The one-machine part of docs/tutorial.md, as it is written and in its order. A comment above a block says how it is
-run: `run` to its end, or `run until "WORDS"` are said, and then it is left running."""
+"""Runs the one-machine part of docs/tutorial.md, in its order. A comment above a block says how: `run` runs it to its
+end, `run until "WORDS"` until it prints these words, and leaves it running."""
 
 from __future__ import annotations
 

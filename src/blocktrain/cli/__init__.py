@@ -1,1 +1,1 @@
-"""The command line: one module a command, the only room that prints. Next: main.py."""
+"""The command line: one module per command. The only package that prints. Next: main.py."""

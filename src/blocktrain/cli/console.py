@@ -1,5 +1,5 @@
-"""Words for people: results on stdout, everything else on stderr; tables and quantities. A terminal gets rich's tables,
-a file or pipe plain aligned text. Next: progress.py."""
+"""Output for people: results on stdout, everything else on stderr; tables and quantities. A terminal gets rich
+tables, a file or a pipe plain aligned text. Next: cli/shared/progress.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3,
 
 
 def say(text: str) -> None:
-    """Beside the result: on stderr."""
+    """Prints what is not the result: on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

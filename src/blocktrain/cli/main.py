@@ -1,6 +1,6 @@
 """The app: the table of its commands, how errors are printed, and `main`. Each command is in the module of its name in
 commands/, whose folders are the panels of --help. Commands import torch only when they run, so that help and errors
-about options appear at once. Next: commands/training/train.py, the simplest command."""
+about options appear at once. Next: cli/commands/training/train.py, the simplest command."""
 
 from __future__ import annotations
 

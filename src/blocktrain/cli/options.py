@@ -1,5 +1,5 @@
 """Options that several commands share, and the spec they describe. No torch.
-Next: commands/training/train.py, the first command to use them."""
+Next: cli/commands/training/train.py, the first command to use them."""
 
 from __future__ import annotations
 

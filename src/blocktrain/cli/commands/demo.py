@@ -1,6 +1,6 @@
 """blocktrain demo: everything on one machine, as real processes: a coordinator and workers train a model, then stages
 and a gateway serve it. It finds the coordinator by the invite in its directory and the gateway by its address file.
-Next: swarm/coordinator.py, swarm/worker.py, swarm/export.py and serving/serve.py, the commands that it runs."""
+Next: cli/commands/swarm/coordinator.py and cli/commands/serving/serve.py, two of the commands that it runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The address file: how a command tells another process where it listens. It holds the address and the process id as
 JSON and appears, whole, when the command accepts connections. No torch.
-Next: stage_processes.py and commands/demo.py, which start commands and read their files."""
+Next: stage_processes.py and cli/commands/demo.py, which start commands and read their files."""
 
 from __future__ import annotations
 

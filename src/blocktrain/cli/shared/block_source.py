@@ -1,5 +1,5 @@
 """Where a stage's blocks come from: a model directory, or a training run by its invite. Serving and the swarm do not
-know each other; this module connects them. Next: commands/serving/stage.py, which looks for newer versions."""
+know each other; this module connects them. Next: cli/commands/serving/stage.py, which looks for newer versions."""
 
 from __future__ import annotations
 

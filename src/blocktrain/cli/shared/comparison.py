@@ -1,5 +1,5 @@
 """The report of compare: the facts of each side, the table, the curves and the JSON document.
-Next: story.py, the curves of one run; ../figures.py, which draws."""
+Next: story.py, the curves of one run; figures.py, which draws."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Progress for other tools: TensorBoard logs, JSON lines, Prometheus counters. Their packages are imported only when a
-user asks for them. Next: training.py and commands/swarm/worker.py, which report to these."""
+user asks for them. Next: training.py and cli/commands/swarm/worker.py, which report to these."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Progress on stderr: one bar per phase on a terminal, a line every ten seconds elsewhere. No torch.
-Next: training.py, which reports the steps of this machine; commands/demo.py, which reports those of a swarm."""
+Next: training.py, which reports the steps of this machine; cli/commands/demo.py, which reports those of a swarm."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 10.0
 WIDTH_BESIDE_BAR = 72  # what the columns of text need, so that all fit into 80 columns
+SPEED_PERIOD_S = 300.0  # a round of a swarm takes a while: the time left comes from several
 RECENT_STEPS = 50  # the speed is their median
 UNTRAINED_LOSS = math.log(NUM_SYMBOLS)  # nats per byte of a model that knows nothing
 
@@ -164,5 +165,6 @@ def _rich_progress(transient: bool = False) -> _ProgressWithFooter:
         TextColumn("{task.fields[facts]}", markup=False),
         TimeRemainingColumn(compact=True),
         console=console,
+        speed_estimate_period=SPEED_PERIOD_S,
         transient=transient,
     )

@@ -1,6 +1,6 @@
 """The sections of blocktrain report: a page about a run, from a run directory or from a swarm's ledger. Names that
 others chose, such as those of workers, are escaped where a figure would read them as markup.
-Next: story.py, where the records come from; ../figures.py, which draws."""
+Next: story.py, where the records come from; figures.py, which draws."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Ctrl-C and SIGTERM: what they do to a command that trains, to one that serves, and to one that starts others.
-No torch. Next: training.py and commands/serving/stage.py, which use it."""
+No torch. Next: training.py and cli/commands/serving/stage.py, which use it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The stage processes of blocktrain serve: started together, restarted when one dies, stopped together. They also stop
-when this process is gone. Next: commands/serving/serve.py, which puts a gateway in front of them."""
+when this process is gone. Next: cli/commands/serving/serve.py, which puts a gateway in front of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""report: a run told on one page, from each kind of directory that can be given."""
+"""blocktrain report, from each kind of directory that it accepts."""
 
 from __future__ import annotations
 

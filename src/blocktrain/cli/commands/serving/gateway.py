@@ -1,5 +1,5 @@
 """blocktrain gateway: OpenAI's completions API, and a page to try it, for stages on other hosts.
-Next: shared/gateway.py, which answers HTTP; serve/chain/pipeline.py, the chain of stages."""
+Next: cli/shared/gateway.py, which answers HTTP; serve/chain/pipeline.py, the chain of stages."""
 
 from __future__ import annotations
 

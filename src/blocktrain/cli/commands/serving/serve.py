@@ -1,5 +1,5 @@
 """blocktrain serve: the stages of a model and a gateway on this machine, in one command.
-Next: shared/stage_processes.py, which runs the stages; shared/gateway.py, which answers HTTP."""
+Next: cli/shared/stage_processes.py, which runs the stages; cli/shared/gateway.py, which answers HTTP."""
 
 from __future__ import annotations
 

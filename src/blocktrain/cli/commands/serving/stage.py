@@ -1,5 +1,5 @@
 """blocktrain stage: serves some blocks of a model to a gateway, and replaces them when a newer version appears.
-Next: serve/chain/stage.py, which does it; shared/block_source.py, where the blocks come from."""
+Next: serve/chain/stage.py, which does it; cli/shared/block_source.py, where the blocks come from."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ def _describe(spec: RunSpec) -> None:
 
 
 def _announce(folder: Path, invites: Invites) -> None:
-    """Prints the dashboard's address with a viewer's access token, which may be shared and end up in logs. The admin's is
-    printed only on a terminal."""
+    """Prints the dashboard's address with a viewer's access token, which may be shared and may end up in logs.
+    The admin's is printed only on a terminal."""
     from blocktrain.swarm.coordinator.server import ADMIN_FILE
 
     say(f"dashboard (read-only): {invites.viewer.page}")

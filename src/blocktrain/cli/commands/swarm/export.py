@@ -1,5 +1,5 @@
 """blocktrain export: downloads the newest model of a run, as a directory for eval, generate and serve, or as a folder
-that transformers loads. Next: swarm/worker/export.py, which downloads it; ../hf.py, which writes that folder."""
+that transformers loads. Next: swarm/worker/export.py, which downloads it; hf.py, which writes that folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""blocktrain compare: trains and measures blocks and reference, and plots both. Next: shared/comparison.py."""
+"""blocktrain compare: trains and measures blocks and reference, and plots both. Next: cli/shared/comparison.py."""
 
 from __future__ import annotations
 

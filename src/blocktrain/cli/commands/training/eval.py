@@ -1,5 +1,5 @@
 """blocktrain eval: cross entropy of runs on held-out text, for every reading of every path.
-Next: shared/scoring.py."""
+Next: cli/shared/scoring.py."""
 
 from __future__ import annotations
 

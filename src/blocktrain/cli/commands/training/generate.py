@@ -1,5 +1,5 @@
 """blocktrain generate: a model continues a prompt, in this process or behind a gateway. Characters appear as soon as
-their bytes are known. Next: serve/decode/decoder.py, the decoding modes; shared/gateway_client.py, for gateways."""
+their bytes are known. Next: serve/decode/decoder.py, the decoding modes; cli/shared/gateway_client.py, for gateways."""
 
 from __future__ import annotations
 

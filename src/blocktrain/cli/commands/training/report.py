@@ -1,5 +1,5 @@
 """blocktrain report: one HTML page about a run, which works offline, and its figures as PNG: curves, blocks, workers,
-bytes, events. Next: shared/sections.py, the contents; ../figures.py, which draws."""
+bytes, events. Next: cli/shared/sections.py, the contents; figures.py, which draws."""
 
 from __future__ import annotations
 

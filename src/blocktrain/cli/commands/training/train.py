@@ -1,4 +1,4 @@
-"""blocktrain train: trains all blocks of a run, or one. Next: shared/training.py."""
+"""blocktrain train: trains all blocks of a run, or one. Next: cli/shared/training.py."""
 
 from __future__ import annotations
 
