@@ -49,7 +49,7 @@ def assert_refused(result, *words: str) -> None:
         ([*PRESET, "--corpus", "short.txt"], ['split of corpus "short.txt" has', "needs 65"]),
     ],
 )
-def test_a_run_that_cannot_be_is_not_begun(run, tmp_path, monkeypatch, command, arguments, words):
+def test_bad_settings_are_refused_before_training(run, tmp_path, monkeypatch, command, arguments, words):
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").touch()
     Path("short.txt").write_text("too short")
@@ -65,7 +65,7 @@ def test_a_run_that_cannot_be_is_not_begun(run, tmp_path, monkeypatch, command, 
         (["--jobs", "0"], ["--jobs 0 is too small"]),
     ],
 )
-def test_a_part_of_a_run_that_cannot_be_trained_is_named(run, tiny, options, words):
+def test_a_block_that_cannot_be_trained_alone_is_named(run, tiny, options, words):
     assert_refused(run("train", *tiny, *options), *words)
 
 
@@ -134,7 +134,7 @@ def test_a_truncated_progress_file_is_named(run, tiny, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["eval", "generate"])
-def test_a_folder_that_is_no_run_is_named(run, tmp_path, command):
+def test_a_directory_without_a_run_is_named(run, tmp_path, command):
     assert_refused(run(command, tmp_path), f"{tmp_path} is not a run directory")
 
 

@@ -72,7 +72,7 @@ def test_without_a_terminal_there_is_no_colour(run, arguments):
     assert "\x1b" not in run(*arguments).output
 
 
-def test_the_page_names_the_exit_codes_and_all_that_print_json():
+def test_the_page_lists_the_exit_codes_and_the_commands_with_json():
     assert re.findall(r"\n\| (\d+) \|", PAGE) == ["0", "1", "2", "130"]
     with_json = [name for name in LEAVES if any("--json" in each.opts for each in EVERY[name].params)]
     (line,) = re.findall(r"`--json` prints[^.]*\.", PAGE)

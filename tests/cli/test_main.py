@@ -25,12 +25,12 @@ def test_the_old_name_of_access_token_works_and_warns(run, tmp_path):
     assert rest == new.stderr
 
 
-def test_no_arguments_show_the_table_of_contents(run):
+def test_without_arguments_the_commands_are_listed(run):
     result = run()
     assert all(command in result.output for command in COMMANDS)
 
 
-def test_help_need_not_wait_for_torch():
+def test_help_does_not_import_torch():
     probe = "import sys, blocktrain.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0
 

@@ -32,7 +32,7 @@ def test_tensorboard_sees_every_step_of_every_phase(run, tiny, tmp_path):
         assert losses[f"phase {phase}/loss"] == pytest.approx(expected)
 
 
-def test_reports_become_json_lines_that_are_added_to(tmp_path):
+def test_reports_become_json_lines_that_are_appended(tmp_path):
     for now_s in (1.0, 2.0):
         with metrics_file(tmp_path / "m.jsonl", clock=lambda: now_s) as log:  # noqa: B023
             log(STEP)
@@ -40,7 +40,7 @@ def test_reports_become_json_lines_that_are_added_to(tmp_path):
     assert records == [{"at_s": at_s, "kind": "step", "text": "step 1", "loss": 2.5} for at_s in (1.0, 2.0)]
 
 
-def test_prometheus_reads_counters_on_this_machine_while_it_works(capsys):
+def test_prometheus_reads_counters_on_this_machine_while_the_worker_runs(capsys):
     with metrics_server(0) as counters:
         for report in (STEP, STEP, WorkReport("submitted", "2 steps", 2.0)):
             counters(report)
@@ -65,7 +65,7 @@ def test_every_listener_gets_the_report():
     assert heard == [STEP, STEP]
 
 
-def test_a_worker_writes_what_it_does(run, text, tmp_path):
+def test_a_worker_writes_its_metrics(run, text, tmp_path):
     spec = preset("tiny").with_(**{"corpus.source": str(text), "train.steps": 2, "swarm.round_steps": 2})
     with local_swarm(spec, workers=0) as swarm:
         options = ["--metrics", tmp_path / "m.jsonl", "--metrics-port", 0, "--home", tmp_path / "home"]
@@ -77,7 +77,7 @@ def test_a_worker_writes_what_it_does(run, text, tmp_path):
     assert kinds[-1] == "finished"
 
 
-def test_what_cannot_be_written_or_listened_on_is_said(tmp_path):
+def test_a_file_or_port_that_cannot_be_used_is_an_error(tmp_path):
     with pytest.raises(StorageError, match="choose another --metrics"), metrics_file(tmp_path / "no" / "m.jsonl"):
         pass
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -11,7 +11,7 @@ from blocktrain.cli.shared.progress import LINE_EVERY_S, Bars, swarm_progress, t
 from blocktrain.train.trainer import StepReport
 
 
-def test_lines_come_with_the_first_and_last_step_and_now_and_then_between(capsys):
+def test_lines_show_the_first_and_last_step_and_some_between(capsys):
     now_s = 0.0
     with training_progress({0: "phase 1 of 1"}, clock=lambda: now_s) as show:
         for step in range(1, 31):

@@ -41,7 +41,7 @@ def test_afterwards_interrupts_are_what_they_were():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_child_is_deaf_to_interrupts_from_its_first_instruction_on(text):
+def test_a_child_ignores_interrupts_from_its_first_instruction_on(text):
     spec = preset("tiny").with_(**{"corpus.source": str(text)})
     phase, trainers = spec.phases[0], ProcessTrainers(spec, jobs=1)
     try:

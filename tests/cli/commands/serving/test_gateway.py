@@ -40,7 +40,7 @@ def _no_key(monkeypatch):
         ([*STAGES, "--deadline", "0"], "--deadline 0 is too small"),
     ],
 )
-def test_a_gateway_that_cannot_be_is_not_begun(run, tmp_path, monkeypatch, options, words):
+def test_bad_options_are_refused_with_a_remedy(run, tmp_path, monkeypatch, options, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").write_text("# nothing yet\n\n")
     (tmp_path / "weak").write_text("1234\n")

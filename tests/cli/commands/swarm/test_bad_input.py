@@ -32,7 +32,7 @@ NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
         (["coordinator", "--dir", "x", "--preset", "tiny", "--tls-cert", "c"], "give both --tls-cert and --tls-key"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_the_remedy(run, arguments, sentence):
+def test_bad_arguments_are_refused_with_a_remedy(run, arguments, sentence):
     result = run(*arguments)
     assert result.exit_code == 2
     assert sentence in result.stderr
@@ -40,14 +40,14 @@ def test_what_cannot_be_meant_is_refused_with_the_remedy(run, arguments, sentenc
 
 
 @pytest.mark.parametrize("command", [["status"], ["export", "m"], ["ledger"]])
-def test_a_coordinator_that_is_not_there_is_said_with_the_remedy(run, monkeypatch, command):
+def test_an_unreachable_coordinator_is_an_error_with_a_remedy(run, monkeypatch, command):
     monkeypatch.setattr(client, "FIRST_PAUSE_S", 100.0)  # longer than patience: no second try
     result = run(command[0], NOBODY, *command[1:])
     assert result.exit_code == 2
     assert "check that it runs and can be reached" in result.stderr
 
 
-def test_a_wrong_token_is_refused_with_the_remedy(run, swarm):
+def test_a_wrong_access_token_is_refused_with_a_remedy(run, swarm):
     stranger = replace(parse_invite(swarm.invite), access_token="not-a-token-of-this-run")
     result = run("worker", stranger, "--home", swarm.home)
     assert result.exit_code == 2

@@ -26,13 +26,13 @@ def test_a_run_cannot_be_continued_with_other_settings(run, swarm):
     assert "holds a run with another spec" in result.stderr
 
 
-def test_the_port_that_workers_know_being_taken_is_said(run, swarm):
+def test_a_taken_port_is_an_error(run, swarm):
     result = start(run, swarm.text, swarm.folder)
     assert result.exit_code == 2
     assert f"port {parse_invite(swarm.invite).port} on 127.0.0.1 is taken" in result.stderr
 
 
-def test_a_certificate_of_our_own_is_made_once_and_pinned(tmp_path, open_tiny, serve):
+def test_a_self_signed_certificate_is_made_once_and_pinned(tmp_path, open_tiny, serve):
     tls = tls_files(tmp_path, "127.0.0.1", None, None)
     assert tls_files(tmp_path, "127.0.0.1", None, None) == tls
     assert stat.S_IMODE(tls.key.stat().st_mode) == 0o600

@@ -59,7 +59,7 @@ def remedy(document: dict, name: str) -> str:
     return f"{check['found']} → {check['remedy']}"
 
 
-def test_a_machine_that_can_work_is_told_what_it_could_do(run, invite, tmp_path):
+def test_a_ready_machine_gets_an_estimate_of_its_work(run, invite, tmp_path):
     document = examined(run, invite, "--home", tmp_path)
     assert document["ready"]
     assert set(levels(document)) == {*EVERY, *THERE}
@@ -71,21 +71,21 @@ def test_a_machine_that_can_work_is_told_what_it_could_do(run, invite, tmp_path)
         assert phase["up_bytes_a_day"] > 0
 
 
-def test_an_examination_leaves_nothing_behind(run, invite, open_run, tmp_path):
+def test_a_check_changes_nothing(run, invite, open_run, tmp_path):
     before = (open_run.ledger.workers(), open_run.ledger.events(), open_run.ledger.open_rounds())
     examined(run, invite, "--home", tmp_path / "home")
     assert (open_run.ledger.workers(), open_run.ledger.events(), open_run.ledger.open_rounds()) == before
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_an_invite_the_machine_alone_is_examined(run, tmp_path):
+def test_without_an_invite_only_the_machine_is_checked(run, tmp_path):
     document = examined(run, "--preset", "tiny", "--home", tmp_path)
     assert list(levels(document)) == EVERY
     assert document["not_tried"] == []
     assert len(document["phases"]) == 3
 
 
-def test_people_get_lines_and_a_table(run, invite, tmp_path):
+def test_the_output_for_people_is_lines_and_a_table(run, invite, tmp_path):
     result = run("doctor", invite, "--home", tmp_path)
     assert result.exit_code == 0
     assert f"ok    protocol      version {PROTOCOL_VERSION} on both sides\n" in result.stdout
@@ -111,7 +111,7 @@ def test_the_first_fault_is_named_with_its_remedy(run, invite, tmp_path, change,
     assert document["phases"] == []
 
 
-def test_a_certificate_that_the_invite_does_not_name_fails(run, open_run, tmp_path):
+def test_a_certificate_with_another_fingerprint_fails(run, open_run, tmp_path):
     tls = tls_files(tmp_path, "127.0.0.1", None, None)
     service = build_service(open_run.coordinator, open_run.ledger)
     with served_in_thread(service, tls=tls) as server:
@@ -129,12 +129,12 @@ def test_another_protocol_fails(run, invite, tmp_path, monkeypatch):
     assert said in remedy(document, "protocol")
 
 
-def test_a_viewer_is_told_to_ask_for_a_worker_s_invite(run, invite, tmp_path):
+def test_a_viewer_s_invite_is_a_warning(run, invite, tmp_path):
     document = examined(run, replace(invite, access_token=VIEWER), "--home", tmp_path)
     assert levels(document)["role"] == "warn"
 
 
-def test_a_clock_that_is_wrong_is_a_warning(run, invite, tmp_path, monkeypatch):
+def test_a_wrong_clock_is_a_warning(run, invite, tmp_path, monkeypatch):
     real = ProbeClient.clock_s
     monkeypatch.setattr(ProbeClient, "clock_s", lambda self: real(self) - 3600)
     assert "synchronise it" in remedy(examined(run, invite, "--home", tmp_path), "clock")
@@ -154,7 +154,7 @@ def test_a_home_that_is_a_file_fails(run, tmp_path):
     assert "choose another with --home" in remedy(document, "disk")
 
 
-def test_what_is_no_invite_is_refused_as_everywhere(run):
+def test_a_bad_invite_is_refused(run):
     result = run("doctor", "http://there")
     assert result.exit_code == 2
     assert "this is not an invite" in result.stderr

@@ -19,7 +19,7 @@ def test_status_is_json_for_programs(run, finished):
     assert [phase["finished"] for phase in facts["phases"]] == [True] * 3
 
 
-def test_the_watch_ends_well_with_ctrl_c(run, finished, monkeypatch):
+def test_ctrl_c_ends_the_watch_with_success(run, finished, monkeypatch):
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 

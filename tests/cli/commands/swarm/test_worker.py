@@ -36,7 +36,7 @@ def test_the_cache_is_where_the_user_has_it(monkeypatch, tmp_path):
     assert cache_home() == Path.home() / ".cache" / "blocktrain"
 
 
-def test_an_unreachable_coordinator_is_mentioned_once_and_so_is_its_return(capsys):
+def test_an_unreachable_coordinator_and_its_return_are_printed_once(capsys):
     shift = Shift(lambda _: None, stop=lambda: False, once=False, url="http://there")
     for _ in range(3):
         shift.unreachable(0.0)
@@ -46,26 +46,26 @@ def test_an_unreachable_coordinator_is_mentioned_once_and_so_is_its_return(capsy
     assert [line.split("http://there ")[1][:12] for line in said] == ["does not ans", "answers agai"]
 
 
-def test_who_stops_does_not_wait_for_the_coordinator():
+def test_a_worker_that_stops_does_not_wait_for_the_coordinator():
     with pytest.raises(KeyboardInterrupt):
         Shift(lambda _: None, stop=lambda: True, once=False, url="http://there").unreachable(1000.0)
 
 
 @pytest.mark.parametrize("once, kind, over", [(True, "submitted", 1), (True, "step", 0), (False, "submitted", 0)])
-def test_once_is_one_piece_of_work(once, kind, over):
+def test_once_means_one_lease(once, kind, over):
     shift = Shift(lambda _: None, stop=lambda: False, once=once, url="http://there")
     shift.report(WorkReport(kind, "text", 1.0))
     assert shift.over() == over
 
 
-def test_a_reason_to_wait_is_said_once_while_its_seconds_count_down(capsys):
+def test_a_reason_to_wait_is_printed_once_while_its_seconds_count_down(capsys):
     lines = WorkLines(clock=lambda: 0.0)
     for text in ("round 3 has 2.5 s left", "round 3 has 1.5 s left", "the run is paused", "the run is paused"):
         lines(WorkReport("wait", text))
     assert capsys.readouterr().err.splitlines() == ["wait: round 3 has 2.5 s left", "wait: the run is paused"]
 
 
-def test_a_lease_a_first_step_and_what_was_handed_in_are_said(capsys):
+def test_a_lease_a_first_step_and_a_submission_are_printed(capsys):
     lines = WorkLines(clock=lambda: 0.0)
     for kind, text in (("lease", "phase 0"), ("step", "step 1"), ("step", "step 2"), ("submitted", "2 steps")):
         lines(WorkReport(kind, text, None if kind == "lease" else 2.0))

@@ -37,14 +37,14 @@ def test_every_mode_writes_the_same_text_for_the_same_seed(run, trained, mode):
     assert texts[0] == texts[1]
 
 
-def test_json_says_what_it_took(run, trained):
+def test_json_contains_the_cost(run, trained):
     result = run("generate", trained[0], "--max-bytes", 12, "--mode", "sweep", "--candidates", 3, "--json")
     document = json.loads(result.stdout)
     assert (document["bytes"], document["traversals"], document["bytes_per_traversal"]) == (12, 1, 12.0)
     assert document["seconds"] > 0
 
 
-def test_nothing_is_written_behind_a_stop_string(run, trained):
+def test_nothing_is_generated_after_a_stop_string(run, trained):
     whole = run("generate", trained[0], "--max-bytes", 60, "--temperature", 0).stdout
     stop = whole[20:23]
     cut = run("generate", trained[0], "--max-bytes", 60, "--temperature", 0, "--stop", stop).stdout
@@ -78,7 +78,7 @@ def test_options_that_make_no_sense_are_named(run, trained, options, complaint):
     assert complaint in result.stderr
 
 
-def test_a_run_that_is_not_finished_cannot_write(run, tiny, tmp_path):
+def test_an_unfinished_run_cannot_generate(run, tiny, tmp_path):
     assert run("train", *tiny, "--block", 0).exit_code == 0
     result = run("generate", tmp_path / "run")
     assert result.exit_code == 2
@@ -120,7 +120,7 @@ def gateway() -> Iterator[ThreadingHTTPServer]:
         server.shutdown()
 
 
-def test_a_url_is_asked_as_a_gateway(run, gateway):
+def test_a_url_is_used_as_a_gateway(run, gateway):
     options = ["--mode", "sweep", "--candidates", 4, "--stop", "!", "--seed", 3, "--api-key", "secret"]
     result = run("generate", gateway.url, "--prompt", "9 bottles ", *options)
     ((path, body, key),) = gateway.asked
@@ -140,7 +140,7 @@ def test_a_gateway_s_refusal_is_shown(run, gateway):
     assert "refused: not that one" in result.stderr
 
 
-def test_a_gateway_that_is_not_there_is_named(run, gateway):
+def test_an_unreachable_gateway_is_named(run, gateway):
     gateway.shutdown()
     gateway.server_close()
     result = run("generate", gateway.url)

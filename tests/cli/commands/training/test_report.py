@@ -44,7 +44,7 @@ def headings(page: str) -> list[str]:
     return [line.removeprefix("<h2>").removesuffix("</h2>") for line in page.splitlines() if line.startswith("<h2>")]
 
 
-def test_a_local_run_is_told_with_its_curves_blocks_and_held_out_loss(run, trained, tmp_path):
+def test_the_report_of_a_local_run_has_curves_blocks_and_held_out_loss(run, trained, tmp_path):
     page = page_of(run, trained[0], "--out", tmp_path / "page.html", "--max-windows", 2)
     assert headings(page) == ["The run", "Held-out loss", "Blocks", "Training loss", "Workers and bytes"]
     assert "phase 2 of 3, blocks 1+2" in page
@@ -59,7 +59,7 @@ def test_a_local_run_is_told_with_its_curves_blocks_and_held_out_loss(run, train
         (1, ["The run", "Held-out loss", "Blocks", "Held-out loss", "Training loss", "Workers", "Bytes", "Events"]),
     ],
 )
-def test_a_swarm_is_told_from_its_coordinator_s_directory_and_from_an_export(
+def test_a_swarm_s_report_comes_from_a_coordinator_s_directory_or_an_export(
     run, swarm_folders, tmp_path, which, expected
 ):
     page = page_of(run, swarm_folders[which], "--out", tmp_path / "page.html", "--max-windows", 2)
@@ -67,13 +67,13 @@ def test_a_swarm_is_told_from_its_coordinator_s_directory_and_from_an_export(
     assert "1 took part." in page
 
 
-def test_an_export_tells_of_workers_by_their_aliases(run, swarm_folders, tmp_path):
+def test_the_report_of_an_export_names_workers_by_their_aliases(run, swarm_folders, tmp_path):
     told = json.loads((swarm_folders[1] / STORY_FILE).read_text())
     assert [worker["name"] for worker in told["workers"]] == [alias_of(worker["id"]) for worker in told["workers"]]
     assert "alert(1)" not in page_of(run, swarm_folders[1], "--out", tmp_path / "page.html", "--max-windows", 2)
 
 
-def test_the_page_needs_no_network_and_runs_no_one_s_markup(run, swarm_folders, tmp_path):
+def test_the_page_needs_no_network_and_escapes_names(run, swarm_folders, tmp_path):
     page = page_of(run, swarm_folders[0], "--out", tmp_path / "page.html")
     assert 'src="http' not in page
     assert page.count("<script") == page.count("</script>")
@@ -110,7 +110,7 @@ def test_an_unfinished_run_says_what_is_missing(run, tiny, tmp_path):
         (lambda folder: (folder / "ledger.db").write_text("nothing"), "make it readable, or restore it"),
     ],
 )
-def test_what_is_no_run_is_refused(run, tmp_path, prepare, sentence):
+def test_a_directory_without_a_run_is_refused(run, tmp_path, prepare, sentence):
     prepare(tmp_path)
     result = run("report", tmp_path)
     assert result.exit_code == 2

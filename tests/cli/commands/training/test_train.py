@@ -12,7 +12,7 @@ from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.spec import Denoise
 
 
-def test_training_says_what_it_will_do_and_what_it_did(run, tiny, tmp_path):
+def test_training_prints_what_it_will_do_and_what_it_did(run, tiny, tmp_path):
     result = run("train", *tiny)
     assert result.exit_code == 0
     assert "parameters  114,816 (block 0: 28,704, " in result.stderr
@@ -21,7 +21,7 @@ def test_training_says_what_it_will_do_and_what_it_did(run, tiny, tmp_path):
     assert result.stdout.startswith(f"{tmp_path / 'run'} holds trained blocks 0, 1, 2, 3 of 4;")
 
 
-def test_a_finished_run_says_so_and_changes_nothing(run, trained):
+def test_a_finished_run_is_reported_and_not_changed(run, trained):
     blocks, _ = trained
     before = (blocks / "manifest.json").read_bytes()
     result = run(
@@ -31,7 +31,7 @@ def test_a_finished_run_says_so_and_changes_nothing(run, trained):
     assert f"{blocks} is finished: nothing is left to train" in result.stderr
 
 
-def test_nothing_but_plain_text_goes_into_a_pipe(run, tiny):
+def test_a_pipe_gets_plain_text(run, tiny):
     result = run("train", *tiny)
     assert not {"\x1b", "\r"} & set(result.stdout + result.stderr)
 
@@ -64,7 +64,7 @@ def test_a_removed_setting_is_named_and_has_no_effect(run, tiny, tmp_path):
     assert RunDirectory.open(tmp_path / "run").spec.objective == Denoise()
 
 
-def test_the_reference_stands_beside_the_blocks_it_is_for(run, tiny, tmp_path):
+def test_the_reference_shows_its_parameters_beside_those_of_the_blocks(run, tiny, tmp_path):
     result = run("reference", *tiny, "--set", "objective.kind=denoise")
     assert result.exit_code == 0
     assert "total         120,836     114,816" in result.stderr
@@ -81,7 +81,7 @@ class StopAtOnce(StopOnInterrupt):
         return True
 
 
-def test_a_stopped_run_exits_with_130_and_says_how_to_continue(run, tiny, tmp_path, monkeypatch):
+def test_a_stopped_run_exits_with_130_and_prints_how_to_continue(run, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "StopOnInterrupt", StopAtOnce)
     result = run("train", *tiny)
     assert result.exit_code == 130
