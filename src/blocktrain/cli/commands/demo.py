@@ -181,8 +181,9 @@ def _continue(url: str, prompt: str) -> None:
 
 
 def _effort(output: Output) -> str:
+    traversals = f"{output.traversals} traversal{'' if output.traversals == 1 else 's'}"
     return (
-        f"({output.bytes} bytes in {output.traversals} traversals of the {STAGES} stages, {duration(output.seconds)}, "
+        f"({output.bytes} bytes in {traversals} of the {STAGES} stages, {duration(output.seconds)}, "
         f"{quantity(output.bytes / max(output.seconds, 1e-9), 'B/s')})"
     )
 
