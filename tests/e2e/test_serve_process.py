@@ -124,8 +124,8 @@ def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(trained_run, lis
 
             def kill_the_one_in_use(step: int) -> None:
                 if step == 3:
-                    (pin,) = pipeline._pins.values()
-                    processes[next(n for n in (1, 2) if addresses[n] in pin.addresses)].kill()
+                    (session,) = pipeline._sessions.values()
+                    processes[next(n for n in (1, 2) if addresses[n] in session.addresses)].kill()
 
             for mode in (Mode.SPECULATIVE, Mode.AUTOREGRESSIVE):
                 assert await written_by(pipeline, greedy(mode)) == truths[mode]

@@ -24,7 +24,7 @@ def _no_key(monkeypatch):
     [
         (["--stages", ""], "no stages were named"),
         (["--stages", "http://a:1"], '"http://a:1" is not an address of a stage'),
-        (["--stages", "tcp://192.0.2.7:7001"], "would be open to all: make a key with blocktrain keys"),
+        (["--stages", "tcp://192.0.2.7:7001"], "would be open to everyone: make a key with blocktrain keys"),
         ([*STAGES, "--keys", "no.key"], "no.key cannot be read"),
         ([*STAGES, "--host", "0.0.0.0"], "--host 0.0.0.0 would be open to all: put API keys into a file"),
         (
