@@ -47,9 +47,9 @@ class House:
         self.spec, self.folder, self.now_s = spec, folder, 1000.0
         self.ledger, self.blobs = Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
         found_run(spec, load_corpus(spec.corpus, spec.model.context), self.ledger, self.blobs, now_s=0.0)
-        if not self.ledger.tokens():
+        if not self.ledger.access_tokens():
             for role, token in TOKENS.items():
-                self.ledger.add_token(role, role, token, 0.0)
+                self.ledger.add_access_token(role, role, token, 0.0)
         self.restart()
 
     def another_coordinator(self, ledger: Ledger | None = None) -> Coordinator:

@@ -37,8 +37,8 @@ def serving(spec: RunSpec, folder: Path) -> Iterator[Invite]:
     ledger, blobs = Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
     corpus = load_corpus(spec.corpus, spec.model.context)
     found_run(spec, corpus, ledger, blobs, now_s=0.0)
-    if not ledger.tokens():
-        ledger.add_token("workers", "worker", TOKEN, 0.0)
+    if not ledger.access_tokens():
+        ledger.add_access_token("workers", "worker", TOKEN, 0.0)
     coordinator = Coordinator(
         spec, ledger, blobs, initial_block=lambda block: as_arrays(build_block(spec, block).state_dict())
     )

@@ -151,7 +151,7 @@ def _open_run(spec: RunSpec, folder: Path, opening: ExitStack) -> tuple[RunSpec,
     opening.callback(ledger.close)
     blobs, token = Blobs(folder / "blobs"), secrets.token_urlsafe(24)
     found_run(spec, corpus, ledger, blobs, time.time())
-    ledger.add_token(f"local-{token[:8]}", "admin", token, time.time())
+    ledger.add_access_token(f"local-{token[:8]}", "admin", token, time.time())
     coordinator = Coordinator(spec, ledger, blobs, initial_block=initial_blocks_here(spec))
     port = opening.enter_context(served_here(coordinator, ledger))
     return spec, Invite(LOOPBACK, port, token)

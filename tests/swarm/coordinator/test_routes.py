@@ -95,7 +95,7 @@ def test_whoever_has_a_token_may_look(house, path, role, status):
 
 
 def test_a_revoked_token_opens_nothing(house):
-    house.ledger.revoke_token("worker", 1.0)
+    house.ledger.revoke_access_token("worker", 1.0)
     assert house.ask("GET", "/v1/run").status_code == 401
 
 

@@ -99,7 +99,7 @@ def test_hearts_beat_while_nothing_happens_and_a_revoked_token_hears_no_more(hou
     monkeypatch.setattr(streaming, "HEARTBEAT_S", 0.02)
     with served(house) as (url, *_), listening(url) as lines:
         assert ": still here" in (next(lines) for _ in range(20))
-        house.ledger.revoke_token("viewer", 1.0)
+        house.ledger.revoke_access_token("viewer", 1.0)
         assert "" in list(lines)  # it ends
 
 
@@ -237,7 +237,7 @@ def test_only_an_admin_is_shown_the_invite_and_only_while_it_is_good(house):
     house.service = build_service(house.coordinator, house.ledger, invite=invite)
     assert house.ask("GET", "/v1/invite", "admin").json() == {"invite": str(invite)}
     assert house.ask("GET", "/v1/invite", "worker").json()["code"] == "role"
-    house.ledger.revoke_token("worker", 1.0)
+    house.ledger.revoke_access_token("worker", 1.0)
     assert house.ask("GET", "/v1/invite", "admin").json()["code"] == "invite"
 
 

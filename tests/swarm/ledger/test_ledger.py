@@ -148,35 +148,35 @@ def test_a_ledger_of_another_run_is_refused_with_the_remedy(ledger, other, what)
 
 
 def test_a_token_opens_its_role_until_it_is_revoked(ledger):
-    ledger.add_token("first", "admin", "secret-1", now_s=1.0)
-    ledger.add_token("second", "worker", "secret-2", now_s=2.0)
+    ledger.add_access_token("first", "admin", "secret-1", now_s=1.0)
+    ledger.add_access_token("second", "worker", "secret-2", now_s=2.0)
     assert (ledger.role_of("secret-1"), ledger.role_of("secret-2"), ledger.role_of("x")) == ("admin", "worker", None)
-    assert ledger.revoke_token("first", now_s=3.0)
-    assert not ledger.revoke_token("first", now_s=4.0)
+    assert ledger.revoke_access_token("first", now_s=3.0)
+    assert not ledger.revoke_access_token("first", now_s=4.0)
     assert (ledger.role_of("secret-1"), ledger.role_of("secret-2")) == (None, "worker")
-    assert [(x.name, x.role, x.revoked_s) for x in ledger.tokens()] == [
+    assert [(x.name, x.role, x.revoked_s) for x in ledger.access_tokens()] == [
         ("first", "admin", 3.0),
         ("second", "worker", None),
     ]
 
 
 def test_a_name_is_one_tokens_until_that_is_revoked(ledger):
-    ledger.add_token("lab", "worker", "secret-1", now_s=1.0)
+    ledger.add_access_token("lab", "worker", "secret-1", now_s=1.0)
     with pytest.raises(ConfigError, match='a token "lab" already: choose another name, or revoke that one first'):
-        ledger.add_token("lab", "admin", "secret-2", now_s=2.0)
-    ledger.revoke_token("lab", now_s=3.0)
-    ledger.add_token("lab", "viewer", "secret-3", now_s=4.0)
+        ledger.add_access_token("lab", "admin", "secret-2", now_s=2.0)
+    ledger.revoke_access_token("lab", now_s=3.0)
+    ledger.add_access_token("lab", "viewer", "secret-3", now_s=4.0)
     assert (ledger.role_of("secret-2"), ledger.role_of("secret-3")) == (None, "viewer")
 
 
 def test_an_unknown_role_is_refused_with_those_there_are(ledger):
     with pytest.raises(ConfigError, match='no role "root": choose one of admin, worker, viewer'):
-        ledger.add_token("lab", "root", "secret", now_s=1.0)
+        ledger.add_access_token("lab", "root", "secret", now_s=1.0)
 
 
 def test_a_token_itself_is_nowhere_in_the_database(tmp_path):
     with closing(Ledger(tmp_path / "ledger.db")) as ledger:
-        ledger.add_token("lab", "worker", "the-secret-itself", now_s=1.0)
+        ledger.add_access_token("lab", "worker", "the-secret-itself", now_s=1.0)
     assert not any(b"the-secret-itself" in path.read_bytes() for path in tmp_path.iterdir())
 
 

@@ -156,7 +156,7 @@ def _kept_invite(run: OpenRun, role: Role, name: str, invite_with: Callable[[str
         return invite
     invite = invite_with(secrets.token_urlsafe(24))
     write_private(path, f"{invite}\n".encode())
-    run.ledger.add_token(_free_name(run.ledger, role), role, invite.access_token, time.time())
+    run.ledger.add_access_token(_free_name(run.ledger, role), role, invite.access_token, time.time())
     return invite
 
 
@@ -169,7 +169,7 @@ def known_invite(path: Path) -> Invite | None:
 
 
 def _free_name(ledger: Ledger, role: str) -> str:
-    taken = {token.name for token in ledger.tokens() if token.revoked_s is None}
+    taken = {token.name for token in ledger.access_tokens() if token.revoked_s is None}
     return next(name for n in count(1) if (name := role if n == 1 else f"{role}-{n}") not in taken)
 
 

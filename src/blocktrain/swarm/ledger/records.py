@@ -26,7 +26,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Token:
+class AccessToken:
     name: str
     role: Role
     created_s: float

@@ -15,7 +15,7 @@ from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed, retry_on_conflict
 from blocktrain.swarm.ledger.queries import insert_event, run_of
-from blocktrain.swarm.ledger.records import ROLES, Role, Run, Token, WorkerRecord
+from blocktrain.swarm.ledger.records import ROLES, AccessToken, Role, Run, WorkerRecord
 
 ROLES_BY_HASH = select(t.tokens.c.role, t.tokens.c.sha256).where(t.tokens.c.revoked_s.is_(None))
 SEE_AGAIN = update(t.workers).where(t.workers.c.id == bindparam("of_id"), t.workers.c.nonce < bindparam("of_nonce"))
@@ -62,37 +62,37 @@ class RegistryPart(LedgerPart):
 
     # Access tokens
 
-    def add_token(self, name: str, role: Role, token: str, now_s: float) -> None:
+    def add_access_token(self, name: str, role: Role, access_token: str, now_s: float) -> None:
         """Stores the hash of the access token, never the token."""
         if role not in ROLES:
             raise ConfigError(f'there is no role "{role}": choose one of {", ".join(ROLES)}')
         try:
             with self._writing() as connection:
-                values = {"name": name, "role": role, "sha256": _hash(token), "created_s": now_s}
+                values = {"name": name, "role": role, "sha256": _hash(access_token), "created_s": now_s}
                 connection.execute(insert(t.tokens).values(**values))
         except LedgerConflict:
             raise ConfigError(
-                f'there is a token "{name}" already: choose another name, or revoke that one first'
+                f'there is an access token "{name}" already: choose another name, or revoke that one first'
             ) from None
 
-    def tokens(self) -> tuple[Token, ...]:
+    def access_tokens(self) -> tuple[AccessToken, ...]:
         """All, also revoked ones, in the order they were added."""
         columns = (t.tokens.c.name, t.tokens.c.role, t.tokens.c.created_s, t.tokens.c.revoked_s)
         with self._reading() as connection:
             rows = connection.execute(select(*columns).order_by(t.tokens.c.number))
-            return tuple(Token(**row._asdict()) for row in rows)
+            return tuple(AccessToken(**row._asdict()) for row in rows)
 
-    def revoke_token(self, name: str, now_s: float) -> bool:
+    def revoke_access_token(self, name: str, now_s: float) -> bool:
         """False if there was no such access token."""
         matches = and_(t.tokens.c.name == name, t.tokens.c.revoked_s.is_(None))
         with self._writing() as connection:
             return changed(connection.execute(update(t.tokens).where(matches).values(revoked_s=now_s))) > 0
 
-    def role_of(self, token: str) -> Role | None:
+    def role_of(self, access_token: str) -> Role | None:
         """Compares with every access token, so that the time does not depend on which one it is."""
         with self._reading() as connection:
             rows = connection.execute(ROLES_BY_HASH).all()
-        given, role = _hash(token), None
+        given, role = _hash(access_token), None
         for row in rows:
             if hmac.compare_digest(row.sha256, given):
                 role = row.role
@@ -142,5 +142,5 @@ class RegistryPart(LedgerPart):
             return tuple(WorkerRecord(**{**row._asdict(), **{x: int(getattr(row, x)) for x in whole}}) for row in rows)
 
 
-def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+def _hash(access_token: str) -> str:
+    return hashlib.sha256(access_token.encode()).hexdigest()

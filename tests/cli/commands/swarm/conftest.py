@@ -37,7 +37,7 @@ class Swarm:
 def opened_tiny(folder: Path, text: Path, **changes: Any) -> Iterator[OpenRun]:
     settings = {"corpus.source": str(text), "train.steps": 4, "swarm.round_steps": 2}
     with opened(folder, preset("tiny").with_(**settings, **changes), None, None, make_in_torch_process) as run:
-        run.ledger.add_token("worker", "worker", TOKEN, 0.0)
+        run.ledger.add_access_token("worker", "worker", TOKEN, 0.0)
         yield run
 
 
@@ -66,7 +66,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     text = folder / "text.txt"
     text.write_text(SENTENCES)
     with opened_tiny(folder / "state", text) as run:
-        run.ledger.add_token("admin", "admin", ADMIN, 0.0)
+        run.ledger.add_access_token("admin", "admin", ADMIN, 0.0)
         with served(run) as invite:
             write_private(folder / "state" / INVITE_FILE, f"{invite}\n".encode())
             yield Swarm(str(invite), str(replace(invite, access_token=ADMIN)), folder / "state", text, folder / "home")

@@ -32,8 +32,8 @@ def open_run(tmp_path_factory) -> Iterator[OpenRun]:
     (folder / "text.txt").write_text("".join(f"{n} bottles of beer on the wall, " for n in range(500)))
     spec = preset("tiny").with_(**{"corpus.source": str(folder / "text.txt"), "train.steps": 4})
     with opened(folder / "state", spec, None, None, make_in_torch_process) as run:
-        run.ledger.add_token("worker", "worker", TOKEN, 0.0)
-        run.ledger.add_token("viewer", "viewer", VIEWER, 0.0)
+        run.ledger.add_access_token("worker", "worker", TOKEN, 0.0)
+        run.ledger.add_access_token("viewer", "viewer", VIEWER, 0.0)
         run.coordinator.loop.tick()
         yield run
 

@@ -49,7 +49,7 @@ def add(
                 f"with --dir {folder} once"
             )
         invite = replace(parse_invite(own.decode(errors="replace")), access_token=secrets.token_urlsafe(24))
-        book.add_token(name, role.value, invite.access_token, time.time())
+        book.add_access_token(name, role.value, invite.access_token, time.time())
     say(f"{name} can join as {role.value} with this invite. It is not shown again.")
     print(invite)
 
@@ -62,7 +62,7 @@ def show(
 ) -> None:
     """List access tokens, also revoked ones."""
     with opened_ledger(folder, ledger) as book:
-        tokens = book.tokens()
+        tokens = book.access_tokens()
     if as_json:
         print(json.dumps([asdict(each) for each in tokens], indent=2))
         return
@@ -78,8 +78,8 @@ def revoke(
 ) -> None:
     """Revoke an access token: it is refused from now on."""
     with opened_ledger(folder, ledger) as book:
-        if not book.revoke_token(name, time.time()):
-            in_use = ", ".join(each.name for each in book.tokens() if each.revoked_s is None) or "none"
+        if not book.revoke_access_token(name, time.time()):
+            in_use = ", ".join(each.name for each in book.access_tokens() if each.revoked_s is None) or "none"
             raise ConfigError(f'there is no access token "{name}" to revoke: name one of those in use ({in_use})')
     print(f"{name} is revoked")
 
