@@ -193,7 +193,7 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     ),
     "an upload without a lease": (upload("1-1-nobody"), 404, "lease", "ask for one"),
     "an upload larger than updates are": (upload(size=2**40), 413, "oversized", "takes at most"),
-    "a part beyond its upload": (upload(num_bytes=20, size=10), 413, "oversized", "send no more than the upload"),
+    "a part beyond its upload": (upload(num_bytes=20, size=10), 413, "oversized", "send no more than that"),
     "a part somewhere else": (upload(offset=5, size=100), 409, "offset", "continue at offset 0"),
     "an upload of no blob": (ask("PUT", "/v1/leases/x/uploads/y?offset=0&size=1"), 422, "malformed", "sha256"),
     "a lease that is none": (announce_unsigned(lease="9-9-nobody"), 404, "lease", "ask for one"),
@@ -307,7 +307,7 @@ def test_an_update_copied_from_another_worker_is_refused(house, member, another_
     data = member.payload(lease)
     assert member.send(lease, data).status_code == 200
     before = house.facts()
-    refused(another_member.send(own, data), 409, "copied", "send what this one gave")
+    refused(another_member.send(own, data), 409, "copied", "send this lease's update")
     assert house.facts() == before
 
 
