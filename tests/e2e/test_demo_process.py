@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,8 +50,7 @@ def test_the_demo_trains_serves_and_writes_twice(demo, tmp_path):
     assert demo.returncode == 0, said
     assert "Watch the training in a browser:\n  http://127.0.0.1:" in said
     assert out.count("The president") == 2
-    assert "bytes in 1 traversal of the 3 stages" in said
-    assert "traversals of the 3 stages" in said
+    assert len(re.findall(r"bytes in \d+ traversals? of the 3 stages", said)) == 2
     assert "held-out loss 5.545 nats/byte" in said
     assert (tmp_path / "demo" / "model" / "manifest.json").exists()
     assert_all_end(tmp_path / "demo")
