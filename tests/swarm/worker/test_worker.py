@@ -2,7 +2,6 @@
 clocks are virtual, so that no deadline passes on a busy machine."""
 
 import hashlib
-import os
 import threading
 import time
 from contextlib import suppress
@@ -14,7 +13,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from blocktrain.swarm.worker.block_cache import BlockCache, prune_cache
+from blocktrain.swarm.worker.block_cache import BlockCache
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker
 from blocktrain.wire.invite import Invite
@@ -232,15 +231,3 @@ def test_an_update_that_is_not_there_any_more_is_no_obstacle(new_house, hire, tm
     worker.run()
     assert kinds(worker)[-1] == "finished"
     assert house.ledger.version(0, 1).sha256 in worker.fetched
-
-
-def test_a_cached_blob_goes_when_it_is_neither_wanted_nor_new(tmp_path):
-    for name, age_s in {"wanted": 100, "old": 100, "new": 1}.items():
-        (tmp_path / name).write_bytes(b"x")
-        os.utime(tmp_path / name, (1000 - age_s, 1000 - age_s))
-    prune_cache(tmp_path, {"wanted"}, before_s=940)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["new", "wanted"]
-
-
-def test_a_cache_that_does_not_exist_needs_no_pruning(tmp_path):
-    prune_cache(tmp_path / "blobs", set(), before_s=0.0)
