@@ -43,16 +43,14 @@ class ProbeClient(CoordinatorClient):
         part = Blob(sha256=blob.sha256, num_bytes=min(DOWNLOAD_PROBE_BYTES, blob.num_bytes))
         data = BytesIO()
         seconds = _seconds(lambda: self._fetch_rest(part, data, hashlib.sha256()))
-        return data.tell() / max(seconds - self._round_trip_s(), LEAST_S), data.getvalue()
+        round_trip_s = _seconds(lambda: self._once("GET", "/healthz"))
+        return data.tell() / max(seconds - round_trip_s, LEAST_S), data.getvalue()
 
     def upload_rate(self) -> float:
         """Bytes per second. Every upload of the protocol leaves something behind, so this sends blanks in place of a
         message: the coordinator reads all of them and refuses them as malformed, which changes nothing."""
         seconds = _seconds(lambda: self._send_blanks(UPLOAD_PROBE_BYTES))
         return UPLOAD_PROBE_BYTES / max(seconds - _seconds(lambda: self._send_blanks(1)), LEAST_S)
-
-    def _round_trip_s(self) -> float:
-        return _seconds(lambda: self._once("GET", "/healthz"))
 
     def _send_blanks(self, num_bytes: int) -> None:
         try:

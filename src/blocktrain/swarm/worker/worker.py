@@ -131,7 +131,8 @@ class Worker:
         return True
 
     def _continue_after(self, refused: RequestRefused) -> None:
-        """Another lease may succeed, unless the coordinator refuses the worker itself."""
+        """Another lease may succeed, unless the coordinator refuses the worker itself. The optimiser state and the
+        unsent part stay as they were."""
         if refused.code in FINAL_CODES:
             raise refused
         self._report(WorkReport("refused", str(refused)))
@@ -164,12 +165,8 @@ class Worker:
         codec = update_codec(self._spec.swarm, phase.steps, steps_done)
         payload = self._feedback.compress(published, after, codec, earlier)
         self._block_cache.keep_payload(payload)
-        try:
-            receipt = self._submit(lease, payload, len(losses), losses[-1])
-        except RequestRefused as refused:
-            self._continue_after(refused)  # with the optimiser state and the unsent part as they were
-            return
-        self._feedback.accepted(payload, published, after, earlier)
+        receipt = self._submit(lease, payload, len(losses), losses[-1])
+        self._feedback.accepted(payload, published, after, earlier)  # not if it was refused: all stays unsent then
         self._report(
             WorkReport("submitted", f"{len(losses)} steps, {len(payload)} bytes, lag {receipt.lag}", losses[-1])
         )
