@@ -70,17 +70,11 @@ def coordinator(
     tls: Tls | None = None
     if tls_self_signed or tls_cert:
         tls = tls_files(folder, public or host, tls_cert, tls_key)
+    announce = partial(_announce, folder)
     make_initial_blocks = partial(make_in_torch_process, describe=_describe)
     with opened(folder, spec, ledger, blobs, make_initial_blocks) as run:
         try:
-            serve(
-                run,
-                Address(host, port, public),
-                tls,
-                Rate.per_second(rate),
-                announce=partial(_announce, folder),
-                say=say,
-            )
+            serve(run, Address(host, port, public), tls, Rate.per_second(rate), announce=announce, say=say)
         except SystemExit:
             say("stopped: everything is saved, run the same command again to continue")
             raise
