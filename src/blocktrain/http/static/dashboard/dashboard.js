@@ -46,7 +46,7 @@ function askForToken(problem = "") {
 
 const ask = (path, options = {}) => fetch(path, { ...options, cache: "no-store", headers: { Authorization: `Bearer ${token()}` } });
 
-class Refused extends Error {
+class CoordinatorError extends Error {
   constructor(message, response) {
     super(message);
     this.status = response.status;
@@ -58,7 +58,7 @@ async function asked(path, options) {
   const response = await ask(path, options);
   if (response.ok) return response;
   const problem = await response.json().catch(() => null);
-  throw new Refused(problem?.message ?? `the coordinator answered with status ${response.status}`, response);
+  throw new CoordinatorError(problem?.message ?? `the coordinator answered with status ${response.status}`, response);
 }
 
 function showProblem(text) {
@@ -124,8 +124,8 @@ async function listen(mine) {
       await listenOnce();
     } catch (error) {
       if (!current()) return;
-      if (error instanceof Refused && error.status === 401) return askForToken(error.message);
-      if (error instanceof Refused) [least_ms] = [error.after_ms, showProblem(error.message)];
+      if (error instanceof CoordinatorError && error.status === 401) return askForToken(error.message);
+      if (error instanceof CoordinatorError) [least_ms] = [error.after_ms, showProblem(error.message)];
     }
     if (performance.now() - began > LONGEST_PAUSE_MS) pause_ms = FIRST_PAUSE_MS;
     if (!current()) return;
@@ -234,7 +234,7 @@ async function pauseOrResume() {
     await asked(status?.paused ? "v1/resume" : "v1/pause", { method: "POST" });
     showProblem("");
   } catch (error) {
-    showProblem(error instanceof Refused ? error.message : "the coordinator does not answer: try again");
+    showProblem(error instanceof CoordinatorError ? error.message : "the coordinator does not answer: try again");
   }
   byId("pause").disabled = false;
 }
