@@ -48,7 +48,7 @@ HEAD = [
     "gap",
     "test",
     "gap",
-    "memory of a worker, × one block end to end",
+    "memory of one worker, × one block end to end",
 ]
 MAX_GAP = 0.02
 Lines = Sequence[Mapping[str, Any]]
@@ -139,11 +139,12 @@ def section(document: Document) -> str:
     return "\n".join(
         [
             "## Number of blocks\n",
-            f"The same {model['layers']} layers of width {model['width']} in more and more blocks: bytes of "
-            f"{first['spec']['corpus']['source']}, context {model['context']}, {train['windows']} windows a step, "
-            f"every row with the work of {document['reference_steps']} end-to-end steps of the same blocks, scored on "
-            f"the first {windows} windows of each split. A gap is to the same blocks end to end, seed by seed. "
-            "Memory is the measured peak of all tensors of one worker in the middle of the run.\n",
+            f"The same {model['layers']} layers of width {model['width']} are cut into more and more blocks: bytes of "
+            f"{first['spec']['corpus']['source']}, context {model['context']}, {train['windows']} windows per step. "
+            f"Every row has the work of {document['reference_steps']} end-to-end steps of the same blocks and is "
+            f"scored on the first {windows} windows of each split. A gap compares with the same blocks trained end to "
+            "end with the same seed. Memory is the measured peak of all tensors of one worker in the middle of the "
+            "run.\n",
             markdown(HEAD, _cells(document)),
             goal_lines(verdicts(document)),
         ]

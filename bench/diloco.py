@@ -74,7 +74,7 @@ def _lines(document: Document) -> list[tuple[str, Sequence[Record]]]:
 
 
 def _table(document: Document) -> Table:
-    head = ["swarm", "valid", "test", "tensors, MB", "process, MB", "up, MB a worker", "down, MB a worker", "work"]
+    head = ["swarm", "valid", "test", "tensors, MB", "process, MB", "up, MB per worker", "down, MB per worker", "work"]
     return head, [
         [
             name,
@@ -98,12 +98,12 @@ def section(document: Document) -> str:
         spec = record["settings"]["spec"]
         intro += (
             f"{record['workers']} workers; {spec['model']['layers']} layers of width {spec['model']['width']} in "
-            f"{spec['model']['blocks']} blocks, {spec['train']['steps']} steps of {spec['train']['windows']} windows a "
-            f"worker in the first phase, against replicas of the whole model with as many steps as take the same work "
-            f"(counted from the shapes); rounds of {spec['swarm']['round_steps']} steps, {seeds_of(document)}. "
-            f"Nats/byte on held-out text; the most bytes of tensors that a worker has alive at once, and of its whole "
-            f"process, in which one of ours also fits and scores the composition at the end; bytes on a "
-            f"worker's cable after joining.\n\n"
+            f"{spec['model']['blocks']} blocks, {spec['train']['steps']} steps of {spec['train']['windows']} windows "
+            f"per worker in the first phase. They are compared with replicas of the whole model at equal work (counted "
+            f"from the shapes); rounds of {spec['swarm']['round_steps']} steps, {seeds_of(document)}. Nats/byte on "
+            f"held-out text. Memory is the peak of a worker's tensors and of its whole process; in our process one "
+            f"worker also fits and scores the composition at the end. Bytes are counted on a worker's cable after "
+            "joining.\n\n"
         )
     return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
 
@@ -124,8 +124,8 @@ def _verdicts(ours: Sequence[Record], name: str, theirs: Sequence[Record]) -> li
     up_down = f"{moved[0]:.2f} of them up, {moved[1]:.2f} down"
     return [
         Verdict(f"no worse than {name} at equal work", against("valid"), "", better),
-        Verdict(f"less memory a worker than {name}", f"{memory:.2f} of it", "", memory < 1),
-        Verdict(f"fewer bytes a worker than {name}", up_down, "", max(moved) < 1),
+        Verdict(f"less memory per worker than {name}", f"{memory:.2f} of it", "", memory < 1),
+        Verdict(f"fewer bytes per worker than {name}", up_down, "", max(moved) < 1),
     ]
 
 

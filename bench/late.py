@@ -184,10 +184,10 @@ def section(document: Document) -> str:
         spec = next(iter(document["results"].values()))["settings"]["spec"]
         intro += (
             f"{spec['model']['layers']} layers of width {spec['model']['width']} in {spec['model']['blocks']} blocks; "
-            f"{_sizes()}; rounds of {ROUND_STEPS} steps, a step a second of virtual time. A share of the updates, "
-            f"planned by the seed, is late by {DELAY_ROUNDS[0]:g} to {DELAY_ROUNDS[1]:g} rounds or, as often, lost and "
-            f"its worker away for as long; {seeds_of(document)}. Nats/byte on held-out text: at the end of all rounds; "
-            f"and at the time when ours was at its end, for which curves are kept (the first {CURVE_WINDOWS} windows, "
+            f"{_sizes()}; rounds of {ROUND_STEPS} steps, one step per second of virtual time. The seed chooses a "
+            f"share of the updates: half of them are late by {DELAY_ROUNDS[0]:g} to {DELAY_ROUNDS[1]:g} rounds, half "
+            f"are lost and their workers are away for as long; {seeds_of(document)}. Nats/byte on held-out text, at "
+            f"the end of all rounds and at the time when ours ends (from curves on the first {CURVE_WINDOWS} windows, "
             f"without fitted weights of the composition).\n\n"
         )
     return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"

@@ -31,7 +31,7 @@ def verdicts(document: Document) -> list[Verdict]:
             "75.80",
         ),
         Verdict(
-            "times as fast as autoregressive decoding, without any network delay",
+            "speed relative to autoregressive decoding, without network delay",
             f"{speedup:.1f} ({extrapolated})",
             "> 1",
             speedup > 1,
@@ -73,9 +73,9 @@ def shape(document: Document) -> str:
     return (
         f"Logical: {swept['logical_parameters']:,} parameters, {model['layers']} layers of width {model['width']} in "
         f"{model['blocks']} blocks, {swept['logical_fp16_bytes'] / GB:.1f} GB in half precision. Physical: "
-        f"{swept['physical_parameters']:,} parameters, {model['physical_layers']} real layers a block, "
-        f"{sum(swept['stored_bytes']) / GB:.2f} GB on the disk, left there. Random weights; every stage a process that "
-        f"reads its layers from the disk as it goes; {swept['prompt_bytes']} bytes of prompt."
+        f"{swept['physical_parameters']:,} parameters, {model['physical_layers']} real layers per block, "
+        f"{sum(swept['stored_bytes']) / GB:.2f} GB that stay on disk. Random weights. Every stage is a process that "
+        f"reads its layers from disk while it computes; {swept['prompt_bytes']} bytes of prompt."
     )
 
 
@@ -84,9 +84,10 @@ def story(document: Document) -> str:
     loads = " and ".join(f"{part['load']['after'][0]:.1f}" for part in (swept, written))
     return (
         f"The sweep's {swept['sequence_positions']} positions: {summary['sweep_gflops']:.1f} GFLOP/s, "
-        f"{summary['of_matmul']:.0%} of a plain matmul of the same shape beside the same load. First byte of the "
-        f"other: {written['first_byte_seconds']:.1f} s, each later one {written['median_later_byte_seconds']:.1f} s. "
-        f"Load of the machine at their ends: {loads}; where the two differ much, the ratio of the times says little."
+        f"{summary['of_matmul']:.0%} of a plain matmul of the same shape at the same load. Autoregressive decoding: "
+        f"first byte {written['first_byte_seconds']:.1f} s, each later byte {written['median_later_byte_seconds']:.1f} "
+        f"s. Load of the machine at the end of each: {loads}; if these differ much, the ratio of the times means "
+        "little."
     )
 
 

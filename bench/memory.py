@@ -108,12 +108,12 @@ def section(document: Document) -> str:
     return "\n".join(
         [
             "## Memory of one worker\n",
-            f"Every kind of worker in a process of its own, {document['spec']['name']} preset: {model['layers']} "
-            f"layers of width {model['width']}, {train['windows']} windows of {model['context']} bytes a step. "
-            "*State* is weights, gradients and optimiser state; *held* adds other blocks' weights and buffers; "
-            "*tensors* is the peak of all tensors alive at once, activations included; *resident* the peak of the "
-            "process above its libraries and the corpus. All but the last two columns are shares of the end-to-end "
-            "trainer's with the same blocks; the goal, one block's share and a tenth, is for *tensors*.\n",
+            f"Each kind of worker runs in its own process, {document['spec']['name']} preset: {model['layers']} "
+            f"layers of width {model['width']}, {train['windows']} windows of {model['context']} bytes per step. "
+            "*State* is weights, gradients and optimiser state. *Held* adds other blocks' weights and buffers. "
+            "*Tensors* is the peak of all tensors alive at once, including activations. *Resident* is the peak of the "
+            "process beyond its libraries and the corpus. All columns except the last two are shares of end-to-end "
+            "training with the same blocks. The goal is for *tensors*: one block's share plus a tenth.\n",
             markdown(HEAD, _cells(document["memory"])),
             goal_lines(verdicts(document)),
         ]

@@ -116,11 +116,12 @@ def page(found: Sequence[Found]) -> str:
     return "\n".join(
         [
             "# Results\n",
-            "This page is generated: `make results` (`python bench/page.py`) makes it of the files in bench/results "
-            "that are named below, and of nothing else; a test compares the two. Each file is written by one "
-            "experiment, with its settings, its seeds and the machine that it ran on. Do not edit it.\n",
+            "This page is generated. Do not edit it: `make results` (`python bench/page.py`) builds it from the files "
+            "in bench/results that are named below, and a test compares the two. Each file is written by one "
+            "experiment and contains its settings, its seeds and the machine.\n",
             "## Goals\n",
-            "The paper is Spheroid BlockTrain (arXiv 2606.24722). “–” where it has no such figure.\n",
+            "The paper is Spheroid BlockTrain (arXiv 2606.24722). “–” means that it has no such figure. Lower is "
+            "better for nats/byte, bytes, seconds and memory.\n",
             markdown(
                 ["experiment", "goal", "the paper", "ours", ""], [row for each in found for row in summary_rows(each)]
             ),
@@ -137,7 +138,7 @@ def summary_rows(each: Found) -> list[list[str]]:
         return [[link, _not_measured(each), "–", "–", "–"]]
     verdicts = each.verdicts()
     if not verdicts:
-        return [[link, "no goal of its own", "–", "see there", "–"]]
+        return [[link, "no goal", "–", "see the section", "–"]]
     return [
         [link if number == 0 else "", _cell(v.wanted), _cell(v.paper), _cell(v.ours), v.answer]
         for number, v in enumerate(verdicts)

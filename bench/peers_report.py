@@ -18,11 +18,11 @@ Row = Mapping[str, Any]
 MB = 1e6
 OURS = "blocktrain"
 NAMES = {OURS: "BlockTrain", "flower": "Flower", "flower_grpc": "Flower by gRPC", "hivemind": "hivemind"}
-HEAD = ["MB, workers", "side, codec", "s a round", "MB on loopback", "central MB", "worker MB", "error"]
+HEAD = ["MB, workers", "side, codec", "s per round", "MB on loopback", "central MB", "worker MB", "error"]
 # What has a goal: its words, the key of a row, and how a value is written.
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "seconds": ("seconds a round", lambda value: f"{value:.2f}"),
-    "loopback_bytes": ("bytes on loopback a round", lambda value: f"{value / MB:.1f} MB"),
+    "seconds": ("seconds per round", lambda value: f"{value:.2f}"),
+    "loopback_bytes": ("bytes on loopback per round", lambda value: f"{value / MB:.1f} MB"),
     "central_peak_bytes": ("peak memory of the central processes", lambda value: f"{value / MB:.0f} MB"),
     "worker_peak_bytes": ("peak memory of a worker's processes", lambda value: f"{value / MB:.0f} MB"),
 }
@@ -38,23 +38,23 @@ def section(document: Document) -> str:
     """For docs/results.md."""
     rows = document.get("averaging", [])
     parts = [
-        "## Beside Flower and hivemind",
-        f"{_told(rows)} Every worker hands in the published tensors plus a step of its own and gets the mean of all; "
-        "the steps are the same on every side, and the last column says how far the mean was from the exact one, as a "
-        "share of the mean step. Seconds and bytes are medians over the rounds after a first one. Memory is the peak "
-        "of a process with its children, pages shared among them counted once; hivemind has no central process. Flower "
-        "runs as documented, with a SuperLink and SuperNodes that start a process a message (its hops between them and "
-        "their apps are on loopback too), and by its older, deprecated way over gRPC streams, which is faster. It has "
-        "no lossy codec of its own: its fp16 is numpy's cast before and after. Our int8 fetches the mean as a "
-        "difference in int6, our vector as the others' updates; vector sends a hundredth of the step and keeps the "
-        "rest for later rounds, so that its error in one round is no error of the sum.",
-        "Where ours is behind, a profiler said why. In small rounds it is what makes them safe: signed messages, a "
-        "ledger in a database and files that are synced before an update is acknowledged, where the others keep all in "
-        "memory. In float32 every byte goes up to a coordinator and down again, which workers behind routers need; "
-        "hivemind's send theirs to each other, and at 100 MB that and the writes to the disk count. vector costs "
-        "computing, and here all workers, each of which decodes the others' updates, share two cores. Before it "
-        "serves, our coordinator has a process of its own make the untrained block, with torch; that one has ended "
-        "when workers come, and is not in its memory here.",
+        "## Comparison with Flower and hivemind",
+        f"{_told(rows)} Every worker sends the published tensors plus its own step and gets the mean of all workers. "
+        "The steps are the same on every side. The last column shows the distance of the mean from the exact one, as a "
+        "share of the mean step. Seconds and bytes are medians over the rounds after the first. Memory is the peak of "
+        "a process with its children, with shared pages counted once; hivemind has no central process. Flower runs in "
+        "two ways: as documented, with a SuperLink and SuperNodes that start one process per message (their "
+        "connections to their apps are on loopback too), and with its older, deprecated gRPC streams, which are "
+        "faster. Flower has no lossy codec of its own: its fp16 is numpy's cast before and after. Our int8 downloads "
+        "the mean as a difference in int6, our vector as the others' updates. vector sends a hundredth of the step and "
+        "keeps the rest for later rounds, so its error in one round is not an error of the sum.",
+        "A profiler shows why ours is behind in some rows. In small rounds it is the cost of safety: signed messages, "
+        "a ledger in a database, and files that are synced before an update is acknowledged; the others keep "
+        "everything in memory. In float32 every byte goes up to a coordinator and down again, which workers behind "
+        "routers need; hivemind's workers send to each other. At 100 MB this and the writes to disk dominate. vector "
+        "costs CPU time, and here all workers, each of which decodes the others' updates, share two cores. Before it "
+        "serves, our coordinator starts a separate process that creates the initial block with torch. It has ended "
+        "when workers join, and is not included in the memory here.",
         markdown(HEAD, [_cells(row) for row in rows]),
         _missing(rows),
         *_settings(rows),
@@ -168,11 +168,12 @@ def _training(document: Document) -> Iterator[str]:
     target = target_loss(rows)
     settings = document["specs"]["small"]
     yield (
-        f"The same trainer between the rounds: the `small` preset as one block, {rows[0]['workers']} workers, each its "
-        f"own shard and {settings['swarm']['round_steps']} steps a round, timed until the held-out loss is at most "
-        f"{target:.2f} nats a byte, which every side reached. Training is part of the time, scoring is not."
+        f"All sides use the same trainer between the rounds: the `small` preset as one block, {rows[0]['workers']} "
+        f"workers, each with its own shard and {settings['swarm']['round_steps']} steps per round. The time is taken "
+        f"until the held-out loss is at most {target:.2f} nats/byte, which every side reached. It includes training "
+        f"but not scoring."
     )
-    head = ["side, codec", f"s to {target:.2f}", "rounds", "s a round", "MB on loopback in all", "last loss"]
+    head = ["side, codec", f"s to {target:.2f}", "rounds", "s per round", "MB on loopback in total", "last loss"]
     yield markdown(head, [_trained(row, target) for row in rows])
 
 
@@ -184,7 +185,7 @@ def _training_verdicts(document: Document) -> Iterator[Verdict]:
         ours = [seconds for side, seconds in times_s if side == OURS]
         theirs = [seconds for side, seconds in times_s if side != OURS]
         if ours and theirs:
-            words = f"seconds to {target:.2f} nats a byte, {kind}"
+            words = f"seconds to {target:.2f} nats/byte, {kind}"
             yield _verdict(words, [(f"{rows[0]['workers']} workers", min(ours) / min(theirs))])
 
 

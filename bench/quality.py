@@ -132,10 +132,10 @@ def section(document: Document) -> str:
         [
             f"## Quality on {_corpus(document)}, {document['reference_steps']} steps\n",
             f"Bytes of {_corpus(document)}, {model['layers']} layers of width {model['width']}, context "
-            f"{model['context']}, {train['windows']} windows a step; {model['blocks']} blocks where the row does not "
-            f"say otherwise. The reference trains them end to end for {document['reference_steps']} steps. "
-            f"Cross entropy is in nats/byte of held-out text{_scored(first)}; a gap is to the reference of the same "
-            "seed, a spread is the standard deviation over seeds.\n",
+            f"{model['context']}, {train['windows']} windows per step, {model['blocks']} blocks unless the row says "
+            f"otherwise. The reference trains the same blocks end to end for {document['reference_steps']} steps. "
+            f"Cross entropy is in nats/byte of held-out text{_scored(first)}. A gap compares with the reference of the "
+            "same seed; a spread is the standard deviation over seeds.\n",
             markdown(HEAD, _cells(lines)),
             *([f"Not run yet: {', '.join(missing)}.\n"] if missing else []),
             goal_lines(verdicts(document)),

@@ -57,7 +57,7 @@ def verdicts(document: Document) -> list[Verdict]:
         if way in lines and lines[way]["speedup"] is not None
     ]
     if gateway:
-        what = "time that HTTP, gateway and stages add to a sweep in one process, as a share"
+        what = "time added by HTTP, gateway and stages, as a share of a sweep in one process"
         found.append(at_most(what, gateway["added_share"], GOAL_ADDED_SHARE))
     return found
 
@@ -76,8 +76,8 @@ def section(document: Document) -> str:
 
 def cells_of(document: Document) -> tuple[list[str], list[list[str]]]:
     labels = document["settings"]["labels"]
-    head = ["way", "RTT ms", "bytes", "bytes/s", "range", "× baseline", "traversals", "a byte", "first byte s"]
-    head += ["stages' CPU s", "wire a byte", "nats/byte", "distinct-4"]
+    head = ["way", "RTT ms", "bytes", "bytes/s", "range", "× baseline", "traversals", "per byte", "first byte s"]
+    head += ["stages' CPU s", "wire bytes per byte", "nats/byte", "distinct-4"]
     rows = [
         [
             labels[line["way"]],
@@ -107,24 +107,25 @@ def story(document: Document) -> str:
     parts = [
         f"{settings['stages']} stages of {settings['stage_threads']} thread, links of {settings['rate_mbit']:g} "
         f"Mbit/s, wire {settings['wire']}, prompts of {settings['prompt_bytes']} held-out bytes, temperature "
-        f"{settings['temperature']:g}. Rates are medians over outputs as long as the table says. What does not fit "
-        f"one window behind its prompt takes two sweeps. Rates are by the clock, beside whatever else ran; the stages' "
-        f"own processor time for an output has a column. Load of the machine ({document['machine']['cores']} cores): "
-        f"{min(loads):.1f} to {max(loads):.1f}.",
-        f"Under the end-to-end reference held-out text itself has {held_out['nats_per_byte']:.3f} nats/byte, and "
-        f"{held_out['distinct_4_grams']:.3f} of its 4-grams are distinct.",
+        f"{settings['temperature']:g}. Rates are medians over outputs of the length in the table. An output that does "
+        f"not fit into one window behind its prompt takes two sweeps. Rates are wall-clock, with whatever else ran on "
+        f"the machine; one column has the stages' own CPU time per output. Load of the machine "
+        f"({document['machine']['cores']} cores): {min(loads):.1f} to {max(loads):.1f}.",
+        f"For comparison, real held-out text has {held_out['nats_per_byte']:.3f} nats/byte under the end-to-end "
+        f"reference, and {held_out['distinct_4_grams']:.3f} of its 4-grams are distinct.",
         f"The denoising model is a toy (width {spans['width']}, {spans['steps']} steps, spans of "
-        f"{spans['context'] // 2} bytes): its line shows what such a sweep costs, its nats/byte that it cannot write.",
-        f"Speculative decoding at temperature 0 wrote the bytes of autoregressive decoding through the served chain: "
-        f"{document.get('greedy_bytes_compared', 0)} bytes compared.",
+        f"{spans['context'] // 2} bytes): its row shows the cost of such a sweep, and its nats/byte show that it "
+        "cannot write.",
+        f"At temperature 0, speculative decoding through the served chain wrote the same bytes as autoregressive "
+        f"decoding: {document.get('greedy_bytes_compared', 0)} bytes compared.",
         *drafting(document),
     ]
     if gateway := document.get("gateway"):
         parts.append(
-            f"HTTP, gateway and three stages without relays, against one process: {gateway['added_share']:+.1%} "
-            f"(median of {len(gateway['gateway_seconds'])} alternating pairs; of the fastest: "
+            f"HTTP, gateway and three stages without relays add {gateway['added_share']:+.1%} of the time of one "
+            f"process (median of {len(gateway['gateway_seconds'])} alternating pairs; fastest runs: "
             f"{gateway['added_share_of_fastest']:+.1%}; "
-            f"of processor time: {gateway['added_cpu_share']:+.1%}; load {gateway['load'][0]:.1f})."
+            f"CPU time: {gateway['added_cpu_share']:+.1%}; load {gateway['load'][0]:.1f})."
         )
     return "\n\n".join(parts)
 
@@ -138,11 +139,11 @@ def drafting(document: Document) -> list[str]:
     parts = []
     if drafted := sum(output["drafted"] for output in speculated):
         parts.append(
-            f"Of the drafted bytes {sum(output['accepted'] for output in speculated) / drafted:.1%} were accepted."
+            f"{sum(output['accepted'] for output in speculated) / drafted:.1%} of the drafted bytes were accepted."
         )
     if swept:
         count = document["settings"]["candidates"]
-        parts.append(f"Effective candidates of a weighing: {sum(swept) / len(swept):.2f} of {count} on average.")
+        parts.append(f"Effective candidates per choice: {sum(swept) / len(swept):.2f} of {count} on average.")
     return parts
 
 

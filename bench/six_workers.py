@@ -185,13 +185,13 @@ def section(document: Document) -> str:
     sizes = "; ".join(f"{line['objective']}: {_size(line)}" for line in lines)
     workers = lines[0]["workers"] if lines else 0
     intro = (
-        f"## Six workers\n\n{workers} worker processes over HTTP, replicas averaged every round in the default codecs, "
-        f"against one worker at the same number of steps; a replica takes its share of a step's windows, so that the "
-        f"bytes trained on are the same, but for workers that joined a round late or one that had its replicas already "
-        f"(the column says how many of the single worker's). Nats/byte of the composed answer on held-out text, "
-        f"{seeds_of(document)}. {sizes}. "
-        f"Learning rates, and the length of the swarm's rounds, were chosen by hand on valid and only the best is "
-        f"kept: {TRIED}. A replica, whose updates are noisier, needs higher rates.\n\n"
+        f"## Six workers\n\n{workers} worker processes train over HTTP; their replicas are averaged every round with "
+        f"the default codecs. They are compared with one worker at the same number of steps. A replica takes its share "
+        f"of a step's windows, so the bytes trained on are the same, except when a worker joins a round late or joins "
+        f"one that already has its replicas; the column shows the share of the single worker's bytes. Nats/byte of the "
+        f"composed answer on held-out text, {seeds_of(document)}. {sizes}. "
+        f"Learning rates and the length of the swarm's rounds were chosen by hand on valid, and only the best setting "
+        f"is kept: {TRIED}. A replica has noisier updates and needs higher rates.\n\n"
     )
     return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
 

@@ -89,8 +89,8 @@ def section(document: Document) -> str:
         [
             "## Speed of one worker\n",
             f"Steps of the {spec['name']} preset in {spec['model']['blocks']} blocks, {_compiled(speed)}, "
-            f"torch's threads: {document['machine']['threads']}; the median of {speed['turns']} turns in which all "
-            "took part. The bare loop has the same layers, batches and optimiser, and nothing else.\n",
+            f"torch's threads: {document['machine']['threads']}. All variants took turns; the table shows the median "
+            f"of {speed['turns']} turns. The bare loop has the same layers, batches and optimiser, and nothing else.\n",
             markdown(HEAD, _cells(document)),
             _story(speed),
             "",
@@ -117,8 +117,8 @@ def _story(speed: Document) -> str:
     shares = ", ".join(f"{kind} {share:.1%}" for kind, share in _shares(speed).items())
     matmul = speed["matmul"]
     return (
-        f"A step of {speed['shares']['of']}: {shares}. A {matmul['size']}² matmul does {matmul['gflops']:.0f} GFLOP/s "
-        "in the same turns."
+        f"Time of one step of {speed['shares']['of']}: {shares}. A {matmul['size']}² matmul reaches "
+        f"{matmul['gflops']:.0f} GFLOP/s in the same turns."
     )
 
 
@@ -133,7 +133,7 @@ def _compiled(speed: Document) -> str:
 def figures(document: Document) -> dict[str, go.Figure]:
     """Seconds to the left, their parts to the right."""
     speed = document["speed"]
-    titles = ["Seconds a step", f"Where the time of a step goes ({speed['shares']['of']})"]
+    titles = ["Seconds per step", f"Where the time of a step goes ({speed['shares']['of']})"]
     drawn = make_subplots(rows=1, cols=2, subplot_titles=titles)
     steps, shares = speed["steps"], _shares(speed)
     drawn.add_bar(

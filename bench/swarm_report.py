@@ -27,9 +27,9 @@ _IN_MEMORY = f"<span style='color:{PALETTE[0]}'>in memory alone</span>"
 
 def verdicts(document: Document) -> list[Verdict]:
     """Each goal with the figure that it is held against. What has no goal is only stated."""
-    what = "share of a worker's time that is computing"
+    what = "share of a worker's time spent computing"
     found = [at_least(f"{what}, {row['name']}", row["share"], MIN_SHARE) for row in document.get("share", [])]
-    growth = "growth of the coordinator's memory with the replicas"
+    growth = "growth of the coordinator's memory with the number of replicas"
     for row in document.get("memory", {}).get("growth", []):
         found.append(at_most(f"{growth}, {_arrival(row['at_once'])}", row["factor"], MAX_GROWTH))
     return found
@@ -39,7 +39,7 @@ def verdicts(document: Document) -> list[Verdict]:
 
 
 def section(document: Document) -> str:
-    """What was run where, a table a question, and the goals."""
+    """What was run where, one table per question, and the goals."""
     tables: dict[str, Callable[[Any], str]] = {
         "share": _share_table,
         "merging": _merging_table,
@@ -48,13 +48,13 @@ def section(document: Document) -> str:
         "load": _load_table,
     }
     parts = [draw(document[name]) for name, draw in tables.items() if name in document]
-    return "\n".join(["## What a swarm costs\n", _origin(document), *parts, goal_lines(verdicts(document))])
+    return "\n".join(["## Costs of a swarm\n", _origin(document), *parts, goal_lines(verdicts(document))])
 
 
 def _origin(document: Document) -> str:
     loads = ", ".join(f"{name} {value:.1f}" for name, value in document["load_average"].items())
     return (
-        f"Coordinator, workers and clients as real processes on loopback, one thread each; preset "
+        f"Coordinator, workers and clients are real processes on loopback with one thread each; preset "
         f"{document['spec']['name']}, corpus {document['spec']['corpus']['source']}. Load averages after each part: "
         f"{loads}.\n"
     )
@@ -62,9 +62,9 @@ def _origin(document: Document) -> str:
 
 def _share_table(rows: Sequence[Document]) -> str:
     kinds = ("hand in and merge", "wait", "lease")
-    head = ["a worker's time", "workers", "codec up / down", "steps a round", "computing", "in CPU time", *kinds]
+    head = ["a worker's time", "workers", "codec up / down", "steps per round", "computing", "in CPU time", *kinds]
     return markdown(
-        [*head, "bytes up a parameter", "bytes down a parameter"],
+        [*head, "bytes up per parameter", "bytes down per parameter"],
         [
             [
                 row["name"],
@@ -111,7 +111,7 @@ def _merging_table(part: Document) -> str:
 def _bytes_table(part: Document) -> str:
     rows = [("up", row) for row in part["up"]] + [("down", row) for row in part["down"]]
     return markdown(
-        [f"an update of {part['steps']} steps", "codec", "bytes a parameter", "left out"],
+        [f"an update of {part['steps']} steps", "codec", "bytes per parameter", "left out"],
         [[way, row["codec"], f"{row['bytes_per_parameter']:.3f}", f"{row['lost']:.1%}"] for way, row in rows],
     )
 
@@ -136,9 +136,9 @@ def _arrival(at_once: bool) -> str:
 
 
 def _load_table(part: Document) -> str:
-    head = [f"{part['clients']} clients", "a second", "p50 ms", "p99 ms", "requests over bare", "server CPU ms"]
+    head = [f"{part['clients']} clients", "per second", "p50 ms", "p99 ms", "requests over bare", "server CPU ms"]
     return markdown(
-        [*head, "CPU a request over bare"],
+        [*head, "CPU per request over bare"],
         [
             [
                 WORKS[row["work"]],
@@ -158,13 +158,13 @@ def _load_table(part: Document) -> str:
 
 
 def figures(document: Document) -> dict[str, go.Figure]:
-    """A panel a question."""
+    """One panel per question."""
     panels: dict[str, tuple[str, Callable[[go.Figure, Any, dict[str, int]], None]]] = {
         "share": ("A worker's time that is not computing", _draw_share),
         "merging": (f"Speed of merging over copying memory: {_MERGED}, {_IN_MEMORY}", _draw_merging),
-        "bytes": ("Bytes a parameter and round", _draw_bytes),
+        "bytes": ("Bytes per parameter and round", _draw_bytes),
         "memory": ("Coordinator's peak memory above idle, × block", _draw_memory),
-        "load": ("Requests a second, and server CPU time each", _draw_load),
+        "load": ("Requests per second, and server CPU time each", _draw_load),
         "spent": ("Where the time of the coordinator's merge goes", _draw_spent),
     }
     drawable = {**document, "spent": document["merging"]} if "merging" in document else document

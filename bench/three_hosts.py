@@ -91,18 +91,18 @@ def _intro(document: Document) -> str:
     denoised = [records[0]["settings"]["spec"] for name, records in lines if name in DENOISED]
     return (
         f"Three hosts, each behind a link of {link['rate_bits'] / 1e6:.0f} Mbit/s and {link['rtt_ms']:.0f} ms round "
-        f"trip, train from an untrained model: {_budget(spec)} in the first phase, rounds of "
+        f"trip, train a model from scratch: {_budget(spec)} in the first phase, rounds of "
         f"{spec['swarm']['round_steps']}; nats/byte on held-out text, {seeds_of(document)}. "
         + "".join(f"`denoise` trains {one['model']['blocks']} blocks, {_budget(one)}. " for one in denoised[:1])
-        + f"Bytes are those of the {first['counted']}{', headers included' if first['counted'] == 'cables' else ''}; "
-        "joining is told apart, it is the corpus that every host fetches once. All processes share two cores, which "
-        "decides the seconds.\n\n"
+        + f"Bytes are counted on the {first['counted']}{', headers included' if first['counted'] == 'cables' else ''}; "
+        "joining is counted separately: it is the corpus, which every host downloads once. All processes share two "
+        "cores, which determines the seconds.\n\n"
     )
 
 
 def _budget(spec: Mapping[str, Any]) -> str:
     train, context = spec["train"], spec["model"]["context"]
-    return f"{train['steps']} steps of {train['windows']} windows of {context} bytes a host"
+    return f"{train['steps']} steps of {train['windows']} windows of {context} bytes per host"
 
 
 def verdicts(document: Document) -> list[Verdict]:

@@ -115,11 +115,11 @@ def section(document: Document) -> str:
         spec, counted = record["settings"]["spec"], record["counted"]
         intro += (
             f"{record['workers']} workers in every round, {spec['train']['steps']} steps in the first phase, "
-            f"{spec['train']['windows']} windows of {spec['model']['context']} bytes a worker and step, rounds of "
-            f"{spec['swarm']['round_steps']}; {seeds_of(document)}. Bytes are those of the {counted}"
-            f"{', with all headers' if counted == 'cables' else ''}, after joining, a trained parameter and round; "
-            f"what is fetched when a phase begins is among those down. In brackets the payload: the rest, HTTP and "
-            f"TCP, does not grow with the model.\n\n"
+            f"{spec['train']['windows']} windows of {spec['model']['context']} bytes per worker and step, rounds of "
+            f"{spec['swarm']['round_steps']}; {seeds_of(document)}. Bytes are counted on the {counted}"
+            f"{', with all headers' if counted == 'cables' else ''}, after joining, per trained parameter and round. "
+            f"Downloads at the start of a phase are included. The payload is in brackets: the rest, HTTP and TCP, does "
+            f"not grow with the model.\n\n"
         )
     return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
 
@@ -152,7 +152,7 @@ def figures(document: Document) -> dict[str, go.Figure]:
         [line["up"] for line in lines],
         title="What carries a swarm's weights",
         x_title="codec of the updates",
-        y_title="bytes a parameter and round, on the cables",
+        y_title="bytes per parameter and round, on the cables",
     )
     figure.data[0].name = "up"
     figure.add_bar(

@@ -14,7 +14,7 @@ from blocktrain.spec import RunSpec
 from common import Document, Verdict, at_least, goal_lines, markdown
 
 UPLOAD_GOAL, DOWNLOAD_GOAL, LOSS_GOAL = 100, 4, 0.01
-HEAD = ["codec", "seeds", "valid", "lost", "up, KB a round", "up, × fewer", "up, MB a run", "down, × fewer"]
+HEAD = ["codec", "seeds", "valid", "lost", "up, KB per round", "up, × fewer", "up, MB per run", "down, × fewer"]
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def section(document: Document) -> str:
         [
             f"## Small updates, {spec['name']} preset, {line['steps'][0]} steps\n",
             f"{line['replicas']} replicas of the {spec['name']} preset on {spec['corpus']['source']}, "
-            f"{line['rounds']} rounds of {line['round_steps']} steps of {line['windows']} windows, in one process: the "
-            f"same rounds with every codec. *Lost* is nats/byte on the first {first['max_windows']} windows of valid "
-            "against fp32 of the same seed.\n",
+            f"{line['rounds']} rounds of {line['round_steps']} steps of {line['windows']} windows, in one process. All "
+            f"codecs run the same rounds. *Lost* is the difference to fp32 with the same seed, in nats/byte on the "
+            f"first {first['max_windows']} windows of valid.\n",
             markdown(HEAD, cells(document)),
             goal_lines(verdicts(document)),
         ]

@@ -46,8 +46,8 @@ def test_an_error_stands_where_the_figures_of_a_side_would(bench):
 def test_a_goal_is_reached_where_ours_is_ahead_of_the_best_peer_everywhere(bench):
     rows = [row_of("blocktrain"), row_of("flower", seconds=3.0), row_of("hivemind", seconds=2.0, loopback_bytes=2e6)]
     page = bench("peers").section({"averaging": rows})
-    assert "in seconds a round, fp32: reached (ahead in 1 of 1; ours is 0.50 times the best peer's at 1 MB" in page
-    assert "in bytes on loopback a round, fp32: not reached (ahead in 0 of 1; ours is 2.00 times" in page
+    assert "in seconds per round, fp32: reached (ahead in 1 of 1; ours is 0.50 times the best peer's at 1 MB" in page
+    assert "in bytes on loopback per round, fp32: not reached (ahead in 0 of 1; ours is 2.00 times" in page
     assert "central" not in page.partition("- goal")[2]  # nobody to compare with
 
 
@@ -60,7 +60,7 @@ def test_the_loss_to_train_to_is_one_that_every_side_came_to(bench):
     page = bench("peers").section({"training": rows, "specs": {"small": {"swarm": {"round_steps": 20}}}})
     assert "| BlockTrain, fp32 | 4.0 | 3 | 1.00 | 3.0 | 1.810 |" in page
     assert "| hivemind, fp32 | 3.0 | 2 | 1.00 | 2.0 | 1.800 |" in page
-    assert "seconds to 1.85 nats a byte, fp32: not reached (ahead in 0 of 1; ours is 1.33 times the best peer's" in page
+    assert "seconds to 1.85 nats/byte, fp32: not reached (ahead in 0 of 1; ours is 1.33 times the best peer's" in page
 
 
 def test_the_mean_of_all_steps_is_what_each_side_is_held_against(bench):
