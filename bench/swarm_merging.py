@@ -136,7 +136,7 @@ def merge_calls() -> list[tuple[Any, str, str]]:
         (Blobs, "put", "write blobs"),
         (merging, "read_update", "open updates"),
         (averaging, "_mean", "decode and average"),
-        (merging, "follow", "decode and average"),
+        (merging, "follow_recipe", "decode and average"),
         (merging, "outer_step", "outer step"),
         (merging, "encode_difference", "encode the version"),
         (merging, "encode_chunks", "encode the version"),
