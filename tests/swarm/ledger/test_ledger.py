@@ -160,9 +160,10 @@ def test_a_token_opens_its_role_until_it_is_revoked(ledger):
     ]
 
 
-def test_a_name_is_one_tokens_until_that_is_revoked(ledger):
+def test_a_name_is_of_one_access_token_until_that_is_revoked(ledger):
     ledger.add_access_token("lab", "worker", "secret-1", now_s=1.0)
-    with pytest.raises(ConfigError, match='a token "lab" already: choose another name, or revoke that one first'):
+    remedy = "choose another name, or revoke that one first"
+    with pytest.raises(ConfigError, match=f'an access token "lab" already: {remedy}'):
         ledger.add_access_token("lab", "admin", "secret-2", now_s=2.0)
     ledger.revoke_access_token("lab", now_s=3.0)
     ledger.add_access_token("lab", "viewer", "secret-3", now_s=4.0)
