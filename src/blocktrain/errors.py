@@ -1,6 +1,9 @@
 """All exceptions of BlockTrain, divided by who must act. Every message says what is wrong, what was expected and the
 remedy. Exceptions of other libraries (pydantic, safetensors, the operating system) become these where they occur."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 EXIT_USER_ERROR = 2
 
 
@@ -87,3 +90,17 @@ class Overloaded(BlockTrainError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+@contextmanager
+def foreign_bytes(refusal: Callable[[str], BlockTrainError], what: str) -> Iterator[None]:
+    """Around everything that reads what a peer sent. The parsers check it and raise our errors. If they overlook
+    something, the peer is refused like any other, and nothing of ours ends. A lack of memory or disk is not the peer's
+    fault and stays what it is."""
+    try:
+        yield
+    except (BlockTrainError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        detail = f"{type(error).__name__}: {str(error)[:200]}".encode("utf-8", "replace").decode()
+        raise refusal(f"{what} cannot be read ({detail}): send what this version of blocktrain writes") from error

@@ -8,7 +8,16 @@ import pytest
 from blocktrain.errors import TensorError
 from blocktrain.wire.codecs.vector import Vector
 from blocktrain.wire.messages import Blob
-from blocktrain.wire.recipes import MAX_WEIGHT, Recipe, RecipeUpdate, follow_recipe, is_recipe, read_recipe
+from blocktrain.wire.recipes import (
+    MAX_RECIPE_BYTES,
+    MAX_RECIPE_UPDATES,
+    MAX_WEIGHT,
+    Recipe,
+    RecipeUpdate,
+    follow_recipe,
+    is_recipe,
+    read_recipe,
+)
 from blocktrain.wire.safetensors import encode
 from blocktrain.wire.updates import encode_update, read_update
 
@@ -79,3 +88,19 @@ def test_a_recipe_is_read_as_it_was_written_and_is_not_taken_for_tensors():
 def test_a_damaged_recipe_is_refused(changes):
     with pytest.raises(TensorError, match="its recipe cannot be read"):
         read_recipe(json.dumps({**RECIPE.model_dump(), **changes}).encode())
+
+
+def test_the_largest_recipe_is_read_and_a_larger_one_is_refused():
+    update = RecipeUpdate(payload=Blob(sha256="a" * 64, num_bytes=2**53 - 1), share=0.12345678806304932)
+    largest = Recipe(blocks=tuple(range(256)), updates=(update,) * MAX_RECIPE_UPDATES)
+    assert read_recipe(largest.encode()) == largest
+    with pytest.raises(TensorError, match=f"at most {MAX_RECIPE_BYTES} are accepted"):
+        read_recipe(largest.encode() + b" " * MAX_RECIPE_BYTES)
+
+
+@pytest.mark.parametrize("number", ["9" * 20, "9" * 60_000, "1e308", "NaN"])
+def test_a_recipe_with_a_number_beyond_belief_is_refused(number):
+    with pytest.raises(TensorError, match="its recipe cannot be read"):
+        read_recipe(RECIPE.encode().replace(b"0.25", number.encode()))
+    with pytest.raises(TensorError, match="its recipe cannot be read"):
+        read_recipe(RECIPE.encode().replace(b"7", number.encode()))

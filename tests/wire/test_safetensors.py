@@ -7,6 +7,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -19,7 +20,18 @@ from hypothesis import strategies as st
 
 from blocktrain.errors import TensorError
 from blocktrain.io.arrays import as_arrays
-from blocktrain.wire.safetensors import DTYPES, decode, encode, shapes_of
+from blocktrain.model.block import block_shapes
+from blocktrain.spec import preset
+from blocktrain.wire.safetensors import (
+    DTYPES,
+    MAX_AXES,
+    MAX_HEADER_BYTES,
+    MAX_NAME,
+    MAX_TENSORS,
+    decode,
+    encode,
+    shapes_of,
+)
 
 names = st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__" and name.isprintable())
 tensors = st.builds(
@@ -158,13 +170,65 @@ def test_cut_short_anywhere_is_refused(num_bytes):
         (raw({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12)), "starts at byte 4 where 8 was expected"),
         (raw({"a": entry([2], 4, 12)}, bytes(12)), "starts at byte 4 where 0 was expected"),
         (pickle.dumps({"a": [1.0]}), "header"),
+        (raw({"a": entry([1] * 65, 0, 4)}, bytes(4)), f"65 axes and at most {MAX_AXES} are accepted"),
+        (raw({"a": entry([2**31 - 1] * 60_000, 0, 4)}, bytes(4)), "60000 axes and at most"),
+        (raw({"a": entry([1], -(10**4299), 10**4299)}, bytes(4)), "a number of 4300 digits"),
+        (raw({"a": entry([1], 0, int("9" * 20))}, bytes(4)), "a number of 20 digits"),
+        (raw({"a": entry([1], 0, 4.0)}, bytes(4)), "its header is not JSON: it holds the fraction 4.0"),
+        (raw(b'{"a":' + b"9" * 100_000 + b"}"), "a number of 100000 digits"),
+        (raw({"a" * (MAX_NAME + 1): entry([1], 0, 4)}, bytes(4)), f"a name of {MAX_NAME + 1} characters"),
+        (raw({f"{n}": entry([0], 0, 0) for n in range(MAX_TENSORS + 1)}), f"{MAX_TENSORS + 1} tensors"),
+        (raw(b" " * (MAX_HEADER_BYTES + 1)), f"at most {MAX_HEADER_BYTES} are accepted"),
+        (raw(b'{"\\ud800": 1}'), "its header is not JSON"),
     ],
+    ids=lambda value: None if isinstance(value, str) else f"{len(value)} bytes",
 )
 def test_a_header_that_lies_is_refused_before_any_tensor_is_made(data, complaint):
     with pytest.raises(TensorError, match=complaint):
         shapes_of(data)
     with pytest.raises(TensorError, match=complaint):
         decode(data)
+
+
+def test_no_header_takes_long_to_refuse():
+    huge = [raw({"a": entry([2**31 - 1] * axes, 0, 4)}, bytes(4)) for axes in (16, 80_000, 800_000)]
+    huge += [raw(b'{"a":[' + b",".join([b"9" * 4000] * 200) + b"]}")]
+    began_s = time.process_time()
+    for data in huge:
+        with pytest.raises(TensorError):
+            decode(data)
+    assert time.process_time() - began_s < 0.5  # it was many seconds
+
+
+def test_a_reader_may_accept_fewer_bytes_of_header():
+    (header_bytes,) = struct.unpack_from("<Q", WHOLE)
+    assert decode(WHOLE, max_header_bytes=header_bytes)
+    with pytest.raises(TensorError, match=f"a header of {header_bytes} bytes is declared .*at most {header_bytes - 1}"):
+        decode(WHOLE, max_header_bytes=header_bytes - 1)
+
+
+def test_the_largest_preset_needs_a_tenth_of_the_limits():
+    """With the state of the optimiser beside every tensor of every block, as one file."""
+    spec = preset("paper")
+    names = [f"{block}.{name}" for block in range(spec.model.blocks) for name in block_shapes(spec, block)]
+    states = [name + suffix for name in names for suffix in ("", ".exp_avg", ".exp_avg_sq")]
+    header = {name: entry([2**31 - 1] * 2, 10**12, 10**12) for name in states}
+    assert len(json.dumps(header)) < MAX_HEADER_BYTES / 10
+    assert len(states) < MAX_TENSORS / 10
+
+
+@pytest.mark.parametrize(
+    "table, complaint",
+    [
+        ({"a": np.ones([1] * 64, np.float32)}, f"64 axes and at most {MAX_AXES}"),
+        ({"a" * (MAX_NAME + 1): np.ones(1, np.float32)}, f"a name of {MAX_NAME + 1} characters"),
+        ({f"{n}": np.ones(0, np.float32) for n in range(MAX_TENSORS + 1)}, f"{MAX_TENSORS + 1} tensors"),
+    ],
+    ids=["axes", "name", "tensors"],
+)
+def test_what_no_reader_accepts_is_not_written(table, complaint):
+    with pytest.raises(TensorError, match=complaint):
+        encode(table)
 
 
 @given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))

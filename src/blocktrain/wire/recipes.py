@@ -17,6 +17,8 @@ from blocktrain.wire.updates import EncodedUpdate, Named
 
 MAX_WEIGHT = 2.0**100  # far beyond training; no merge writes more, so that the next one can be computed in float32
 MAX_RECIPE_UPDATES = 256
+MAX_RECIPE_BLOCKS = 4096
+MAX_RECIPE_BYTES = 2**17  # four times those of as many updates and a few dozen blocks
 
 
 class RecipeUpdate(Message):
@@ -27,7 +29,7 @@ class RecipeUpdate(Message):
 class Recipe(Message):
     """How a version was merged. Its JSON text takes the place of the difference from the version before."""
 
-    blocks: Annotated[tuple[Natural, ...], Field(min_length=1)]  # that the updates train
+    blocks: Annotated[tuple[Natural, ...], Field(min_length=1, max_length=MAX_RECIPE_BLOCKS)]  # that the updates train
     updates: Annotated[tuple[RecipeUpdate, ...], Field(min_length=1, max_length=MAX_RECIPE_UPDATES)]
 
     def encode(self) -> bytes:
@@ -40,6 +42,8 @@ def is_recipe(data: Encoded) -> bool:
 
 
 def read_recipe(data: Encoded) -> Recipe:
+    if len(data) > MAX_RECIPE_BYTES:
+        raise damaged(f"its recipe takes {len(data)} bytes and at most {MAX_RECIPE_BYTES} are accepted")
     try:
         return Recipe.model_validate_json(bytes(data))
     except ValidationError as error:

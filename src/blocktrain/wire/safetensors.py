@@ -30,8 +30,13 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool),
 }
-MAX_HEADER_BYTES = 16 * 2**20
+# A header is kilobytes. That of the largest preset with its optimiser's state takes less than a tenth of these limits.
+MAX_HEADER_BYTES = 2**20
+MAX_TENSORS = 2**13
+MAX_NAME = 200  # characters
+MAX_AXES = 8
 MAX_AXIS = 2**31 - 1
+MAX_DIGITS = 19  # of a number
 
 Encoded: TypeAlias = bytes | memoryview
 Array: TypeAlias = NDArray[Any]
@@ -83,6 +88,8 @@ def encode_chunks(tensors: Mapping[str, Array], metadata: Mapping[str, str] | No
             raise TensorError(
                 f'"{name}" of {tensor.dtype} cannot be stored: rename it, or use one of {", ".join(DTYPES)}'
             )
+    if excess := _excess({name: tensor.ndim for name, tensor in tensors.items()}):
+        raise TensorError(f"{excess}, so that no reader would accept these tensors: store fewer or simpler ones")
     header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
     parts, end = list[memoryview](), 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, str(item[1].dtype), item[0])):
@@ -101,6 +108,7 @@ def decode(
     *,
     expected: Mapping[str, tuple[int, ...]] | None = None,
     max_bytes: int | None = None,
+    max_header_bytes: int = MAX_HEADER_BYTES,
     in_place: bool = False,
 ) -> tuple[dict[str, Array], dict[str, str]]:
     """The tensors and the metadata. If `expected` is given, no other names and shapes are accepted. With `in_place` the
@@ -109,7 +117,7 @@ def decode(
         raise TensorError(
             f"got {len(data)} bytes of tensors and at most {max_bytes} are accepted: send fewer or smaller ones"
         )
-    header = _read_header(data)
+    header = _read_header(data, max_header_bytes)
     if expected is not None:
         _check_names_and_shapes(header, expected)
     whole = np.frombuffer(data, np.uint8)
@@ -119,7 +127,7 @@ def decode(
 
 def shapes_of(data: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name -> (dtype name, shape), from the header alone."""
-    return _read_header(data).tensors
+    return _read_header(data, MAX_HEADER_BYTES).tensors
 
 
 def _tensor(whole: NDArray[np.uint8], header: _Header, name: str, in_place: bool) -> Array:
@@ -131,15 +139,18 @@ def _tensor(whole: NDArray[np.uint8], header: _Header, name: str, in_place: bool
     return (here if in_place else here.copy()).view(dtype).reshape(shape)
 
 
-def _read_header(data: Encoded) -> _Header:
-    """What the header declares, checked against the bytes that follow it."""
-    entries, start = _parse(data)
+def _read_header(data: Encoded, max_bytes: int) -> _Header:
+    """What the header declares, checked against the bytes that follow it. Anyone may have sent it: every count and
+    number is bounded before anything is computed with it."""
+    entries, start = _parse(data, max_bytes)
     metadata = entries.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _damaged("its metadata is not a table of strings")
+    described = {name: _parse_entry(name, entry) for name, entry in entries.items()}
+    if excess := _excess({name: len(shape) for name, (_, shape, *_) in described.items()}):
+        raise _damaged(excess)
     spans, tensors, offsets = [], {}, {}
-    for name, entry in entries.items():
-        dtype, shape, begin, end = _parse_entry(name, entry)
+    for name, (dtype, shape, begin, end) in described.items():
         declared_bytes = math.prod(shape) * DTYPES[dtype].itemsize
         if end - begin != declared_bytes:
             raise _damaged(f'"{name}" {dtype} {shape} takes {declared_bytes} bytes and {end - begin} are declared')
@@ -150,16 +161,35 @@ def _read_header(data: Encoded) -> _Header:
     return _Header(tensors, offsets, metadata)
 
 
-def _parse(data: Encoded) -> tuple[dict[str, Any], int]:
+def _excess(num_axes: Mapping[str, int]) -> str | None:
+    """What is more than any reader accepts of these tensors: name -> number of axes."""
+    if len(num_axes) > MAX_TENSORS:
+        return f"there are {len(num_axes)} tensors and at most {MAX_TENSORS} are accepted"
+    for name, axes in num_axes.items():
+        if len(name) > MAX_NAME:
+            return f"there is a name of {len(name)} characters and at most {MAX_NAME} are accepted"
+        if axes > MAX_AXES:
+            return f'"{name}" has {axes} axes and at most {MAX_AXES} are accepted'
+    return None
+
+
+def _parse(data: Encoded, max_bytes: int) -> tuple[dict[str, Any], int]:
     """The header's JSON, and the place where the tensors' bytes start."""
     if len(data) < _LENGTH_BYTES:
         raise _damaged(f"{len(data)} bytes hold no header")
     header_bytes = struct.unpack_from("<Q", data)[0]
     start = _LENGTH_BYTES + header_bytes
-    if header_bytes > MAX_HEADER_BYTES or start > len(data):
+    if start > len(data):
         raise _damaged(f"a header of {header_bytes} bytes is declared and {len(data) - _LENGTH_BYTES} bytes follow")
+    if header_bytes > max_bytes:
+        raise _damaged(f"a header of {header_bytes} bytes is declared and at most {max_bytes} are accepted")
     try:
-        entries = json.loads(bytes(data[_LENGTH_BYTES:start]), object_pairs_hook=_without_repeats)
+        entries = json.loads(
+            bytes(data[_LENGTH_BYTES:start]),
+            object_pairs_hook=_table,
+            parse_int=_whole_number,
+            parse_float=_refuse_fraction,
+        )
     except (ValueError, RecursionError) as error:
         raise _damaged(f"its header is not JSON: {error}") from None
     if not isinstance(entries, dict):
@@ -167,11 +197,23 @@ def _parse(data: Encoded) -> tuple[dict[str, Any], int]:
     return entries, start
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         raise ValueError("a name occurs twice")
+    for text in (text for pair in pairs for text in pair if isinstance(text, str)):
+        text.encode()  # a lone surrogate is JSON, but an error message that quotes it could not be sent
     return table
+
+
+def _whole_number(text: str) -> int:
+    if (digits := len(text.removeprefix("-"))) > MAX_DIGITS:
+        raise ValueError(f"it holds a number of {digits} digits and at most {MAX_DIGITS} are accepted")
+    return int(text)
+
+
+def _refuse_fraction(text: str) -> float:
+    raise ValueError(f"it holds the fraction {text[:MAX_DIGITS]}")
 
 
 def _parse_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
@@ -180,7 +222,7 @@ def _parse_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]
             axes_fit = all(type(axis) is int and 0 <= axis <= MAX_AXIS for axis in shape)
             if axes_fit and type(begin) is int and type(end) is int:
                 return dtype, tuple(shape), begin, end
-    raise _damaged(f'"{name}" is not described by a known dtype, a shape and two offsets')
+    raise _damaged(f'"{name[:MAX_NAME]}" is not described by a known dtype, a shape and two offsets')
 
 
 def _check_cover(spans: list[tuple[int, int]], tensor_bytes: int) -> None:

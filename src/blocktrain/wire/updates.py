@@ -73,7 +73,7 @@ def read_update(
 
     Names, types and sizes of all parts are checked before anything is decoded. The shapes bound the memory."""
     limits = [max_update_bytes(expected or Float32(), shapes), *([] if max_bytes is None else [max_bytes])]
-    parts, metadata = decode(data, max_bytes=min(limits), in_place=True)
+    parts, metadata = decode(data, max_bytes=min(limits), max_header_bytes=MAX_HEADER_BYTES, in_place=True)
     from_course = metadata.pop("from_course", None)
     codec = _read_codec(metadata)
     if from_course not in (None, "1") or (from_course and codec.lossless):

@@ -4,6 +4,8 @@ go on. Real sockets on this machine; a stage is held in the middle of its work b
 from __future__ import annotations
 
 import asyncio
+import json
+import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from blocktrain.errors import ConfigError, Overloaded, StageUnreachable
-from blocktrain.serve.chain.messages import Hello, encode
+from blocktrain.serve.chain.messages import Advance, Answer, Cancel, Head, Hello, encode
 from blocktrain.serve.chain.pipeline import Pipeline
 from blocktrain.serve.chain.sockets import MAX_PAYLOAD_BYTES, ChainKey
 from blocktrain.serve.chain.stage import Stage, StageSettings
@@ -526,12 +528,23 @@ def test_a_peer_that_speaks_otherwise_is_said(serve):
     asyncio.run(main())
 
 
+ADVANCE = Advance(id="x", attempt=1, version="v", reply_to="ab", route=(), time_left_s=1.0, head=Head.of(TEXT))
+
+
+def tensors_of(name: str, shape: list[int]) -> bytes:
+    """Safetensors bytes with one tensor of one float."""
+    text = json.dumps({name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(4)
+
+
 GARBAGE = {
     "not JSON": [b"hello?"],
     "many frames": [b"x"] * 50,
     "another protocol": [b'{"protocol": 9, "kind": "hello", "id": 1}'],
     "an answer nobody asked for": [*encode(Hello(id=1)), b"payload"],
     "nothing": [b""],
+    "a tensor of 65 axes": [*encode(ADVANCE), tensors_of("prompt", [1] * 65)],
+    "a tensor with a name that is no text": [*encode(ADVANCE), tensors_of("\ud800", [1])],
 }
 
 
@@ -548,6 +561,51 @@ def test_garbage_is_answered_with_the_reason_and_leaves_the_stage_working(serve,
                 await stranger.send_multipart(GARBAGE[name])
                 reply = await asyncio.wait_for(stranger.recv_multipart(), serve.limit_s)
                 assert b'"malformed"' in reply[0]
+            assert_right(await pipeline(TEXT), serve)
+
+    asyncio.run(main())
+
+
+BAD_ANSWERS = {
+    "a tensor of 65 axes": [*encode(Answer(id="x", attempt=1, head=ADVANCE.head)), tensors_of("prompt", [1] * 65)],
+    "a tensor with a name that is no text": [
+        *encode(Answer(id="x", attempt=1, head=ADVANCE.head)),
+        tensors_of("\ud800", [1]),
+    ],
+    "not JSON": [b"hello?"],
+    "nothing": [b""],
+}
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+def test_a_link_that_received_a_bad_answer_still_takes_the_next_one(serve, name):
+    async def main():
+        async with (
+            serve.stages_of([serve.segment_of("stacked", range(4))]) as (stage,),
+            Pipeline([stage.address], serve.quick) as pipeline,
+        ):
+            await pipeline(TEXT)
+            link = pipeline.links[stage.address]
+            received = link.stats.received_bytes
+            await stage._router.send_multipart([pipeline.identity, *BAD_ANSWERS[name]])
+            await serve.until(lambda: link.stats.received_bytes > received)
+            assert_right(await pipeline(TEXT.with_(session="next")), serve)
+            assert link.alive
+
+    asyncio.run(main())
+
+
+def test_a_link_outlives_a_defect_of_what_takes_its_messages(serve):
+    async def main():
+        async with (
+            serve.stages_of([serve.segment_of("stacked", range(4))]) as (stage,),
+            Pipeline([stage.address], serve.quick) as pipeline,
+        ):
+            link = pipeline.links[stage.address]
+            taken, link._received = link._received, lambda *_: 1 / 0
+            await stage._router.send_multipart([pipeline.identity, *encode(Cancel(id="x"))])
+            await serve.until(lambda: "ZeroDivisionError" in link.complaint)
+            link._received = taken
             assert_right(await pipeline(TEXT), serve)
 
     asyncio.run(main())

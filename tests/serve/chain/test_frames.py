@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from contextlib import suppress
 
 import pytest
@@ -166,6 +167,15 @@ def with_tensors(**tensors: torch.Tensor) -> list[bytes]:
     return [header, encode_tensors(as_arrays(tensors))]
 
 
+def with_tensor_header(header: object) -> list[bytes]:
+    text = json.dumps(header).encode()
+    return [tampered()[0], struct.pack("<Q", len(text)) + text + bytes(4)]
+
+
+def shaped(shape: list[int], name: str = "prompt") -> dict[str, object]:
+    return {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}
+
+
 BYTES = torch.zeros(3, dtype=torch.uint8)
 BAD = {
     "no frame": ([], "1 or 2 frames"),
@@ -191,6 +201,10 @@ BAD = {
     "nan": (with_tensors(prompt=BYTES, prompt_state=torch.full((1, 3, 2), torch.nan)), "not finite"),
     "narrow logits": (with_tensors(prompt=BYTES, prompt_logits=torch.ones(1, 255)), "256 are expected"),
     "uneven rows": (with_tensors(prompt=BYTES, tails=BYTES[None], tail_state=torch.ones(2, 3, 4)), "rows and lengths"),
+    "65 axes": (with_tensor_header(shaped([1] * 65)), "65 axes and at most 8"),
+    "a shape of megabytes": (with_tensor_header(shaped([2**31 - 1] * 90_000)), "at most 8192 are accepted"),
+    "a name that is no text": (with_tensor_header(shaped([1], "\ud800")), "second frame"),
+    "a number of 100,000 digits": ([b'{"protocol": ' + b"9" * 100_000 + b"}"], "not JSON"),
     "rows of nothing": (with_tensors(prompt=BYTES, tail_state=torch.ones(2, 3, 4)), "rows and lengths"),
 }
 
@@ -227,6 +241,16 @@ json_values = st.recursive(
 def test_any_value_in_any_field_is_taken_or_refused(key, value):
     with suppress(FrameError):
         decode(tampered(**{key: value}))
+
+
+def test_what_the_checks_overlook_is_refused_too(monkeypatch):
+    def defect(*_: object) -> None:
+        raise ZeroDivisionError("a defect \ud800")
+
+    monkeypatch.setattr(messages, "_check_shapes", defect)
+    with pytest.raises(FrameError, match=r"cannot be read \(ZeroDivisionError: a defect \?\): send what") as refused:
+        decode(tampered())
+    assert str(refused.value).encode()
 
 
 def test_a_traversal_too_large_is_not_even_sent(monkeypatch):

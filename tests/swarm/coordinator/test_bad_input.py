@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -120,6 +121,19 @@ def values(change: Callable[[Array], Array]) -> Callable[[bytes], bytes]:
     return meddle
 
 
+def shaped(shape: list[int]) -> Callable[[bytes], bytes]:
+    """An update whose header declares this shape of its values."""
+
+    def meddle(data: bytes) -> bytes:
+        (header_bytes,) = struct.unpack_from("<Q", data)
+        header = json.loads(data[8 : 8 + header_bytes])
+        header["values"]["shape"] = shape
+        text = json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + bytes(max(0, len(data) - 8 - len(text)))
+
+    return meddle
+
+
 def wider(tensors: dict) -> dict:
     name = next(iter(tensors))
     return {**tensors, name: np.zeros((*tensors[name].shape, 2), np.float32)}
@@ -205,6 +219,10 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "bytes with another hash": (other_bytes, 422, "hash", "they were discarded, upload them again"),
     "bytes that are no tensors": (send_bytes(lambda data: bytes(len(data))), 422, "tensors", "get them again"),
     "tensors cut short": (send_bytes(lambda data: data[:-4]), 422, "tensors", "get them again"),
+    "a tensor of 65 axes": (send_bytes(shaped([1] * 65)), 422, "tensors", "65 axes and at most 8 are accepted"),
+    "a shape as long as the update": (
+        send_bytes(shaped([2**31 - 1] * 1000)), 422, "tensors", "at most 2048 are accepted",
+    ),
     "a codec of its own": (in_coded_with("int8"), 422, "tensors", "code it with the settings of the run"),
     "wrong shapes": (send_tensors(lambda x: {k: v.flatten() for k, v in x.items()}), 422, "shapes", "is expected: tra"),
     "a tensor missing": (send_tensors(lambda x: dict(list(x.items())[1:])), 422, "missing", "is missing: train the"),

@@ -13,12 +13,16 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from blocktrain.errors import TensorError
 from blocktrain.swarm.worker.block_cache import BlockCache
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker
+from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.messages import Problem
-from blocktrain.wire.safetensors import decode
+from blocktrain.wire.messages import Blob, BlockVersion, Problem
+from blocktrain.wire.recipes import Recipe, RecipeUpdate
+from blocktrain.wire.safetensors import decode, flat
+from blocktrain.wire.updates import encode_update
 
 SHORT = {"train.steps": 6, "swarm.update": "sparse", "swarm.update_ratio": 20.0}
 
@@ -231,3 +235,31 @@ def test_an_update_that_is_not_there_any_more_is_no_obstacle(new_house, hire, tm
     worker.run()
     assert kinds(worker)[-1] == "finished"
     assert house.ledger.version(0, 1).sha256 in worker.fetched
+
+
+NO_BLOB = Blob(sha256="0" * 64, num_bytes=1)
+TENSORS = {"up": np.ones((3, 4), np.float32)}
+
+
+class RecipeFor:
+    """A coordinator that describes every version by an update of these blocks."""
+
+    def __init__(self, *blocks):
+        base = flat(dict.fromkeys(blocks, TENSORS))
+        recipe = Recipe(blocks=blocks, updates=(RecipeUpdate(payload=NO_BLOB, share=1.0),))
+        self._blobs = [recipe.encode(), encode_update(base, base, make_codec("int8"))]
+
+    def download(self, blob, folder):
+        return self._blobs.pop(0)
+
+
+@pytest.mark.parametrize("block", [1, 10**6])
+def test_a_recipe_for_another_block_is_refused_in_our_words(tmp_path, block):
+    shapes = [{"up": (3, 4)}] * 2
+    cache = BlockCache(
+        RecipeFor(block), tmp_path, shapes=lambda index: shapes[index], make_initial=None, keep_earlier=False
+    )
+    cache._held = {(0, 1): TENSORS}
+    version = BlockVersion(block=0, version=2, tensors=NO_BLOB, from_previous=NO_BLOB)
+    with pytest.raises(TensorError, match="version 2 of block 0 cannot be read"):
+        cache.trained([version])

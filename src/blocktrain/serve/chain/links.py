@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from blocktrain.errors import FrameError, StageUnreachable
+from blocktrain.errors import BlockTrainError, FrameError, StageUnreachable, foreign_bytes
 from blocktrain.serve.chain.messages import Hello, Refused, StageMessage, Welcome, decode, encode
 from blocktrain.serve.chain.routing import StageView, pause_s
 from blocktrain.serve.chain.sockets import Network, Standing, post, standings
@@ -162,19 +162,21 @@ class Link:
             frames = await self._socket.recv_multipart()
             self.stats.received_bytes += sum(map(len, frames))
             try:
-                message, traversal = decode(frames)
-            except FrameError as error:
+                with foreign_bytes(FrameError, "the answer"):
+                    self._take(*decode(frames))
+            except (BlockTrainError, OSError, MemoryError) as error:  # of this answer: the next one is read as usual
                 self.complaint = str(error)
                 self._changed(self)
-                continue
-            if isinstance(message, Welcome):
-                self._welcomed(message)
-            elif isinstance(message, Refused) and not message.id:
-                self.complaint = message.message
-                self._changed(self)
-            else:
-                self._last_message_s = self._clock()
-                self._received(self, message, traversal)
+
+    def _take(self, message: Any, traversal: Traversal | None) -> None:
+        if isinstance(message, Welcome):
+            self._welcomed(message)
+        elif isinstance(message, Refused) and not message.id:
+            self.complaint = message.message
+            self._changed(self)
+        else:
+            self._last_message_s = self._clock()
+            self._received(self, message, traversal)
 
     def _welcomed(self, welcome: Welcome) -> None:
         if list(welcome.blocks) != list(range(welcome.blocks[0], welcome.blocks[-1] + 1)):

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from blocktrain.errors import FrameError, TensorError
+from blocktrain.errors import FrameError, TensorError, foreign_bytes
 from blocktrain.io.arrays import as_arrays, as_tensors
 from blocktrain.serve.chain.sockets import MAX_PAYLOAD_BYTES
 from blocktrain.serve.traversal import (
@@ -35,6 +35,7 @@ from blocktrain.wire import safetensors
 PROTOCOL = 3
 WIRES: tuple[Wire, ...] = ("fp32", "fp16", "bf16", "int8")
 MAX_HEADER_BYTES = 2**17
+MAX_TENSOR_HEADER_BYTES = 2**13  # of the second frame: a traversal has fewer than 20 tensors
 SCALE = ".scale"  # suffix of the tensor beside an int8 tensor: one number per position
 INT8_TOP = 127
 HALF: Mapping[Wire, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -210,6 +211,11 @@ def encode(message: StageMessage, traversal: Traversal | None = None) -> list[by
 
 def decode(frames: Sequence[bytes]) -> tuple[Any, Traversal | None]:
     """The message, and its traversal if it carries one. Raises FrameError for anything else."""
+    with foreign_bytes(FrameError, "the message"):
+        return _decode(frames)
+
+
+def _decode(frames: Sequence[bytes]) -> tuple[Any, Traversal | None]:
     if not 1 <= len(frames) <= 2:
         raise FrameError(f"a message has 1 or 2 frames, got {len(frames)}: {_AS_DESCRIBED}")
     message = _message(frames[0])
@@ -295,7 +301,8 @@ def _message(header: bytes) -> Any:
 
 def _traversal(head: Head, payload: bytes) -> Traversal:
     try:
-        tensors = as_tensors(safetensors.decode(payload, max_bytes=MAX_PAYLOAD_BYTES)[0])
+        arrays, _ = safetensors.decode(payload, max_bytes=MAX_PAYLOAD_BYTES, max_header_bytes=MAX_TENSOR_HEADER_BYTES)
+        tensors = as_tensors(arrays)
     except TensorError as error:
         raise FrameError(f"the second frame: {error}") from None
     values: dict[str, Any] = {name: _value(name, tensors) for name in AXES if name in tensors}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
-from blocktrain.errors import ConfigError, FrameError, StageUnreachable
+from blocktrain.errors import BlockTrainError, ConfigError, FrameError, StageUnreachable, foreign_bytes
 from blocktrain.serve.chain.messages import (
     Advance,
     Answer,
@@ -152,11 +152,12 @@ class Stage:
         while True:
             sender, *frames = await self._router.recv_multipart()
             try:
-                message, traversal = decode(frames)
-            except FrameError as error:
-                self._reply(sender, Refused(code="malformed", message=str(error)[:2000]))
-                continue
-            self._handle(sender, message, traversal, sum(map(len, frames)))
+                with foreign_bytes(FrameError, "the message"):
+                    message, traversal = decode(frames)
+                    self._handle(sender, message, traversal, sum(map(len, frames)))
+            except (BlockTrainError, OSError, MemoryError) as error:
+                text = str(error)[:2000].encode("utf-8", "replace").decode()
+                self._reply(sender, Refused(code="malformed", message=text))
 
     def _handle(self, sender: bytes, message: StageMessage, traversal: Traversal | None, num_bytes: int) -> None:
         match message:

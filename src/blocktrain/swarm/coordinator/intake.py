@@ -13,7 +13,7 @@ from functools import lru_cache
 from io import SEEK_END
 from typing import BinaryIO
 
-from blocktrain.errors import RequestRefused, TensorError
+from blocktrain.errors import RequestRefused, TensorError, foreign_bytes
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs, Uploaded
 from blocktrain.swarm.coordinator.blocks import Blocks
@@ -181,8 +181,9 @@ class Intake:
         """Decodes the update once. Its norm divided by the root of its steps, or the reason why it cannot be merged."""
         blocks = self._spec.phases[facts.phase].blocks
         try:
-            encoded = read_update(data, self._blocks.shapes(facts.phase), expected=self._blocks.codec(facts.phase))
-            whole = math.sqrt(encoded.squared_norm(*self._blocks.around(encoded, facts.base)))
+            with foreign_bytes(TensorError, "the update"):
+                encoded = read_update(data, self._blocks.shapes(facts.phase), expected=self._blocks.codec(facts.phase))
+                whole = math.sqrt(encoded.squared_norm(*self._blocks.around(encoded, facts.base)))
         except TensorError as error:
             raise RequestRefused(str(error), code=error.code) from None
         norm = whole / math.sqrt(facts.steps)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from blocktrain.errors import RequestRefused
+from blocktrain.errors import RequestRefused, TensorError, foreign_bytes
 from blocktrain.io.files import mapped, write_whole
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.messages import BlockVersion, EvaluateLease, TrainLease
@@ -99,7 +99,8 @@ class BlockCache:
         `keep_earlier`."""
         wanted = {(version.block, version.version): version for version in versions}
         for key, version in wanted.items():
-            self._held[key] = self._held.get(key) or self._fetch(version)
+            with foreign_bytes(TensorError, f"version {version.version} of block {version.block}"):
+                self._held[key] = self._held.get(key) or self._fetch(version)
         kept = wanted.keys() | ({(block, number - 1) for block, number in wanted} if self._keep_earlier else set())
         blocks = {block for block, _ in wanted}
         self._held = {key: held for key, held in self._held.items() if key[0] not in blocks or key in kept}
