@@ -67,8 +67,8 @@ def test_a_model_trained_on_spans_writes_them_in_one_sweep(run, tiny, tmp_path):
         (["--temperature", "nan"], "temperature = nan is out of range"),
         (["--top-p", "0"], "top_p = 0.0 is out of range"),
         (["--top-p", "1.5"], "top_p = 1.5 is out of range: give more than 0 and at most 1"),
-        (["--candidates", "3"], "mode autoregressive has no candidates: leave them out, or take mode sweep"),
-        (["--draft-bytes", "3"], "drafts nothing: leave draft_bytes out, or take mode speculative"),
+        (["--candidates", "3"], "mode autoregressive has no candidates: leave them out, or choose mode sweep"),
+        (["--draft-bytes", "3"], "drafts nothing: leave draft_bytes out, or choose mode speculative"),
         (["--mode", "speculative", "--draft-bytes", "64"], "draft_bytes = 64 does not fit behind a prompt"),
     ],
 )
