@@ -41,6 +41,18 @@ WireOption = Annotated[
 Degraded = Annotated[
     bool, typer.Option("--degraded", help="Answer without a lost stage if the model was trained for it.")
 ]
+
+
+def _removed_topology(value: str | None) -> None:
+    if value is None:
+        return
+    if value != "chain":
+        reason = "it was slower than speculative decoding over a chain"
+        raise ConfigError(f"--topology {value} was removed, because {reason}: leave the option out")
+    say("warning: --topology was removed, stages always form a chain; this option goes with the next version")
+
+
+OldTopology = Annotated[str | None, typer.Option(help="Removed.", hidden=True, callback=_removed_topology)]
 ApiKeyFile = Annotated[
     Path | None,
     typer.Option("--api-key-file", metavar="FILE", help=f"API keys, one per line. ${API_KEY_VARIABLE} adds one."),

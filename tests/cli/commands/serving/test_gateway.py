@@ -49,6 +49,15 @@ def test_bad_options_are_refused_with_a_remedy(run, tmp_path, monkeypatch, optio
     assert words in result.stderr
 
 
+@pytest.mark.parametrize(
+    "value, words", [("chain", "--topology was removed"), ("fanout", "--topology fanout was removed, because")]
+)
+def test_the_removed_topology_is_named(run, value, words):
+    result = run("gateway", "--stages", "nonsense", "--topology", value, "--port", "0")
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
 def test_keys_are_lines_of_a_file_and_of_the_environment(tmp_path, monkeypatch):
     path = tmp_path / "keys"
     path.write_text("# alice\nthe-key-of-alice\n\n  the-key-of-bob  \n")

@@ -18,6 +18,7 @@ from blocktrain.cli.shared.address_file import AddressFile
 from blocktrain.cli.shared.gateway import (
     ApiKeyFile,
     Degraded,
+    OldTopology,
     WireFormat,
     WireOption,
     answer_http,
@@ -47,6 +48,7 @@ def gateway(
     insecure: Insecure = False,
     wire: WireOption = WireFormat.FP16,
     degraded: Degraded = False,
+    topology: OldTopology = None,
     cors: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Allow web pages of this origin. Repeatable.")
     ] = None,

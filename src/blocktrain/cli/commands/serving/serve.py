@@ -26,6 +26,7 @@ from blocktrain.cli.shared.address_file import AddressFile
 from blocktrain.cli.shared.gateway import (
     ApiKeyFile,
     Degraded,
+    OldTopology,
     WireFormat,
     WireOption,
     answer_http,
@@ -49,6 +50,7 @@ def serve(
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port.")] = 8000,
     wire: WireOption = WireFormat.FP16,
     degraded: Degraded = False,
+    topology: OldTopology = None,
     api_key_file: ApiKeyFile = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Need no API key. Only on a network you trust.")] = False,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Number of CPU threads per stage.")] = None,
