@@ -207,7 +207,7 @@ TOPS = {"gateway": 0.0, "stage 1": 36.0, "stage 2": 72.0, "stage 3": 108.0}
 
 
 def serving() -> str:
-    says = "Above, every byte walks through all stages and back; below, the whole output walks once"
+    says = "Above, every byte passes through all stages and back; below, the whole output passes once"
     one_by_one = [part for n, byte in enumerate("house") for part in walk(130 + 122 * n, 74, 8, byte)]
     parts = [
         text(24, 34, "One traversal a byte", "title"),
