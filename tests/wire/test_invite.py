@@ -1,4 +1,8 @@
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blocktrain.errors import ConfigError
 from blocktrain.wire.invite import Invite, parse_invite
@@ -33,6 +37,9 @@ def test_an_invite_leads_to_its_coordinator():
         ("bts://host:1/abc#" + TOKEN, "fingerprint"),
         ("bt://host:1/" + "ab" * 32 + "#" + TOKEN, "fingerprint"),
         ("", "starts with"),
+        ("bt://[::1:8000/#" + TOKEN, r"stands in brackets.*: copy the whole line"),
+        ("bt://[nonsense]:8000/#" + TOKEN, "its host is no address"),
+        ("bt://ho\u2100st:1/#" + TOKEN, "its host is no address"),
     ],
 )
 def test_what_is_no_invite_is_refused_with_the_reason(text, complaint):
@@ -44,3 +51,21 @@ def test_a_refused_invite_does_not_show_its_token():
     with pytest.raises(ConfigError) as refused:
         parse_invite("bt://host/#" + TOKEN)
     assert TOKEN not in str(refused.value)
+
+
+parts_of_invites = st.sampled_from(
+    ["bt://", "bts://", "[", "]", "::1", ":", "8000", "/", "#", "@", "%", TOKEN, "ab" * 32]
+)
+
+
+@given(st.lists(parts_of_invites | st.text(max_size=4), max_size=10).map("".join) | st.text())
+def test_any_text_is_an_invite_or_refused_in_our_words(text):
+    with suppress(ConfigError):
+        invite = parse_invite(text)
+        assert parse_invite(str(invite)) == invite
+
+
+@given(st.binary())
+def test_any_bytes_of_an_invite_file_are_an_invite_or_refused_in_our_words(data):
+    with suppress(ConfigError):
+        parse_invite("bt://" + data.decode(errors="replace"))

@@ -45,7 +45,10 @@ class Invite:
 
 def parse_invite(text: str) -> Invite:
     """ConfigError names what is wrong. No message repeats the access token."""
-    parts = urlsplit(text.strip())
+    try:
+        parts = urlsplit(text.strip())
+    except ValueError:  # a bracket of an IPv6 address is missing, or what it holds is no address
+        raise _refused("its host is no address (an IPv6 address stands in brackets, bt://[::1]:PORT/)") from None
     if parts.scheme not in ("bt", "bts"):
         raise _refused(f'it starts with "{parts.scheme}:"')
     try:
