@@ -18,7 +18,14 @@ Natural = Annotated[int, Field(ge=0, lt=2**53, strict=True)]  # neither true nor
 InQuery = Annotated[int, Field(ge=0, lt=2**53)]  # the same, written as text
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 TensorName = Annotated[str, Field(min_length=1, max_length=200)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]  # a span, or since 1970
+MAX_LOSS = 1e4  # nats per byte; a model that knows nothing has 5.5
+MAX_SCORE = 1e9
+Loss = Annotated[float, Field(ge=0, le=MAX_LOSS)]
+Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
+Steps = Annotated[int, Field(ge=1, lt=2**53, strict=True)]
+Shape = Annotated[tuple[Natural, ...], Field(max_length=8)]
+Weights = dict[str, tuple[Score, ...]]  # of the composition, per path
 
 
 class Message(BaseModel):
@@ -44,7 +51,7 @@ class BlockVersion(Message):
 class RunInfo(Message):
     """What a worker needs to know about the run. It never changes."""
 
-    protocol: int = PROTOCOL_VERSION
+    protocol: InQuery = PROTOCOL_VERSION
     spec: dict[str, Any]
     spec_digest: Sha256
     corpus_sha256: Sha256
@@ -83,7 +90,7 @@ class TrainLease(Message):
     phase: Natural
     shard: Natural
     step_start: Natural
-    steps: Annotated[int, Field(ge=1, strict=True)]
+    steps: Steps
     time_left_s: Seconds  # until the deadline
     trained: tuple[BlockVersion, ...]
     below: tuple[BlockVersion, ...]
@@ -95,7 +102,7 @@ class EvaluateLease(Message):
     lease: Name
     time_left_s: Seconds
     blocks: tuple[BlockVersion, ...]
-    max_windows: Annotated[int, Field(ge=1, strict=True)]
+    max_windows: Steps
 
 
 class Wait(Message):
@@ -124,11 +131,11 @@ class UpdateNotice(Signed):
     """An update whose payload has been uploaded."""
 
     lease: Name
-    tensors: dict[TensorName, tuple[Natural, ...]]  # name -> shape of every tensor in the payload
+    tensors: Annotated[dict[TensorName, Shape], Field(max_length=2**13)]  # name -> shape of every tensor in the payload
     payload: Blob
-    steps: Annotated[int, Field(ge=1, lt=2**53, strict=True)]
-    tokens: Annotated[int, Field(ge=1, lt=2**53, strict=True)]
-    loss: float
+    steps: Steps
+    tokens: Steps
+    loss: Loss
 
 
 class UpdateReceipt(Message):
@@ -136,14 +143,14 @@ class UpdateReceipt(Message):
 
     update: Sha256
     lag: Natural  # how many versions behind the newest one it was built
-    weight: float
+    weight: Annotated[float, Field(ge=0, le=2**53)]
     duplicate: bool
 
 
 class EvaluationNotice(Signed):
     lease: Name
-    scores: tuple[dict[str, str | int | float], ...]  # finite numbers, which the status shows
-    combine: dict[str, tuple[float, ...]]
+    scores: tuple[dict[str, str | Natural | Score], ...]  # the status shows them
+    combine: Weights
 
 
 class ModelManifest(Message):
@@ -154,9 +161,9 @@ class ModelManifest(Message):
     spec_digest: Sha256
     corpus_sha256: Sha256
     blocks: tuple[BlockVersion, ...]
-    finished: tuple[int, ...]
-    steps: dict[int, int]  # phase -> steps done
-    combine: dict[str, tuple[float, ...]]
+    finished: tuple[InQuery, ...]
+    steps: dict[InQuery, InQuery]  # phase -> steps done
+    combine: Weights
 
 
 class Page(Message):
@@ -187,7 +194,7 @@ class LossPoint(Message):
     round: Natural
     step: Natural  # of the phase's schedule, at the round's start
     at_s: Seconds
-    nats_per_byte: float
+    nats_per_byte: Loss
     updates: Natural
     tokens: Natural
 
@@ -202,11 +209,11 @@ class HeldOutPoint(Message):
     """The score of the composed model, as `blocktrain eval` computes it."""
 
     at_s: Seconds
-    versions: dict[int, int]  # block -> version
+    versions: dict[InQuery, InQuery]  # block -> version
     path: str
     reading: str
-    nats_per_byte: float
-    blocks: dict[int, float] = {}  # block -> its own score on the same path
+    nats_per_byte: Score
+    blocks: dict[InQuery, Score] = {}  # block -> its own score on the same path
 
 
 class Curves(Message):

@@ -104,7 +104,7 @@ class Head(BaseModel):
 class StageMessage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    protocol: int = PROTOCOL
+    protocol: Count = PROTOCOL
 
 
 class Hello(StageMessage):

@@ -23,7 +23,17 @@ from blocktrain.swarm.ledger.records import (
     WorkerRecord,
 )
 from blocktrain.swarm.policy.rounds import WINDOW, Lease, decide, lateness, learned_limit_s
-from blocktrain.wire.messages import Curves, EventEntry, EventPage, HeldOutPoint, LossCurve, LossPoint, Page
+from blocktrain.wire.messages import (
+    MAX_LOSS,
+    MAX_SCORE,
+    Curves,
+    EventEntry,
+    EventPage,
+    HeldOutPoint,
+    LossCurve,
+    LossPoint,
+    Page,
+)
 
 NEWS = 20  # events in a status
 MAX_POINTS = 500  # of one curve
@@ -254,7 +264,7 @@ def _loss_point(loss: RoundLoss) -> LossPoint:
         round=loss.round,
         step=loss.step,
         at_s=loss.at_s,
-        nats_per_byte=loss.loss,
+        nats_per_byte=min(max(0.0, loss.loss), MAX_LOSS),  # older ledgers may hold any number
         updates=loss.updates,
         tokens=int(loss.tokens),
     )
@@ -266,6 +276,6 @@ def _held_out_point(evaluation: Evaluation, answer: Mapping[str, Any]) -> HeldOu
         versions=dict(evaluation.versions),
         path=str(answer["path"]),
         reading=str(answer["reading"]),
-        nats_per_byte=float(answer["nats_per_byte"]),
+        nats_per_byte=min(float(answer["nats_per_byte"]), MAX_SCORE),
         blocks=blocks_of(evaluation.scores, str(answer["path"])),
     )

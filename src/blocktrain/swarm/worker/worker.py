@@ -30,6 +30,7 @@ from blocktrain.train.trainer import BlockTrainer, pick_device
 from blocktrain.wire.codecs.table import codec_type, update_codec
 from blocktrain.wire.error_feedback import ErrorFeedback
 from blocktrain.wire.messages import (
+    MAX_LOSS,
     PROTOCOL_VERSION,
     EvaluateLease,
     EvaluationNotice,
@@ -204,7 +205,7 @@ class Worker:
             payload=self._client.upload(payload, lease.lease),
             steps=steps,
             tokens=steps * self._spec.step_bytes,
-            loss=loss,
+            loss=min(loss, MAX_LOSS),  # a diverged block is judged by its norm
         )
         return self._client.submit(sign(unsigned, self._key))
 
