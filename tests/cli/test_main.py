@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
-from blocktrain.cli.console import duration, plain_table, quantity
+from blocktrain.cli.console import duration, plain_table, quantity, show_table, visible
 
 COMMANDS = ["train", "reference", "compare", "eval", "generate", "stage", "gateway", "serve", "keys"]
 
@@ -55,3 +55,18 @@ def test_in_a_table_text_is_left_and_numbers_are_right():
 
 def test_every_folder_of_commands_is_a_panel(run):
     assert all(panel in run("--help").stdout for panel in ("Train on one machine", "Train together", "Serve"))
+
+
+@pytest.mark.parametrize(
+    "sent, shown",
+    [
+        ("cpu\x1b[2J\x1b]0;owned\x07", r"cpu\x1b[2J\x1b]0;owned\x07"),
+        ("cpu\nfake  cuda", r"cpu\nfake  cuda"),
+        ("a\u202eb\u2028c", r"a\u202eb\u2028c"),
+        ("Zoë's 机器", "Zoë's 机器"),
+    ],
+)
+def test_what_a_worker_calls_itself_cannot_control_the_terminal(capsys, sent, shown):
+    assert visible(sent) == shown
+    show_table(["worker", "device"], [["w", sent]])
+    assert capsys.readouterr().out.splitlines() == ["worker  device", f"w       {shown}"]

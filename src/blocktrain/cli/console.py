@@ -4,6 +4,7 @@ tables, a file or a pipe plain aligned text. Next: cli/shared/progress.py."""
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Collection, Sequence
 from typing import TextIO
 
@@ -12,7 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 Row = Sequence[str]
+UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control and formatting characters, surrogates, line separators
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def visible(text: str) -> str:
+    """Foreign text as one line that cannot control the terminal: control characters are shown as their escapes."""
+    return "".join(ascii(each)[1:-1] if unicodedata.category(each) in UNSEEN else each for each in text)
 
 
 def say(text: str) -> None:
@@ -23,8 +30,9 @@ def say(text: str) -> None:
 def show_table(
     columns: Row, rows: Sequence[Row], *, marked: Collection[int] = (), stream: TextIO | None = None
 ) -> None:
-    """Text columns to the left, numbers to the right; marked rows stand out."""
+    """Text columns to the left, numbers to the right; marked rows stand out. The cells may hold foreign text."""
     stream = stream or sys.stdout
+    rows = [[visible(cell) for cell in row] for row in rows]
     if stream.isatty():
         Console(file=stream, markup=False, highlight=False).print(_rich_table(columns, rows, marked))
     else:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from blocktrain.cli.console import duration, quantity, show_table
+from blocktrain.cli.console import duration, quantity, show_table, visible
 from blocktrain.cli.options import InviteText
 from blocktrain.cli.shared.progress import num_finished
 from blocktrain.spec import Phase, RunSpec
@@ -52,7 +52,7 @@ def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int |
         print(json.dumps(facts, indent=indent), flush=True)
         return
     paused = ", paused" if facts["paused"] else ""
-    print(f"{facts['name']}: {num_finished(facts)} of {facts['num_phases']} phases finished{paused}\n")
+    print(f"{visible(facts['name'])}: {num_finished(facts)} of {facts['num_phases']} phases finished{paused}\n")
     show_table(
         ["phase", "blocks", "step", "version", "round", "at work", "deadline", "why"],
         phase_rows(spec.phases, facts),
@@ -62,7 +62,7 @@ def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int |
         ["worker", "device", "steps/s", "updates", "text", "last seen"],
         [_worker_row(each, facts["now_s"]) for each in facts["workers"]] or [["nobody yet", *[""] * 5]],
     )
-    print(f"\n{evaluation_line(facts['evaluations'])}", flush=True)
+    print(f"\n{visible(evaluation_line(facts['evaluations']))}", flush=True)
 
 
 def phase_rows(phases: Sequence[Phase], facts: Mapping[str, Any]) -> list[list[str]]:
