@@ -112,7 +112,7 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def write_pictures(pictures: Mapping[str, go.Figure], folder: Path) -> None:
-    """Beside the result file, for whoever ran the experiment; the page has its own."""
+    """Beside the result file, for the person who ran the experiment; the page has its own."""
     for name, figure in pictures.items():
         for path in write_figure(figure, folder / name, skipped=print):
             print(f"wrote {path}")

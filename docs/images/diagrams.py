@@ -25,7 +25,7 @@ text { font: 15px system-ui, "DejaVu Sans", sans-serif; fill: #1d2430 }
 .trained { fill: #2a6fdb; stroke: #1f56ad }
 .along { fill: #bcd5fb; stroke: #2a6fdb }
 .frozen { fill: #dfe3e9; stroke: #8b95a3 }
-.unborn { fill: none; stroke: #8b95a3; stroke-dasharray: 5 4 }
+.waiting { fill: none; stroke: #8b95a3; stroke-dasharray: 5 4 }
 .late { fill: #f6c9a0; stroke: #b85c00 }
 .merged { fill: #bfe3c6; stroke: #26793a }
 .line { fill: none; stroke: #535e6e; stroke-width: 1.6 }
@@ -45,7 +45,7 @@ text { font: 15px system-ui, "DejaVu Sans", sans-serif; fill: #1d2430 }
   .trained { fill: #2563eb; stroke: #8db6fb }
   .along { fill: #1f3b68; stroke: #6aa1f8 }
   .frozen { fill: #2d343e; stroke: #7b8694 }
-  .unborn { stroke: #7b8694 }
+  .waiting { stroke: #7b8694 }
   .late { fill: #6b3a0b; stroke: #f0a45b }
   .merged { fill: #1d4427; stroke: #63c07a }
   .line { stroke: #a5b0be }
@@ -123,7 +123,7 @@ def blocks() -> str:
         ("trained", "trained, its own phase"),
         ("along", "trained along (scaffold)"),
         ("frozen", "frozen, only run forward"),
-        ("unborn", "not born yet"),
+        ("waiting", "not trained yet"),
     ]
     keys = [
         part
@@ -152,7 +152,7 @@ def phase_row(spec: RunSpec, phase: Phase, y: float) -> list[str]:
     label = f"phase {phase.index + 1}"
     parts = [text(24, y + 16, label), text(24, y + 34, f"{phase.steps} steps", "small")]
     for block in range(spec.model.blocks):
-        kind, words = ("frozen", "frozen") if block in phase.below else ("unborn", "")
+        kind, words = ("frozen", "frozen") if block in phase.below else ("waiting", "")
         if block in phase.blocks:
             kind, words = ("trained", "trained") if block == phase.block else ("along", "along")
         parts.append(box(LEFT + COLUMN * block, y, WIDTH, 38, kind, words))
@@ -184,8 +184,8 @@ def a_round() -> str:
         box(DEADLINE + 4, coordinator - 17, 76, 34, "merged", "merge"),
         text(START - 4, coordinator - 24, "version n", "small"),
         text(DEADLINE + 94, coordinator - 24, "version n + 1", "small"),
-        text(24, 334, "Down: leases. Up: updates. The round closes when all are in, or at the deadline.", "small"),
-        text(24, 356, "What comes late goes into the next round and weighs less: one version behind, 1/√2.", "small"),
+        text(24, 334, "Down: leases. Up: updates. The round closes when every update is in, or at the deadline.", "small"),
+        text(24, 356, "A late update goes into the next round and weighs less: one version behind, 1/√2.", "small"),
     ]
     return svg(880, 376, says, [text(24, 34, "A round", "title"), *lanes, limit, *first, *second, *middle])
 
@@ -208,15 +208,15 @@ TOPS = {"gateway": 0.0, "stage 1": 36.0, "stage 2": 72.0, "stage 3": 108.0}
 
 def serving() -> str:
     says = "Above, every byte passes through all stages and back; below, the whole output passes once"
-    one_by_one = [part for n, byte in enumerate("house") for part in walk(130 + 122 * n, 74, 8, byte)]
+    one_by_one = [part for n, byte in enumerate("house") for part in traversal(130 + 122 * n, 74, 8, byte)]
     parts = [
-        text(24, 34, "One traversal a byte", "title"),
+        text(24, 34, "One traversal per byte", "title"),
         *stage_lanes(74),
         *one_by_one,
         text(762, 66, "… and so on", "small"),
-        text(24, 254, "One traversal an output (sweep)", "title"),
+        text(24, 254, "One traversal per output (sweep)", "title"),
         *stage_lanes(294),
-        *walk(130, 294, 46, "house of representatives has …"),
+        *traversal(130, 294, 46, "house of representatives has …"),
         text(
             24,
             458,
@@ -232,7 +232,7 @@ def stage_lanes(y: float) -> list[str]:
     return [text(24, y + dy + 5, name) + stroke((104, y + dy), (856, y + dy), "lane") for name, dy in TOPS.items()]
 
 
-def walk(x: float, y: float, computing: float, written: str) -> list[str]:
+def traversal(x: float, y: float, computing: float, written: str) -> list[str]:
     """From the gateway through every stage, where it takes so long, and back."""
     trip, parts = 17.0, list[str]()
     here, down = x, 0.0
