@@ -184,7 +184,9 @@ def a_round() -> str:
         box(DEADLINE + 4, coordinator - 17, 76, 34, "merged", "merge"),
         text(START - 4, coordinator - 24, "version n", "small"),
         text(DEADLINE + 94, coordinator - 24, "version n + 1", "small"),
-        text(24, 334, "Down: leases. Up: updates. The round closes when every update is in, or at the deadline.", "small"),
+        text(
+            24, 334, "Down: leases. Up: updates. The round closes when every update is in, or at the deadline.", "small"
+        ),
         text(24, 356, "A late update goes into the next round and weighs less: one version behind, 1/√2.", "small"),
     ]
     return svg(880, 376, says, [text(24, 34, "A round", "title"), *lanes, limit, *first, *second, *middle])
