@@ -40,7 +40,7 @@ def main() -> None:
 
         # 2. Three stages and a gateway, as processes of their own on free ports.
         with served(model, Path(folder)) as url:
-            client = OpenAI(base_url=f"{url}/v1", api_key="none-needed-on-this-machine")
+            client = OpenAI(base_url=url, api_key="none-needed-on-this-machine")
             name = client.models.list().data[0].id
             print(f"{url} serves {name}")
 
@@ -75,7 +75,7 @@ def train_tiny(folder: Path, source: str) -> Path:
 
 @contextmanager
 def served(model: Path, folder: Path) -> Iterator[str]:
-    """`blocktrain serve` on a free port; gives the gateway's URL, and stops everything at the end."""
+    """`blocktrain serve` on a free port; gives the URL of its API, and stops everything at the end."""
     address = folder / "gateway.json"
     command = [sys.executable, "-m", "blocktrain", "serve", model, "--stages", "3", "--port", "0"]
     command += ["--address-file", address]
