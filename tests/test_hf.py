@@ -148,8 +148,8 @@ def test_the_command_writes_the_folder_from_a_run(exported, tmp_path):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["RUN"], "where does the model go?"),
-        (["RUN", "out"], "is no invite"),
+        (["RUN"], "no output was given"),
+        (["RUN", "out"], "is not an invite"),
         (["no-such-run", "--hf", "out"], "is not a run directory"),
         (["RUN", "--hf", "RUN/spec.toml"], "is a file"),
     ],
