@@ -45,10 +45,25 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)  # a gigabyte
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory, sentences: bytes) -> Path:
+    """A small corpus: what is tested is the package, not the training."""
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_bytes(sentences)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(installed: Path, text: Path) -> Path:
+    command = ["train", "--preset", "tiny", "--corpus", text, "--set", "train.steps=2", "--out", "run"]
+    run(installed / "blocktrain", *command, cwd=text.parent)
+    return text.parent / "run"
+
+
 @contextmanager
-def coordinator(installed: Path, folder: Path) -> Iterator[str]:
+def coordinator(installed: Path, text: Path, folder: Path) -> Iterator[str]:
     """A coordinator of the installed package; gives the URL of its dashboard."""
-    command = [installed / "blocktrain", "coordinator", "--preset", "tiny", "--dir", folder / "swarm"]
+    command = [installed / "blocktrain", "coordinator", "--preset", "tiny", "--corpus", text, "--dir", folder / "swarm"]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=folder) as process:
         try:
             invited = process.stdout.readline()  # printed when it listens
@@ -57,13 +72,12 @@ def coordinator(installed: Path, folder: Path) -> Iterator[str]:
             process.terminate()
 
 
-def test_the_wheel_trains_a_model(installed, tmp_path):
-    run(installed / "blocktrain", "train", "--preset", "tiny", "--set", "train.steps=3", "--out", "run", cwd=tmp_path)
-    assert "block-0-" in " ".join(path.name for path in (tmp_path / "run").iterdir())
+def test_the_wheel_trains_a_model(trained):
+    assert "block-0-" in " ".join(path.name for path in trained.iterdir())
 
 
-def test_the_wheel_has_what_the_pages_need(installed, tmp_path):
-    with coordinator(installed, tmp_path) as url:
+def test_the_wheel_has_what_the_pages_need(installed, text, tmp_path):
+    with coordinator(installed, text, tmp_path) as url:
         page = httpx.get(url)
         assert "<title>" in page.text
         for path in re.findall(r'(?:src|href)="(/page/[^"]+)"', page.text):
@@ -73,9 +87,8 @@ def test_the_wheel_has_what_the_pages_need(installed, tmp_path):
     assert {"index.html", "playground.js", "playground.css"} <= {path.name for path in playground.iterdir()}
 
 
-def test_what_is_an_extra_is_named_when_it_is_missing(installed, tmp_path):
-    run(installed / "blocktrain", "train", "--preset", "tiny", "--set", "train.steps=1", "--out", "run", cwd=tmp_path)
+def test_what_is_an_extra_is_named_when_it_is_missing(installed, trained):
     command = [str(installed / "blocktrain"), "export", "run", "--hf", "hf"]
-    refused = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=trained.parent)
     assert refused.returncode == 2
     assert "pip install 'blocktrain[hf]'" in " ".join(refused.stderr.split())
