@@ -12,7 +12,7 @@ BENCHES := $(wildcard bench/*.py bench/*/*.py)
 # One process per core; a file's tests stay in one process; this order does not leave the long files to the end.
 PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check types pytest coverage format docs results clean
+.PHONY: demo test check types pytest coverage fuzz format docs results clean
 .DELETE_ON_ERROR:
 
 # A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
@@ -39,6 +39,11 @@ coverage: $(READY)
 	rm -f .coverage .coverage.*
 	$(BIN)/pytest $(PYTEST_ARGS) --cov --cov-report=
 	$(BIN)/coverage report
+
+# Every parser of foreign bytes gets changed inputs for FUZZ_SECONDS each. The tests replay tests/fuzz/corpus.
+FUZZ_SECONDS ?= 60
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(FUZZ_SECONDS)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

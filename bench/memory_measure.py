@@ -21,6 +21,7 @@ from blocktrain.model.block import build_block
 from blocktrain.spec import Denoise, EndToEnd, Phase, RunSpec, Stacked
 from blocktrain.train.reference import reference_of
 from blocktrain.train.run import PublishedBlocks
+from blocktrain.train.streamed import StreamedTrainer
 from blocktrain.train.trainer import BlockTrainer
 from common import proc_status
 
@@ -36,6 +37,7 @@ class Case:
     spec: RunSpec
     phase_index: int
     compiled: bool = False
+    streamed: bool = False  # one block in memory at a time
 
     @property
     def phase(self) -> Phase:
@@ -100,6 +102,10 @@ def measure_memory(case: Case, steps: int) -> Memory:
     baseline = reset_peak_rss()
     with TemporaryDirectory() as folder:
         published = published_by(case, Path(folder) / "run", corpus)
+        if case.streamed:
+            scratch = Path(folder) / "scratch"
+            streamed = StreamedTrainer(case.spec, case.phase, corpus.train, published, scratch=scratch, compile=False)
+            return _measure_streamed_steps(streamed, steps, baseline)
         trainer = BlockTrainer(case.spec, case.phase, corpus.train, published, compile=case.compiled)
         return _measure_steps(trainer, steps, baseline)
 
@@ -112,6 +118,18 @@ def _measure_steps(trainer: BlockTrainer, steps: int, baseline: int) -> Memory:
     rss_peak = peak_rss() - baseline
     between_steps = sum(held[-1].values()) - held[-1]["gradients"]
     return Memory(**held[-1], tensor_peak=between_steps + step_peak(trainer), rss_peak=rss_peak)
+
+
+def _measure_streamed_steps(trainer: StreamedTrainer, steps: int, baseline: int) -> Memory:
+    """Between steps it holds the weights of one block alone; gradients and optimiser state come and go in the step."""
+    for _ in range(steps):
+        trainer.step()
+    rss_peak = peak_rss() - baseline
+    modules = [*trainer._modules.values(), *trainer._frozen.values()]
+    weights = num_bytes(parameter for module in modules for parameter in module.parameters())
+    buffers = num_bytes(buffer for module in modules for buffer in module.buffers())
+    peak = weights + buffers + step_peak(trainer)
+    return Memory(weights, 0, 0, 0, buffers, tensor_peak=peak, rss_peak=rss_peak)
 
 
 def _warm_up(case: Case, corpus: Corpus) -> None:
@@ -236,6 +254,7 @@ def in_own_process(case: Case, steps: int) -> Memory:
         "spec": case.spec.model_dump(mode="json"),
         "phase_index": case.phase_index,
         "compiled": case.compiled,
+        "streamed": case.streamed,
         "steps": steps,
         "threads": torch.get_num_threads(),
     }
@@ -249,5 +268,5 @@ def in_own_process(case: Case, steps: int) -> Memory:
 def measure_here(settings: Mapping[str, Any]) -> None:
     torch.set_num_threads(settings["threads"])
     spec = RunSpec.model_validate(settings["spec"])
-    case = Case(settings["name"], spec, settings["phase_index"], settings["compiled"])
+    case = Case(settings["name"], spec, settings["phase_index"], settings["compiled"], settings["streamed"])
     print(json.dumps(asdict(measure_memory(case, settings["steps"]))))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import Corpus, load_corpus, raw_bytes
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Denoise, RunSpec, preset
@@ -95,7 +95,7 @@ def distinct_grams(text: bytes, length: int = GRAM) -> float:
 
 def held_out_texts(corpus: Corpus, count: int, prompt_bytes: int, text_bytes: int) -> list[tuple[bytes, bytes]]:
     """Prompts from all over the held-out split, each behind a space or a line's end, and what follows them there."""
-    data, length = bytes(corpus.test), prompt_bytes + text_bytes
+    data, length = bytes(raw_bytes(corpus.test)), prompt_bytes + text_bytes
     texts = []
     for number in range(count):
         at = (len(data) - length - 200) * number // count

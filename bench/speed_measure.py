@@ -14,7 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from blocktrain.data.corpus import Bytes, Corpus, windows
+from blocktrain.data.corpus import Corpus
+from blocktrain.data.windows import Tokens, windows
 from blocktrain.model.block import StackedBlock, build_block
 from blocktrain.spec import Phase, RunSpec, Stacked
 from blocktrain.train.flops import phase_flops
@@ -31,7 +32,7 @@ class BareLoop:
     """The layers of a phase in the plainest loop: batches drawn beforehand, all weights in place, no schedule, no
     report. What BlockTrainer adds to this is what our loop costs."""
 
-    def __init__(self, spec: RunSpec, phase: Phase, train_bytes: Bytes, compiled: bool) -> None:
+    def __init__(self, spec: RunSpec, phase: Phase, train_bytes: Tokens, compiled: bool) -> None:
         self._below = [_stacked_block(spec, index).requires_grad_(False) for index in phase.below]
         self._trained = [_stacked_block(spec, index) for index in phase.blocks]
         self._own_weight = spec.objective.own_weight if isinstance(spec.objective, Stacked) else 0.0
@@ -79,7 +80,7 @@ def _stacked_block(spec: RunSpec, index: int) -> StackedBlock:
     return block
 
 
-def _batch(spec: RunSpec, phase: Phase, train_bytes: Bytes, step: int) -> tuple[Tensor, Tensor]:
+def _batch(spec: RunSpec, phase: Phase, train_bytes: Tokens, step: int) -> tuple[Tensor, Tensor]:
     length = spec.model.context + 1
     drawn = windows(
         train_bytes, count=spec.train.windows, length=length, seed=spec.seed, block=phase.block, shard=0, step=step

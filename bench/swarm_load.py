@@ -24,8 +24,9 @@ from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import Blob, TrainLease
 from common import cpu_s
 from swarm_bare import BARE_PATH
-from swarm_processes import Member, phase_tensors, random_update, running_coordinator, started
+from swarm_processes import Member, phase_tensors, random_update, run_id, running_coordinator, started
 
+NO_RUN = "0" * 64  # the bare server checks no signature
 LINE_END, HEAD_END = b"\r\n", b"\r\n\r\n"
 FEW_CLIENTS = 8
 REQUESTS_AN_UPDATE = 3  # how much is there, the bytes, the notice
@@ -100,7 +101,8 @@ Work = Callable[[Sequence[Driven], RunSpec, "Session"], Awaitable[dict[str, Any]
 async def drive(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The works one after the other, by the same clients."""
     spec, invite = RunSpec.model_validate(settings["spec"]), parse_invite(settings["invite"])
-    clients = [Driven(Connection(invite), Member(spec, f"member {n}")) for n in range(settings["clients"])]
+    run, numbers = settings["run"], range(settings["clients"])
+    clients = [Driven(Connection(invite), Member(spec, run, f"member {n}")) for n in numbers]
     try:
         return {
             work: await WORK[work](clients, spec, Session(settings["server_pid"], settings["seconds"]))
@@ -217,6 +219,7 @@ class Load:
             "invite": str(invite),
             "server_pid": server_pid,
             "clients": self.clients,
+            "run": NO_RUN if "bare" in works else run_id(invite),
             "seconds": self.seconds,
         }
         seen = asyncio.run(drive(settings)) if self.clients <= FEW_CLIENTS else _driven_apart(settings)

@@ -17,7 +17,7 @@ from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import TrainLease
 from swarm_merging import FLOAT_BYTES
-from swarm_processes import Member, Tensors, num_parameters, phase_tensors, random_update, running_coordinator
+from swarm_processes import Member, Tensors, num_parameters, phase_tensors, random_update, run_id, running_coordinator
 
 MAX_GROWTH = 1.25  # of the peak, from the fewest replicas to the most: what allocators keep differs from run to run
 PATIENCE_S, POLL_S = 300.0, 0.5
@@ -51,7 +51,8 @@ def growth(rows: Sequence[dict[str, Any]], at_once: bool) -> float:
 def memory_row(spec: RunSpec, before: Tensors, replicas: int, at_once: bool, folder: Path) -> dict[str, Any]:
     payloads = [random_update(before, spec, seed) for seed in range(replicas)]
     with running_coordinator(spec, folder) as coordinator:
-        members = [Member(spec, f"member {n}") for n in range(replicas)]
+        run = run_id(coordinator.invite)
+        members = [Member(spec, run, f"member {n}") for n in range(replicas)]
         idle = coordinator.reset_peak()
         merged = hand_in(coordinator.invite, members, payloads, at_once)
         peak = coordinator.peak_bytes()

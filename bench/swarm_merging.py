@@ -156,7 +156,7 @@ def only_while(act: Callable[..., Any], watch: Stopwatch, calls: Sequence[tuple[
 
 def send_round(host: Coordinator, spec: RunSpec, before: Tensors, num_updates: int, seed: int) -> None:
     """A round of so many members; the last update closes and merges it."""
-    members = [Member(spec) for _ in range(num_updates)]
+    members = [Member(spec, host.info().run) for _ in range(num_updates)]
     host.loop.settle()
     leases = [host.lease(member.request()) for member in members]
     for number, (member, lease) in enumerate(zip(members, leases, strict=True)):

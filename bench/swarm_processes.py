@@ -76,6 +76,11 @@ def running_coordinator(
         yield CoordinatorProcess(process.pid, invite)
 
 
+def run_id(invite: Invite) -> str:
+    with CoordinatorClient(invite) as client:
+        return client.run_info().run
+
+
 def _await_work(invite: Invite) -> None:
     """Until the first phase is open: who asks before is told to wait."""
     with CoordinatorClient(invite) as client:
@@ -102,6 +107,7 @@ class Member:
     """A worker's side of the protocol: it asks and signs, and does not train."""
 
     spec: RunSpec
+    run: str  # the run's id
     name: str = "member"
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
     _nonces: Iterator[int] = field(default_factory=count)
@@ -120,7 +126,7 @@ class Member:
             memory_bytes=FREE_MEMORY_BYTES,
             steps_per_s=0.0,
         )
-        return sign(unsigned, self.key)
+        return sign(unsigned, self.key, self.run)
 
     def notice(self, lease: TrainLease, payload: Blob) -> UpdateNotice:
         unsigned = UpdateNotice(
@@ -132,7 +138,7 @@ class Member:
             tokens=lease.steps * self.spec.step_bytes,
             loss=5.0,
         )
-        return sign(unsigned, self.key)
+        return sign(unsigned, self.key, self.run)
 
 
 def phase_tensors(spec: RunSpec, phase: int = 0) -> Tensors:

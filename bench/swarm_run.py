@@ -107,7 +107,7 @@ def run_swarm(plan: Plan, corpus: Corpus) -> dict[str, Any]:
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         net = stack.enter_context(network(plan.workers))
-        options = ["--host", net.listen, "--public", net.public]
+        options = ["--host", net.listen, "--public", net.public, "--insecure"]
         coordinator = stack.enter_context(running_coordinator(plan.founded, folder, options=options, within=net.within))
         admin = parse_invite((folder / "state" / "invite-admin").read_text())
         with CoordinatorClient(admin) as client:

@@ -37,10 +37,11 @@ def browser() -> Iterator[Browser]:
         pytest.skip(missing)
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=60_000)  # milliseconds: the machine may be busy
+    patience_ms = 60_000  # the machine may be busy
+    expect.set_options(timeout=patience_ms)
     sandbox = [] if os.geteuid() else ["--no-sandbox"]  # root has none
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=sandbox)
+        browser = playwright.chromium.launch(executable_path=path, args=sandbox, timeout=patience_ms)
         yield browser
         browser.close()
 

@@ -13,7 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from blocktrain.cli.main import app
-from blocktrain.data.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus, with_tokenizer
+from blocktrain.data.prepare import Plan, prepare
 from blocktrain.errors import ConfigError
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.stack import BlockModel
@@ -62,6 +63,12 @@ def test_the_logits_are_the_model_s(exported, loaded):
     assert torch.allclose(loaded(IDS).logits, exported[0].logits(IDS), atol=1e-5)
 
 
+def test_no_path_of_the_corpus_leaves_this_machine(exported):
+    folder = exported[1]
+    assert '"source": "text.txt"' in (folder / "config.json").read_text()
+    assert not [path for path in folder.iterdir() if str(folder.parent).encode() in path.read_bytes()]
+
+
 def test_greedy_text_is_the_model_s_beyond_its_context_too(exported, loaded):
     ours = list(exported[0].generate(TEXT.encode(), 60, torch.Generator(), temperature=0))
     theirs = loaded.generate(IDS, max_new_tokens=60, do_sample=False)
@@ -75,6 +82,15 @@ def test_padding_changes_nothing_for_the_other_rows(loaded):
         mask = torch.nn.functional.pad(torch.ones_like(short), (left, right))
         logits = loaded(padded, attention_mask=mask).logits
         assert torch.allclose(logits[:, left : left + 7], loaded(short).logits, atol=1e-6)
+
+
+def test_the_tokenizer_pads_and_the_model_does_not_read_the_padding(loaded, tokenizer):
+    rows = ["7", "7 bottles Ā \x00"]
+    padded = tokenizer(rows, padding=True, return_tensors="pt")
+    assert padded["attention_mask"].sum(1).tolist() == [1, 14]  # Ā has two bytes, like any other text
+    assert tokenizer.batch_decode(tokenizer(rows)["input_ids"]) == rows
+    alone = loaded(**tokenizer(rows[0], return_tensors="pt")).logits[0, 0]
+    assert torch.allclose(loaded(**padded).logits[0, 0], alone, atol=1e-6)
 
 
 def test_rows_padded_on_the_left_are_continued_as_if_alone(loaded):
@@ -123,7 +139,7 @@ def test_the_folder_says_what_the_model_is(exported):
     config = json.loads((exported[1] / "config.json").read_text())
     assert config["model_type"] == "blocktrain"
     assert config["vocab_size"] == 256
-    assert config["spec"] == exported[0].spec.model_dump(mode="json")
+    assert config["spec"] == exported[0].spec.without_paths().model_dump(mode="json")
 
 
 @pytest.mark.parametrize("exported", ["stacked"], indirect=True)
@@ -149,7 +165,7 @@ def test_the_command_writes_the_folder_from_a_run(exported, tmp_path):
     "arguments, sentence",
     [
         (["RUN"], "no output was given"),
-        (["RUN", "out"], "is not an invite"),
+        (["RUN", "out"], "run/invite cannot be read"),
         (["no-such-run", "--hf", "out"], "is not a run directory"),
         (["RUN", "--hf", "RUN/spec.toml"], "is a file"),
     ],
@@ -169,3 +185,23 @@ def test_without_the_extra_the_remedy_is_to_install_it(exported, tmp_path, monke
     result = CliRunner().invoke(app, ["export", str(exported[1].parent / "run"), "--hf", str(tmp_path / "hf")])
     assert result.exit_code == 2
     assert "pip install 'blocktrain[hf]'" in result.stderr
+
+
+def test_a_run_with_a_tokenizer_exports_its_token_ids_and_logits(tmp_path):
+    rows = [f"{n} bottles of beer on wall {n * n}, {n**3} bottles. " * 9 for n in range(200)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    corpus = prepare(Plan((str(tmp_path / "rows.jsonl"),), "bpe:300", 0.1, 0.1), tmp_path / "corpus").folder
+    spec = preset("tiny").with_(**{"corpus.source": str(corpus), "train.steps": 2})
+    text = load_corpus(spec.corpus, spec.model.context)
+    run = RunDirectory.create(tmp_path / "run", with_tokenizer(spec, text), text.sha256)
+    run.save_tokenizer(text.tokenizer.file)
+    train_run(run, text)
+    hf.write_folder(run, tmp_path / "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    for prompt in ("7 bottles of beer", "Ünïcödé  <|end|>\n", ""):
+        ids = text.tokenizer.encode(prompt.encode()).tolist()
+        assert theirs(prompt).input_ids == ids
+        assert theirs.decode(ids) == prompt
+    ids = torch.tensor([text.tokenizer.encode(b"7 bottles of beer").tolist()])
+    assert torch.allclose(loaded(ids).logits, load_model(run).logits(ids), atol=1e-5)

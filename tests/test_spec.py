@@ -41,12 +41,15 @@ def layout(objective: Objective, blocks: int) -> list[tuple[tuple[int, ...], tup
     "text, complaint",
     [
         ("sede = 1", r"unknown key sede: did you mean seed\?"),
-        ("[model]\nwidht = 64", r"unknown key model.widht: did you mean width\?"),
+        ("[model]\nwidht = 64", r"unknown key model.widht: did you mean model.width\?"),
         (
             "[objective]\nkind = 'denoise'\nsigma_mim = 1.0",
-            r"unknown key objective.sigma_mim: did you mean sigma_min\?",
+            r"unknown key objective.sigma_mim: did you mean objective.sigma_min\?",
         ),
         ("[model]\nzzz = 1", r"unknown key model.zzz: remove it"),
+        ("steps = 10", r"unknown key steps: did you mean train.steps\?"),
+        ("[train]\nwidth = 64", r"unknown key train.width: did you mean model.width\?"),
+        ("[training]\nsteps = 10", r"unknown key training: did you mean train\?"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path, text, complaint):
@@ -57,6 +60,11 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path, text, comp
 @pytest.mark.parametrize(
     "text, complaint",
     [
+        (
+            "[model]\ntable_rank = 500",
+            r"model.table_rank = 500 is larger than model.width = 128: give",
+        ),
+        ("[model]\nvocabulary = 1", r"model.vocabulary = 1: input should be greater than or equal to 2"),
         ("[model]\nwidth = 100\nheads = 8", r"model.width = 100 must be divisible by 2 \* model.heads = 16"),
         (
             "[model]\nlayers = 6\nblocks = 4",
@@ -99,6 +107,24 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, text, complaint):
     path = tmp_path / "run.toml" if text is None else toml(tmp_path, text)
     with pytest.raises(ConfigError, match=rf"run.toml .*{complaint}"):
         load_spec(path)
+
+
+@pytest.mark.parametrize(
+    "source, name",
+    [
+        ("sotu", "sotu"),
+        ("/home/ada/notes.txt", "notes.txt"),
+        ("texts/novels/", "novels"),
+        (".", "text"),
+        ("hf:wikitext:wikitext-2-raw-v1", "hf:wikitext:wikitext-2-raw-v1"),
+        ("hf:roneneldan/TinyStories", "hf:roneneldan/TinyStories"),
+        ("hf:/home/ada/notes.jsonl::body", "hf:notes.jsonl::body"),
+        ("hf:private/notes.csv", "hf:notes.csv"),
+    ],
+)
+def test_others_get_a_corpus_by_its_name_and_no_path(source, name):
+    spec = preset("tiny").with_(**{"corpus.source": source})
+    assert spec.without_paths() == preset("tiny").with_(**{"corpus.source": name})
 
 
 @pytest.mark.parametrize(
@@ -228,3 +254,21 @@ def test_any_setting_changes_the_digest(change):
 def test_a_change_is_checked_again():
     with pytest.raises(ConfigError, match=r"the changed spec: model.width = 100 must be divisible"):
         RunSpec().with_(**{"model.width": 100})
+
+
+@pytest.mark.parametrize(
+    "name, digest",
+    [("tiny", "e00a727dc31fcb2c"), ("small", "9a489b4d77d9a1ba"), ("paper", "1a79559d5bbae6b9")],
+)
+def test_a_run_on_bytes_keeps_the_digest_it_had_before_there_were_tokenizers(name, digest):
+    assert preset(name).digest().startswith(digest)
+    assert preset(name).with_(**{"corpus.tokenizer": "bytes"}).digest().startswith(digest)
+
+
+@pytest.mark.parametrize(
+    "key, value", [("corpus.tokenizer", "bpe:512"), ("corpus.tokenizer_sha256", "a" * 64), ("model.vocabulary", 512)]
+)
+def test_a_tokenizer_changes_the_digest_and_survives_a_dump(key, value):
+    spec = preset("tiny").with_(**{key: value})
+    assert spec.digest() != preset("tiny").digest()
+    assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec

@@ -52,3 +52,18 @@ def test_a_continuation_is_the_model_s_own(model):
 def test_nothing_to_do_is_refused(model, call):
     with pytest.raises(ConfigError, match="give"):
         call(model)
+
+
+@pytest.mark.parametrize(
+    "settings, complaint",
+    [
+        ({"temperature": -0.1}, "temperature = -0.1 is out of range: give 0 or more"),
+        ({"temperature": math.nan}, "temperature = nan is out of range"),
+        ({"top_p": 0.0}, "top_p = 0.0 is out of range: give more than 0 and at most 1"),
+        ({"top_p": 1.1}, "top_p = 1.1 is out of range"),
+        ({"seed": -1}, "seed = -1 is out of range"),
+    ],
+)
+def test_sampling_settings_are_checked(model, settings, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        generate(model, "x", 3, **settings)

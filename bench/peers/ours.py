@@ -21,11 +21,11 @@ from trained import held_out_loss
 from work import Cell, Leader, Led, Memory, error_of_step, step, write_result
 
 from blocktrain.io.allocator import keep_freed_memory
-from blocktrain.io.arrays import as_tensors
+from blocktrain.io.arrays import as_arrays, as_tensors
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Tensors, Worker
-from blocktrain.train.trainer import BlockTrainer
+from blocktrain.train.trainer import BlockTrainer, Weights
 from blocktrain.wire.invite import parse_invite
 from blocktrain.wire.messages import TrainLease
 
@@ -65,9 +65,7 @@ class AveragingWorker(Worker):
         self._before: Mapping[str, Any] = {}
         self.run()
 
-    def _prepare_trainer(
-        self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]
-    ) -> BlockTrainer:
+    def _prepare_trainer(self, lease: TrainLease, start: Weights, around: dict[int, Tensors]) -> BlockTrainer:
         """The newest version is here: the round before is over, and the next one's tensors follow from it."""
         (version,) = lease.trained
         published = self._block_cache.trained(lease.trained)[version.block]
@@ -78,7 +76,8 @@ class AveragingWorker(Worker):
         if self._cell.trains:
             return super()._prepare_trainer(lease, start, around)
         own = step(self._number, self._round, self._cell.shapes)
-        after = {name: start[version.block][name] + own[name] for name in own}
+        begun = as_arrays(start[version.block])
+        after = {name: begun[name] + own[name] for name in own}
         return cast("BlockTrainer", Given(self._spec.phases[lease.phase], {version.block: as_tensors(after)}))
 
     def _error(self, published: Mapping[str, Any]) -> float:

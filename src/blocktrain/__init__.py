@@ -72,4 +72,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__", *globals()])
+    return sorted([*__all__, "__version__"])

@@ -4,6 +4,9 @@ remedy. Exceptions of other libraries (pydantic, safetensors, the operating syst
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from blocktrain.logs import SparingLog
+
+_overlooked = SparingLog(__name__)
 EXIT_USER_ERROR = 2
 
 
@@ -37,11 +40,11 @@ class TensorError(BlockTrainError):
 
 class CoordinatorUnreachable(BlockTrainError):
     """The coordinator does not answer, or cannot answer now. The same request may succeed later, not before
-    `after_s` seconds."""
+    `after_s` seconds. `answered`: it did answer, and the message is its own."""
 
-    def __init__(self, message: str, after_s: float = 0.0) -> None:
+    def __init__(self, message: str, after_s: float = 0.0, answered: bool = False) -> None:
         super().__init__(message)
-        self.after_s = after_s
+        self.after_s, self.answered = after_s, answered
 
 
 class GatewayUnreachable(BlockTrainError):
@@ -49,11 +52,12 @@ class GatewayUnreachable(BlockTrainError):
 
 
 class RequestRefused(BlockTrainError):
-    """The coordinator or gateway refused the request. Sending it again cannot help. `code` is the reason."""
+    """The coordinator or gateway refused the request. Sending it again cannot help. `code` is the reason. With
+    "replayed", `number` is that of the last answered request: a larger one helps."""
 
-    def __init__(self, message: str, code: str) -> None:
+    def __init__(self, message: str, code: str, number: int | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.number = code, number
 
 
 class BlobError(BlockTrainError):
@@ -95,12 +99,13 @@ class Overloaded(BlockTrainError):
 @contextmanager
 def foreign_bytes(refusal: Callable[[str], BlockTrainError], what: str) -> Iterator[None]:
     """Around everything that reads what a peer sent. The parsers check it and raise our errors. If they overlook
-    something, the peer is refused like any other, and nothing of ours ends. A lack of memory or disk is not the peer's
-    fault and stays what it is."""
+    something, the peer is refused like any other, nothing of ours ends, and the log gets a line. A lack of memory or
+    disk is not the peer's fault and stays what it is."""
     try:
         yield
     except (BlockTrainError, OSError, MemoryError):
         raise
     except Exception as error:
         detail = f"{type(error).__name__}: {str(error)[:200]}".encode("utf-8", "replace").decode()
+        _overlooked.warning(f"{what} cannot be read, and no check noticed it ({detail}): please report this")
         raise refusal(f"{what} cannot be read ({detail}): send what this version of blocktrain writes") from error

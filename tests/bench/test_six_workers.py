@@ -9,18 +9,19 @@ pytestmark = pytest.mark.timeout(600)  # it starts processes that import torch, 
 
 
 @pytest.fixture(scope="module")
-def out(bench, tmp_path_factory):
+def quick_run(bench, tmp_path_factory, small_text):
     """One quick run of the whole script, on hosts that need no root."""
     out = tmp_path_factory.mktemp("six_workers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench("swarm_run"), "network", bench("swarm_hosts").loopback)
-        bench("six_workers").main(["--quick", "--out", str(out)])
-    return out
+        arguments = ["--quick", "--corpus", str(small_text), "--out", str(out)]
+        bench("six_workers").main(arguments)
+    return arguments, out / "six_workers.json"
 
 
 @pytest.fixture(scope="module")
-def document(out):
-    return json.loads((out / "six_workers.json").read_text())
+def document(quick_run):
+    return json.loads(quick_run[1].read_text())
 
 
 def test_both_runs_are_scored_on_held_out_text(document):
@@ -48,6 +49,7 @@ def test_what_the_workers_moved_and_took_is_on_record(document):
     assert swarm["worker_rss_peak_bytes"] > 0
 
 
-def test_a_result_that_is_there_is_not_made_again(bench, out, document):
-    bench("six_workers").main(["--quick", "--out", str(out)])
-    assert json.loads((out / "six_workers.json").read_text()) == document
+def test_a_result_that_is_there_is_not_made_again(bench, quick_run, document):
+    arguments, result = quick_run
+    bench("six_workers").main(arguments)
+    assert json.loads(result.read_text()) == document

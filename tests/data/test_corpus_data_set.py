@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from blocktrain.data.corpus import data_set_name, load_corpus
+from blocktrain.data.corpus import load_corpus
+from blocktrain.data.raw import data_set_name
 from blocktrain.errors import ConfigError, CorpusError
 from blocktrain.spec import CorpusSpec
 

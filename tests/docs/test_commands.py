@@ -25,6 +25,7 @@ INLINE = re.compile(r"`([^`]+)`")
 LANGUAGES = {"sh", "text", "python", "toml", "yaml"}
 FOREIGN = {"cp", "export", "mkdir", "openssl", "scp", "sqlite3"}  # commands that are not ours to check
 COMMANDS = typer.main.get_command(app)
+INVITE = "bt://127.0.0.1:7000/#an-access-token"
 HELP = {"-h", "--help"}
 PLACEHOLDERS = {"COMMAND", "<name>", "…"}
 
@@ -68,7 +69,8 @@ def check_blocktrain(words: list[str]) -> None:
     if command is COMMANDS:
         assert set(rest) <= options_of(command), words
     else:
-        command.make_context(words[0], rest)  # raises where an option is unknown or something is missing
+        given = [INVITE if word.startswith("@") or word == "-" else word for word in rest]  # these read files or stdin
+        command.make_context(words[0], given)  # raises where an option is unknown or something is missing
 
 
 def check_make(words: list[str]) -> None:

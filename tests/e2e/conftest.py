@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,9 +65,8 @@ class Listening(Command):
         return str(json.loads(self.file(self._address_file))["address"])
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Command]]:
-    """Starts commands. None outlives the test."""
+@contextmanager
+def starting() -> Iterator[Callable[..., Command]]:
     started: list[Command] = []
 
     def start(*arguments: object) -> Command:
@@ -76,6 +76,20 @@ def start() -> Iterator[Callable[..., Command]]:
     yield start
     for command in started:
         command.stop()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Command]]:
+    """Starts commands. None outlives the test."""
+    with starting() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_for_all() -> Iterator[Callable[..., Command]]:
+    """Starts commands that several tests of a file use. None outlives the file."""
+    with starting() as start:
+        yield start
 
 
 @pytest.fixture

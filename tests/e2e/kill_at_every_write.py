@@ -70,7 +70,8 @@ def prepare(text: Path, folder: Path) -> None:
     me: dict[str, Any] = {"worker": key.public_key().public_bytes_raw().hex()}
     said = {"name": "w", "device": "cpu", "memory_bytes": 2**40, "steps_per_s": 1.0}
     coordinator.loop.settle()
-    lease = coordinator.lease(sign(LeaseRequest(protocol=PROTOCOL_VERSION, nonce=1, **me, **said), key))
+    run = coordinator.info().run
+    lease = coordinator.lease(sign(LeaseRequest(protocol=PROTOCOL_VERSION, nonce=1, **me, **said), key, run))
     assert isinstance(lease, TrainLease)
     before = {
         f"{x.block}.{name}": tensor
@@ -82,7 +83,9 @@ def prepare(text: Path, folder: Path) -> None:
     coordinator.intake.receive(lease.lease, payload.sha256, 0, len(data), data)
     shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
     done = {"steps": lease.steps, "tokens": lease.steps * spec.step_bytes, "loss": 5.0}
-    notice = sign(UpdateNotice(lease=lease.lease, tensors=shapes, payload=payload, **me, **done), key)
+    notice = sign(
+        UpdateNotice(lease=lease.lease, tensors=shapes, payload=payload, **me, **done), key, coordinator.info().run
+    )
     (folder / NOTICE).write_text(notice.model_dump_json())
     ledger.close()
 

@@ -17,12 +17,13 @@ import pytest
 from blocktrain.cli.shared.stage_processes import StageProcesses
 from blocktrain.errors import ConfigError, StageUnreachable
 from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings
+from blocktrain.serve.chain.sockets import new_key_text
 from blocktrain.serve.decode.decoder import decode
 from blocktrain.serve.decode.request import Mode, Request
 from blocktrain.serve.segment.local import LocalForward
 from blocktrain.serve.traversal import Forward
 
-LIMIT_S = 60.0
+LIMIT_S = 100.0
 PROMPT = "9 bottles of"
 FREE_PORT = "tcp://127.0.0.1:*"
 
@@ -90,11 +91,9 @@ def test_a_stage_ends_when_the_process_that_started_it_is_gone(trained_run, list
     assert stage.wait(LIMIT_S) == 0
 
 
-def test_a_gateway_with_keys_answers_the_openai_client_through_stages_and_ends_when_told(
-    tmp_path, trained_run, start, listen
-):
+def test_a_gateway_with_keys_answers_the_openai_client_through_stages_and_ends_when_told(tmp_path, trained_run, listen):
     (tmp_path / "api-keys").write_text("# alice\nthe-long-key-of-alice\n")
-    start("keys", tmp_path / "chain.key").wait(LIMIT_S)
+    (tmp_path / "chain.key").write_text(new_key_text())
     keys = ["--keys", tmp_path / "chain.key"]
     stages = [listen("stage", trained_run, "--blocks", span, "--listen", FREE_PORT, *keys) for span in ("0-1", "2-3")]
     addresses = ",".join(stage.address for stage in stages)
@@ -119,7 +118,7 @@ def test_a_stage_killed_in_the_middle_costs_a_retry_and_no_byte(trained_run, lis
     addresses = [process.address for process in processes]
 
     async def main() -> None:
-        patient, hasty = (PipelineSettings(wire="fp32", wait_s=wait_s) for wait_s in (LIMIT_S, 0.5))
+        patient, hasty = (PipelineSettings(wire="fp32", start_s=LIMIT_S, wait_s=wait_s) for wait_s in (LIMIT_S, 0.5))
         async with Pipeline(addresses, patient) as pipeline, Pipeline(addresses, hasty) as giving_up:
 
             def kill_the_one_in_use(step: int) -> None:
@@ -158,7 +157,7 @@ def test_a_stage_follows_a_training_run_and_swaps_to_what_is_newer(tmp_path, tra
     address = listen("stage", invite, "--listen", FREE_PORT, "--poll", 0.5, *home).address
 
     async def main() -> None:
-        async with Pipeline([address], PipelineSettings(heartbeat_s=0.1)) as pipeline:
+        async with Pipeline([address], PipelineSettings(heartbeat_s=0.1, start_s=LIMIT_S)) as pipeline:
             first = pipeline.info.version
             assert len(await written_by(pipeline, greedy())) == 40
             worker = start("worker", invite, *home)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,28 +56,51 @@ def held_out_loss(facts: dict) -> float:
     return last["nats_per_byte"]
 
 
-def test_two_workers_train_a_model_that_can_be_exported_and_measured(tmp_path, text, start):
-    settings = ["train.steps=20", "swarm.round_steps=10", *QUICK]
-    coordinator = start(*coordinator_command(text, tmp_path / "c", *settings))
-    invite = invite_of(coordinator, tmp_path / "c")
-    set_paused(True, coordinator, tmp_path / "c")  # until both have joined: the first might finish before
-    workers = [start("worker", invite, "--home", tmp_path / "home") for _ in range(2)]
+@dataclass(frozen=True)
+class TrainedSwarm:
+    """A run that two workers have trained to its end, and its coordinator, which still runs."""
+
+    coordinator: Any
+    invite: str
+    text: Path
+    home: Path
+    said: list[str]
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory, sentences: bytes, start_for_all) -> TrainedSwarm:
+    folder = tmp_path_factory.mktemp("swarm")
+    text = folder / "text.txt"
+    text.write_bytes(sentences)
+    settings = ["train.steps=20", "swarm.round_steps=10"]
+    coordinator = start_for_all(*coordinator_command(text, folder / "c", *settings))
+    invite = invite_of(coordinator, folder / "c")
+    set_paused(True, coordinator, folder / "c")  # until both have joined: the first might finish before
+    workers = [start_for_all("worker", invite, "--home", folder / "home") for _ in range(2)]
     for worker in workers:
         worker.line_with("the run is paused")
-    set_paused(False, coordinator, tmp_path / "c")
-    for worker in workers:
-        assert "finished: every phase is trained" in rest_of(worker)
-    facts = json.loads(run_here("status", invite, "--json"))
+    set_paused(False, coordinator, folder / "c")
+    return TrainedSwarm(coordinator, invite, text, folder / "home", [rest_of(worker) for worker in workers])
+
+
+def test_two_workers_train_a_model_that_can_be_exported_and_measured(tmp_path, swarm):
+    assert all("finished: every phase is trained" in said for said in swarm.said)
+    facts = json.loads(run_here("status", swarm.invite, "--json"))
     assert len(facts["workers"]) == 2  # with one home between them
     assert all(phase["finished"] for phase in facts["phases"])
     assert held_out_loss(facts) < 5.0
-    run_here("export", invite, tmp_path / "model", "--home", tmp_path / "home")
-    scores = json.loads(run_here("eval", tmp_path / "model", "--json"))
+    run_here("export", swarm.invite, tmp_path / "model", "--home", swarm.home)
+    scores = json.loads(run_here("eval", tmp_path / "model", "--json", "--corpus", swarm.text))
     assert scores["runs"][0]["answer"]["nats_per_byte"] < 5.0
-    coordinator.terminate()
-    said = rest_of(coordinator)
-    assert f"blocktrain worker '{invite}'\n" in said
-    assert "run the same command again to continue" in said
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux what a process has loaded")
+def test_a_coordinator_never_loads_torch(swarm):
+    facts = json.loads(run_here("status", swarm.invite, "--json"))
+    assert all(phase["step"] == phase["steps"] for phase in facts["phases"])  # merged, round by round
+    loaded = Path(f"/proc/{swarm.coordinator.pid}/maps").read_text()
+    assert "numpy" in loaded
+    assert "libtorch" not in loaded
 
 
 @pytest.mark.timeout(300)  # six processes, one after the other
@@ -103,23 +129,14 @@ def test_a_killed_worker_and_a_killed_coordinator_do_not_end_a_run(tmp_path, tex
     assert all(phase["step"] == phase["steps"] for phase in facts["phases"])
     assert held_out_loss(facts) < 5.0
     restarted.terminate()
-    assert f"blocktrain worker '{invite}'" in rest_of(restarted)
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux what a process has loaded")
-def test_a_coordinator_never_loads_torch(tmp_path, text, start):
-    coordinator = start(*coordinator_command(text, tmp_path / "c", "train.steps=4", "swarm.round_steps=2", *QUICK))
-    invite = invite_of(coordinator, tmp_path / "c")
-    assert "finished: every phase is trained" in rest_of(start("worker", invite, "--home", tmp_path / "home"))
-    facts = json.loads(run_here("status", invite, "--json"))
-    assert all(phase["step"] == phase["steps"] for phase in facts["phases"])  # merged, round by round
-    loaded = Path(f"/proc/{coordinator.pid}/maps").read_text()
-    assert "numpy" in loaded
-    assert "libtorch" not in loaded
+    said = rest_of(restarted)
+    assert f"blocktrain worker '{invite}'\n" in said
+    assert "run the same command again to continue" in said
 
 
 def test_ctrl_c_hands_in_what_a_worker_has_done(tmp_path, text, start):
-    coordinator = start(*coordinator_command(text, tmp_path / "c", "train.steps=5000", "swarm.round_steps=5000"))
+    with interrupts_ignored():  # as by a shell script that starts it in the background
+        coordinator = start(*coordinator_command(text, tmp_path / "c", "train.steps=5000", "swarm.round_steps=5000"))
     invite = invite_of(coordinator, tmp_path / "c")
     worker = start("worker", invite, "--home", tmp_path / "home")
     worker.line_with("nats/byte")
@@ -131,3 +148,13 @@ def test_ctrl_c_hands_in_what_a_worker_has_done(tmp_path, text, start):
     coordinator.send_signal(signal.SIGINT)
     said, _ = coordinator.communicate()
     assert coordinator.returncode == 130, said
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Processes that are started meanwhile inherit it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

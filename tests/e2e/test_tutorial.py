@@ -1,5 +1,5 @@
 """Runs the one-machine part of docs/tutorial.md, in its order. A comment above a block says how: `run` runs it to its
-end, `run until "WORDS"` until it prints these words, and leaves it running."""
+end, in this process, `run until "WORDS"` until it prints these words, in a process that is left running."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
+
+from blocktrain.cli.main import app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 BLOCK = re.compile(r'<!-- run(?: until "(.+?)")? -->\n```sh\n(.*?)```', re.DOTALL)
@@ -52,12 +55,11 @@ def test_the_one_machine_part_runs_as_it_is_written(tmp_path, monkeypatch, start
             if command == "curl":
                 said += ask([command, *arguments])
                 continue
-            process = start(*arguments)
             if words:
-                process.line_with(words)
+                start(*arguments).line_with(words)
             else:
-                told, _ = process.communicate()
-                assert process.returncode == 0, f"{line}\n{told}"
-                said += told
+                result = CliRunner().invoke(app, arguments)
+                assert result.exit_code == 0, f"{line}\n{result.output}"
+                said += result.output
     assert "3 of 3 phases finished" in said
     assert '"bytes_written":40' in said

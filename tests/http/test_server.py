@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 from blocktrain.errors import ConfigError
 from blocktrain.http.server import Tls, end_on_shutdown, listening, serve_until_cancelled, served_in_thread
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def test_an_answer_is_sent_at_once_and_waits_for_no_acknowledgement():

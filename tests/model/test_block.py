@@ -142,6 +142,23 @@ def test_the_shapes_are_those_of_a_real_block_in_its_order():
     assert list(block_shapes(DENOISE, 1).items()) == [(name, tuple(tensor.shape)) for name, tensor in real.items()]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("objective", [STACKED.objective, DENOISE.objective])
+def test_narrow_tables_are_a_block_with_the_tables_that_they_make(objective):
+    wide = TINY.with_(objective=objective, **{"model.vocabulary": 300})
+    narrow, full = trained_looking(wide.with_(**{"model.table_rank": 4})), build_block(wide, 0)
+    tensors = narrow.state_dict()
+    up, down = tensors.pop("embedding_up"), tensors.pop("readout_down")
+    assert (tuple(tensors["embedding"].shape), tuple(tensors["readout"].shape)) == ((300, 4), (300, 4))
+    full.load_state_dict({**tensors, "embedding": tensors["embedding"] @ up.T, "readout": tensors["readout"] @ down})
+    torch.testing.assert_close(narrow.embedding_table(), full.embedding_table())
+    answers = [
+        x.without_evidence(some_bytes()) if isinstance(x, DenoiseBlock) else x(some_bytes(), None)[1]
+        for x in (narrow, full)
+    ]
+    torch.testing.assert_close(*answers, atol=1e-4, rtol=1e-3)
+
+
 def test_blocks_may_have_different_numbers_of_layers():
     spec = TINY.with_(**{"model.layers": [1, 3, 1, 2]})
     assert [len(build_block(spec, index).layers) for index in range(4)] == [1, 3, 1, 2]

@@ -21,6 +21,12 @@ def test_codes_depend_on_the_seed_alone():
     assert not torch.equal(noise.codes(3), noise.codes(4))
 
 
+def test_codes_of_a_large_vocabulary_are_unit_vectors_of_a_stated_width():
+    table = noise.codes(3, vocabulary=1000, code_width=256)
+    torch.testing.assert_close(table.norm(dim=1), torch.ones(1000))
+    assert (table @ table.T - torch.eye(1000)).abs().max() < 0.4
+
+
 def test_two_symmetric_ranges_meet_at_the_median():
     assert noise.lognormal_edges(2, UNIT) == pytest.approx([math.e, 1.0, 1 / math.e])
 

@@ -108,3 +108,12 @@ def test_top_p_keeps_only_the_likeliest_bytes():
     logits = torch.full((256,), -20.0)
     logits[:3] = torch.tensor([0.6, 0.3, 0.1]).log()
     assert {draw(logits, seeded(seed), top_p=0.7) for seed in range(40)} == {0, 1}
+
+
+@pytest.mark.parametrize("weights", [(), (1.0,), (1.0,) * 9, (1e300, 0.0, 0.0), (float("nan"), 0.0, 0.0)])
+def test_weights_that_do_not_fit_the_model_are_left_out(weights):
+    """They may come from elsewhere. The model then answers with its last block."""
+    spec = TINY.with_(objective=Stacked(), **{"model.blocks": 3, "model.layers": 3})
+    model = BlockModel(spec, {"stack": weights})
+    assert model.combine == {}
+    assert model.logits(some_bytes()).isfinite().all()

@@ -20,10 +20,10 @@ EXTRAS = PROJECT["optional-dependencies"]
 FOR_ALL = {Requirement(each).name.lower().replace("_", "-"): Requirement(each) for each in PROJECT["dependencies"]}
 FOR_SOME = {
     Requirement(each).name.lower().replace("_", "-")
-    for extra in ("png", "postgres", "hf", "tensorboard")
+    for extra in ("png", "postgres", "hf", "parquet", "zstd", "tensorboard")
     for each in EXTRAS[extra]
 }
-THROUGH_OTHERS = {"starlette": "fastapi", "click": "typer", "tokenizers": "transformers"}
+THROUGH_OTHERS = {"starlette": "fastapi", "click": "typer"}
 
 
 def imported() -> set[str]:

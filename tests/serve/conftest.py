@@ -7,7 +7,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -115,10 +115,9 @@ class Clock:
 async def stages_of(
     segments: Sequence[Any], clock: Callable[[], float] = time.monotonic, **settings: Any
 ) -> AsyncIterator[list[Stage]]:
+    patient = StageSettings(**{"pass_s": LIMIT_S, **settings})
     async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(Stage(each, StageSettings(**settings), clock=clock)) for each in segments
-        ]
+        yield [await stack.enter_async_context(Stage(each, patient, clock=clock)) for each in segments]
 
 
 @asynccontextmanager
@@ -145,6 +144,12 @@ async def all_known(pipeline: Pipeline) -> None:
     await until(lambda: all(link.alive for link in pipeline.links.values()))
 
 
+def assert_right(reply: Traversal, text: Traversal, kind: str = "stacked") -> None:
+    """The reply has the logits of the model in one process."""
+    truth = local_of(kind).run(text.with_(session="truth"))
+    torch.testing.assert_close(reply.prompt_logits, truth.prompt_logits, atol=1e-5, rtol=1e-4)
+
+
 class Helpers:
     """The functions above, for tests that get them as the fixture `serve`."""
 
@@ -152,7 +157,8 @@ class Helpers:
     spec_of, tensors_of = staticmethod(spec_of), staticmethod(tensors_of)
     segment_of, local_of = staticmethod(segment_of), staticmethod(local_of)
     stages_of, chain_of, until = staticmethod(stages_of), staticmethod(chain_of), staticmethod(until)
-    all_known, gated, clock = staticmethod(all_known), Gated, Clock
+    all_known, assert_right = staticmethod(all_known), staticmethod(assert_right)
+    gated, clock = Gated, Clock
 
 
 @pytest.fixture
@@ -161,10 +167,11 @@ def serve() -> type[Helpers]:
 
 
 @pytest.fixture
-def free_address() -> str:
-    """Nobody listens there."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+def free_address() -> Iterator[str]:
+    """Nobody listens there, and no other process can take it."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
 
 
 @pytest.fixture

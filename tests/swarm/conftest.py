@@ -37,6 +37,7 @@ from blocktrain.wire.updates import encode_update
 
 TOKENS = {role: f"the-token-of-the-{role}" for role in ("admin", "worker", "viewer")}
 Tensors = dict[str, Array]
+RECEIPT_KEY = Ed25519PrivateKey.generate()
 
 
 class House:
@@ -52,12 +53,22 @@ class House:
                 self.ledger.add_access_token(role, role, token, 0.0)
         self.restart()
 
+    @property
+    def run(self) -> str:
+        """The id of its run."""
+        return self.coordinator.info().run
+
     def another_coordinator(self, ledger: Ledger | None = None) -> Coordinator:
         def initial_block(block: int) -> Tensors:
             return as_arrays(build_block(self.spec, block).state_dict())
 
         return Coordinator(
-            self.spec, ledger or self.ledger, self.blobs, initial_block=initial_block, clock=lambda: self.now_s
+            self.spec,
+            ledger or self.ledger,
+            self.blobs,
+            initial_block=initial_block,
+            clock=lambda: self.now_s,
+            receipt_key=RECEIPT_KEY,
         )
 
     def member(self) -> Member:
@@ -121,6 +132,10 @@ class Member:
     def id(self) -> str:
         return self.key.public_key().public_bytes_raw().hex()
 
+    @property
+    def run(self) -> str:
+        return self.house.run
+
     def request(self, **changes: Any) -> dict[str, Any]:
         """Signed after the changes, if the result is a valid message."""
         said = {
@@ -134,7 +149,7 @@ class Member:
             **changes,
         }
         with suppress(ValidationError):
-            return sign(LeaseRequest(**said), self.key).model_dump(mode="json")
+            return sign(LeaseRequest(**said), self.key, self.run).model_dump(mode="json")
         return {**said, "signature": UNSIGNED}
 
     def lease(self) -> TrainLease:
@@ -170,7 +185,7 @@ class Member:
             "tokens": lease.steps * self.house.spec.step_bytes,
             "loss": 5.0,
         }
-        return sign(UpdateNotice(**{**said, **changes}), self.key).model_dump(mode="json")
+        return sign(UpdateNotice(**{**said, **changes}), self.key, self.run).model_dump(mode="json")
 
     def submit(self, notice: dict[str, Any], **changes: Any) -> httpx.Response:
         return self.house.ask("POST", "/v1/updates", json={**notice, **changes})

@@ -14,7 +14,7 @@ from blocktrain.swarm.initial_blocks import (
     make_initial_blocks,
     torch_process,
 )
-from blocktrain.train.memory_estimate import training_memory_bytes
+from blocktrain.train.memory_estimate import least_memory_bytes
 
 SPEC = preset("tiny")
 
@@ -28,7 +28,7 @@ def test_blocks_made_in_another_process_are_those_made_here(tmp_path):
 
 
 def test_it_returns_the_memory_that_training_each_phase_takes(tmp_path):
-    assert make_initial_blocks(SPEC, tmp_path) == {x.index: training_memory_bytes(SPEC, x) for x in SPEC.phases}
+    assert make_initial_blocks(SPEC, tmp_path) == {x.index: least_memory_bytes(SPEC, x) for x in SPEC.phases}
 
 
 def test_blocks_that_are_there_are_not_made_again(tmp_path):

@@ -12,6 +12,8 @@ from blocktrain.swarm.local import local_swarm
 from blocktrain.swarm.worker.worker import Worker
 from blocktrain.wire.invite import parse_invite
 
+PATIENCE_S = 100.0
+
 
 @pytest.fixture
 def spec(tiny_run):
@@ -21,7 +23,7 @@ def spec(tiny_run):
 def test_two_workers_train_a_run_to_its_end(spec):
     seen = set()
     with local_swarm(spec, workers=2, report=lambda name, report: seen.add((name, report.kind))) as swarm:
-        assert swarm.wait(60)
+        assert swarm.wait(PATIENCE_S)
         assert all(phase["finished"] for phase in swarm.status()["phases"])
         assert len(swarm.model().blocks) == 4
     assert {("worker-1", "finished"), ("worker-2", "finished")} <= seen
@@ -41,7 +43,7 @@ def test_nothing_is_left_when_it_ends(spec):
 
 def test_with_a_folder_it_goes_on_where_it_was(spec, tmp_path):
     with local_swarm(spec, workers=1, folder=tmp_path / "swarm") as swarm:
-        assert swarm.wait(60)
+        assert swarm.wait(PATIENCE_S)
     with local_swarm(spec, workers=0, folder=tmp_path / "swarm") as again:
         assert all(phase["finished"] for phase in again.status()["phases"])
 
@@ -52,7 +54,7 @@ def test_a_worker_s_error_reaches_who_waits(spec, monkeypatch):
 
     monkeypatch.setattr(Worker, "run", broken)
     with local_swarm(spec, workers=1) as swarm, pytest.raises(CorpusError, match="restore it"):
-        swarm.wait(60)
+        swarm.wait(PATIENCE_S)
 
 
 def test_waiting_for_nobody_is_refused(spec):

@@ -48,7 +48,7 @@ def serving(spec: RunSpec, folder: Path) -> Iterator[Invite]:
 
 def work(invite: Invite, home: Path, **options) -> None:
     """Runs a worker until the run is finished, or until `stop` says so."""
-    with CoordinatorClient(invite, patience_s=30) as client:
+    with CoordinatorClient(invite, patience_s=100) as client:
         Worker(client, home, key=Ed25519PrivateKey.generate(), name="w", memory_bytes=2**33, **options).run()
 
 

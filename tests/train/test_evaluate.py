@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from blocktrain.data.windows import consecutive_windows
 from blocktrain.model.stack import BlockModel
-from blocktrain.spec import Denoise, EndToEnd, Stacked, preset
-from blocktrain.train.evaluate import answer, evaluate, fit_combination
+from blocktrain.spec import MAX_COMPOSITION_WEIGHT, Denoise, EndToEnd, Stacked, preset
+from blocktrain.train.evaluate import FIT_WINDOWS, answer, evaluate, fit_combination, windows_at_once
 from blocktrain.train.trainer import BlockTrainer
 
 TINY = preset("tiny")
@@ -74,6 +75,11 @@ def test_the_standard_error_is_that_of_the_mean_over_windows():
     assert score.standard_error == pytest.approx(np.std(losses, ddof=1) / math.sqrt(len(losses)), rel=1e-2)
 
 
+@pytest.mark.parametrize("vocabulary, at_once", [(200, 32), (256, 32), (1024, 8), (65_536, 1)])
+def test_a_large_vocabulary_is_scored_in_smaller_batches(vocabulary, at_once):
+    assert windows_at_once(TINY.with_(**{"model.vocabulary": vocabulary}), 32) == at_once
+
+
 def test_evaluation_twice_gives_the_same_scores():
     model = BlockModel(TINY.with_(objective=Denoise()))
     assert evaluate(model, TEXT, max_windows=4) == evaluate(model, TEXT, max_windows=4)
@@ -85,6 +91,29 @@ def test_fitted_weights_predict_no_worse_than_the_composition_before(objective):
     before = answer(evaluate(model, PROSE)).nats_per_byte
     model.combine = fit_combination(model, PROSE)
     assert answer(evaluate(model, PROSE)).nats_per_byte <= before + 1e-3
+
+
+@pytest.mark.parametrize("objective, steps", [(Stacked(), 30), (Denoise(), 20)], ids=["stacked", "denoise"])
+def test_fitted_weights_predict_as_well_as_those_of_torch_s_optimiser(objective, steps):
+    model = trained(TINY.with_(objective=objective, **{"train.steps": steps}), PROSE)
+    path = model.paths[0]
+    windows = torch.from_numpy(consecutive_windows(PROSE, TINY.model.context + 1)[:FIT_WINDOWS]).long()
+    logits, targets = (
+        torch.stack(model.readings(windows[:, :-1], path)).flatten(1, 2).detach(),
+        windows[:, 1:].flatten(),
+    )
+
+    def loss(weights):
+        return torch.nn.functional.cross_entropy(torch.tensordot(weights, logits, dims=1), targets)
+
+    theirs = torch.full((4,), 0.25, requires_grad=True)
+    optimiser = torch.optim.LBFGS([theirs], max_iter=100, line_search_fn="strong_wolfe")
+    optimiser.step(lambda: (optimiser.zero_grad(), value := loss(theirs), value.backward())[1])
+    assert loss(torch.tensor(fit_combination(model, PROSE)[path])) <= loss(theirs) + 1e-4
+
+
+def test_blocks_that_know_nothing_keep_their_weights():
+    assert fit_combination(BlockModel(TINY), TEXT) == {"stack": (0.0, 0.0, 0.0, 1.0)}
 
 
 def test_a_missing_block_is_left_out_of_the_readings():
@@ -106,3 +135,14 @@ def test_low_noise_lets_training_copy_the_target_and_the_held_out_loss_shows_it(
     assert final["leaking"] < 0.1
     assert final["sound"] > 1.0
     assert held_out["euler"].nats_per_byte > 1.0
+
+
+def test_the_weights_of_a_model_that_learned_little_stay_within_what_a_coordinator_accepts():
+    spec = preset("tiny").with_(**{"train.steps": 2})
+    published = {}
+    for phase in spec.phases:
+        trainer = BlockTrainer(spec, phase, PROSE, published)
+        trainer.step()
+        published |= trainer.weights()
+    model = BlockModel.from_tensors(spec, published)
+    assert max(abs(weight) for weight in fit_combination(model, PROSE)["stack"]) <= MAX_COMPOSITION_WEIGHT

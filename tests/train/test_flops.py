@@ -17,11 +17,13 @@ CASES = [
     (Stacked(schedule="simultaneous", scaffold=0, lookahead=1), 1),
     (Denoise(), 0),
 ]
+SHAPES = [{}, {"model.vocabulary": 400, "model.table_rank": 16}]
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=["bytes", "narrow tables"])
 @pytest.mark.parametrize("objective, phase", CASES)
-def test_the_count_is_what_torch_counts_less_the_optimiser(objective, phase):
-    spec = TINY.with_(objective=objective)
+def test_the_count_is_what_torch_counts_less_the_optimiser(objective, phase, shape):
+    spec = TINY.with_(objective=objective, **shape)
     published = {k: BlockTrainer(spec, p, TEXT, {}).weights()[k] for p in spec.phases for k in p.blocks}
     trainer = BlockTrainer(spec, spec.phases[phase], TEXT, published)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # torch counts no fused CPU attention

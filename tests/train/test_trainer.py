@@ -50,6 +50,15 @@ def test_a_report_counts_the_step_it_tells_of():
     assert report.lr_factor == pytest.approx(1 / 5)
 
 
+def test_a_block_with_narrow_tables_starts_where_the_one_before_it_ended():
+    spec = preset("tiny").with_(**{"model.table_rank": 8, "train.steps": 2})
+    first = BlockTrainer(spec, spec.phases[0], TEXT, {}, compile=False)
+    first.step()
+    second = BlockTrainer(spec, spec.phases[1], TEXT, first.weights(), compile=False)
+    for name in ("readout", "readout_down"):
+        assert torch.equal(second.weights()[2][name], first.weights()[1][name])
+
+
 def test_other_shards_see_other_windows():
     here, there = trainer(Stacked(), shard=0), trainer(Stacked(), shard=1)
     assert here.step().loss == there.step().loss == pytest.approx(np.log(256), rel=1e-4)

@@ -343,6 +343,7 @@ def test_the_next_phase_takes_over_what_is_unsent_of_the_blocks_it_goes_on_with(
     sent(feedback, before, trained(before, 2), SMALL)
     unsent = feedback.unsent["1.up"]
     following = {"1.up": before["1.up"], "2.up": np.ones((8, 8), np.float32)}
+    feedback.forget_others(following)
     assert equal(feedback.start(following), {"1.up": before["1.up"] - unsent, "2.up": np.ones((8, 8), np.float32)})
     assert feedback.unsent.keys() == {"1.up"}
 

@@ -4,27 +4,31 @@ tables, a file or a pipe plain aligned text. Next: cli/shared/progress.py."""
 from __future__ import annotations
 
 import sys
-import unicodedata
-from collections.abc import Collection, Sequence
-from typing import TextIO
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from blocktrain.logs import visible
+
 Row = Sequence[str]
-UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control and formatting characters, surrogates, line separators
+WIDTH = 79  # of a line on the narrowest terminal that we think of
+SHORT = 12  # characters of a cell that is never wrapped
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def visible(text: str) -> str:
-    """Foreign text as one line that cannot control the terminal: control characters are shown as their escapes."""
-    return "".join(ascii(each)[1:-1] if unicodedata.category(each) in UNSEEN else each for each in text)
+def say(*lines: str) -> None:
+    """Prints what is not the result: on stderr. A line may hold foreign text, such as a coordinator's error: it stays
+    one line."""
+    print("\n".join(map(visible, lines)), file=sys.stderr, flush=True)
 
 
-def say(text: str) -> None:
-    """Prints what is not the result: on stderr."""
-    print(text, file=sys.stderr, flush=True)
+def show_line(text: str) -> None:
+    """Prints one line of a result, which may hold foreign text."""
+    print(visible(text), flush=True)
 
 
 def show_table(
@@ -53,6 +57,34 @@ def quantity(amount: float, unit: str) -> str:
     return f"{amount:.4g} {unit}"
 
 
+def counted(count: int, noun: str) -> str:
+    """1, "step" -> "1 step"; 2, "step" -> "2 steps" """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def sample_lines(samples: Iterable[Mapping[str, str]]) -> list[str]:
+    """What a model wrote, one line each: the prompt, then its continuation. The text is foreign."""
+    lines = (f"  {visible(each['prompt'])}|{visible(each['text'])}" for each in samples)
+    return [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines]
+
+
+def wrapped(text: str, indent: int = 0, stream: TextIO | None = None) -> str:
+    """Sentences for a terminal that cuts no word at its edge; further lines begin with `indent` spaces. A file or pipe
+    gets them as they are."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return text
+    width = Console(file=stream).width
+    return "\n".join("\n".join(_wrap(line, width, indent)) for line in text.split("\n"))
+
+
+def _wrap(line: str, width: int, indent: int) -> list[str]:
+    if len(line) < width:
+        return [line]
+    settings: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
+    return textwrap.wrap(line, width - 1, subsequent_indent=" " * indent, **settings)
+
+
 def duration(seconds: float) -> str:
     """75 -> "1m15s" """
     minutes, rest = divmod(round(seconds), 60)
@@ -72,9 +104,12 @@ def _numeric(columns: Row, rows: Sequence[Row]) -> list[bool]:
 
 
 def _rich_table(columns: Row, rows: Sequence[Row], marked: Collection[int]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for name, numeric in zip(columns, _numeric(columns, rows), strict=True):
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    """Numbers and short words stay on one line, so that a narrow terminal wraps only sentences and paths."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    cells = zip(columns, *rows, strict=True)
+    for name, numeric, column in zip(columns, _numeric(columns, rows), cells, strict=True):
+        short = numeric or max(map(len, column)) <= SHORT
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=short)
     for index, row in enumerate(rows):
         table.add_row(*row, style="bold" if index in marked else None)
     return table

@@ -15,7 +15,6 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from blocktrain.cli.commands.demo import demo
 from blocktrain.cli.commands.serving.gateway import gateway
@@ -30,26 +29,26 @@ from blocktrain.cli.commands.swarm.ledger import ledger
 from blocktrain.cli.commands.swarm.pause import pause
 from blocktrain.cli.commands.swarm.resume import resume
 from blocktrain.cli.commands.swarm.status import status
+from blocktrain.cli.commands.swarm.verify import verify
 from blocktrain.cli.commands.swarm.worker import worker
 from blocktrain.cli.commands.training.compare import compare
 from blocktrain.cli.commands.training.eval import evaluate
 from blocktrain.cli.commands.training.generate import generate
+from blocktrain.cli.commands.training.inspect import inspect
+from blocktrain.cli.commands.training.prepare import prepare
 from blocktrain.cli.commands.training.reference import reference
 from blocktrain.cli.commands.training.report import report
 from blocktrain.cli.commands.training.train import train
 from blocktrain.cli.console import say
-from blocktrain.cli.options import EXIT_INTERRUPTED, Command, flags_without_type
+from blocktrain.cli.options import EXIT_INTERRUPTED, Command, Group
 from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
 from blocktrain.io.allocator import use_huge_pages
 
 EXIT_UNEXPECTED = 1
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """All commands. An error that leaves one becomes a sentence on stderr and an exit code."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return flags_without_type(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         with _explained(debug=bool(ctx.params.get("debug"))):
@@ -94,18 +93,21 @@ TRAINING, SWARM, SERVING = "Train on one machine", "Train together", "Serve"
 INVITE = "'bt://train.example.org:7000/#…'"
 COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (START, demo, "demo --workers 2"),
+    (TRAINING, prepare, "prepare texts/ --tokenizer bpe:4096 --out corpus/"),
+    (TRAINING, inspect, "inspect corpus/"),
     (TRAINING, train, "train --preset small --set train.steps=200 --out run/"),
     (TRAINING, reference, "reference --preset small --out ref/"),
     (TRAINING, compare, "compare --preset small --out report/"),
     (TRAINING, evaluate, "eval run/ ref/ --split test --json"),
     (TRAINING, generate, 'generate run/ --prompt "The president" --max-bytes 200 --seed 1'),
     (TRAINING, report, "report run/ --out page.html"),
-    (SWARM, coordinator, "coordinator --preset small --dir swarm/ --host 0.0.0.0 --public train.example.org"),
+    (SWARM, coordinator, "coordinator --preset small --dir swarm/ --host 0.0.0.0 --public HOST --tls-self-signed"),
     (SWARM, worker, f"worker {INVITE}"),
     (SWARM, doctor, f"doctor {INVITE}"),
     (SWARM, status, f"status {INVITE} --watch"),
     (SWARM, export, f"export {INVITE} model/   or   blocktrain export run/ --hf hf/"),
     (SWARM, ledger, f"ledger {INVITE}"),
+    (SWARM, verify, "verify swarm/ --repair"),
     (SWARM, pause, f"pause {INVITE}"),
     (SWARM, resume, f"resume {INVITE}"),
     (SERVING, serve, "serve run/ --stages 3"),

@@ -3,25 +3,43 @@ Next: cli/commands/training/train.py, the first command to use them."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 import tomllib
 import warnings
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from blocktrain.cli.console import say
 from blocktrain.errors import ConfigError
+from blocktrain.http.limits import HttpLimits
+from blocktrain.logs import visible
 from blocktrain.presets import PRESETS
-from blocktrain.spec import RunSpec, load_spec, preset
+from blocktrain.spec import BYTES, RunSpec, load_spec, preset
+
+if TYPE_CHECKING:
+    import torch
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
+POWERS = ("", "k", "m", "g", "t")  # of 1000, or of 1024 with an i
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 class Command(TyperCommand):
     """A command whose help shows no type for flags: --json, not --json <bool>."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return flags_without_type(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """The same for commands with commands of their own."""
 
     def get_params(self, ctx: Any) -> Any:
         return flags_without_type(super().get_params(ctx))
@@ -51,7 +69,10 @@ Preset = Annotated[
 ]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Output directory. The same command continues there.")]
 CorpusSource = Annotated[
-    str | None, typer.Option("--corpus", metavar="PATH", help="Training text: a file, a folder, sotu, or hf:NAME.")
+    str | None,
+    typer.Option(
+        "--corpus", metavar="PATH", help="Training text: a file, a folder, a prepared corpus, sotu, or hf:NAME."
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Random seed.")]
 Changes = Annotated[
@@ -72,10 +93,46 @@ BudgetOption = Annotated[
 ]
 MaxWindows = Annotated[int | None, typer.Option(metavar="N", help="Use only the first N windows of a split.")]
 
+# This machine
+
+DeviceName = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps. Default: the GPU if there is one."),
+]
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Number of CPU threads.")]
+MemorySize = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Memory to use, for example 4GB. Default: what is free."),
+]
+
 # A swarm
 
+INVITE_VARIABLE = "BLOCKTRAIN_INVITE"
+
+
+def read_secret(text: str | None) -> str | None:
+    """Everybody on a machine can see command lines. So a secret may stand in a file (@FILE) or come from stdin (-)."""
+    if text is None or not (text == "-" or text.startswith("@")):
+        return text
+    where = "stdin" if text == "-" else text[1:]
+    try:
+        found = (sys.stdin.readline() if text == "-" else Path(where).read_text(encoding="utf-8")).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        detail = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"{where} cannot be read ({detail}): give a file with the secret as @FILE") from None
+    if not found:
+        raise ConfigError(f"{where} is empty: it must hold the secret, for example an invite")
+    return found
+
+
 InviteText = Annotated[
-    str, typer.Argument(metavar="INVITE", help="The invite bt://…#… that blocktrain coordinator prints, in quotes.")
+    str,
+    typer.Argument(
+        metavar="INVITE",
+        help="The invite bt://…#… in quotes, a file that holds it (FILE or @FILE), or - for stdin.",
+        envvar=INVITE_VARIABLE,
+        callback=read_secret,
+    ),
 ]
 StateFolder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The --dir of blocktrain coordinator.")]
 LedgerUrl = Annotated[
@@ -85,16 +142,33 @@ Home = Annotated[
     Path | None, typer.Option("--home", metavar="DIR", help="Directory for downloads. Default: ~/.cache/blocktrain.")
 ]
 
+# Services
+
+MaxConnections = Annotated[int, typer.Option("--max-connections", metavar="N", help="Most connections at a time.")]
+MaxPerAddress = Annotated[int, typer.Option("--max-per-address", metavar="N", help="Most of these from one address.")]
+TrustedProxies = Annotated[
+    list[str] | None,
+    typer.Option("--trusted-proxy", metavar="ADDRESS", help="Believe X-Forwarded-For of this proxy. Repeatable."),
+]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain in PEM format.")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key in PEM format.")]
+
 # Serving
 
 ModelSource = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model directory, or the invite bt://…#… of a training run, in quotes.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model directory, or the invite of a training run: bt://…#… in quotes, @FILE or - for stdin.",
+        envvar=INVITE_VARIABLE,
+        callback=read_secret,
+    ),
 ]
 KeyFile = Annotated[
     Path | None, typer.Option("--keys", metavar="FILE", help="The chain's key, made by blocktrain keys.")
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Need no key beyond this machine. Only on a network you trust.")
+    bool, typer.Option("--insecure", help="Need no key and no TLS beyond this machine. Only on a network you trust.")
 ]
 Offload = Annotated[
     bool, typer.Option("--offload", help="Keep the layers on disk, for blocks that are larger than memory.")
@@ -118,6 +192,25 @@ def read_spec(
     for warning in found:
         say(f"warning: {warning.message}")
     return spec
+
+
+def warn_about_text(spec: RunSpec) -> None:
+    """Prints what the corpus holds that is probably not plain text, and how to go on. Preparing refuses such text."""
+    from blocktrain.data.raw import remarks_on_source
+    from blocktrain.data.shards import is_prepared
+
+    if spec.corpus.tokenizer not in (None, BYTES) or is_prepared(spec.corpus.source):
+        return
+    for remark in remarks_on_source(spec.corpus.source):
+        say(f"warning: {visible(remark)}")
+
+
+def http_limits(max_connections: int, max_per_address: int, trusted_proxies: list[str] | None) -> HttpLimits:
+    return HttpLimits(
+        max_connections=max_connections,
+        max_connections_per_address=max_per_address,
+        trusted_proxies=tuple(trusted_proxies or ()),
+    )
 
 
 def require_positive(option: str, value: int | None) -> None:
@@ -153,3 +246,60 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def parse_size(option: str, text: str) -> int:
+    """ "4GB" -> 4,000,000,000; "4GiB" -> 4 · 2^30; "4000000" -> 4,000,000 bytes"""
+    found = SIZE.fullmatch(text.strip())
+    if found is None or (found[3] and not found[2]):
+        raise ConfigError(f"{option} {text} is not a size: write for example 4GB, 512MB or 2GiB")
+    size = int(float(found[1]) * (1024 if found[3] else 1000) ** POWERS.index(found[2].lower()))
+    if size < 1:
+        raise ConfigError(f"{option} {text} is too small: give at least 1 byte, for example 4GB")
+    return size
+
+
+def chosen_memory(size: str | None, device: torch.device) -> int:
+    """The bytes of --memory, or else what is free on the device."""
+    return free_memory_bytes(device) if size is None else parse_size("--memory", size)
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Free memory of the device. For a CPU: what the system can give without swapping, or else all memory."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    with suppress(OSError, ValueError, AttributeError):  # not on every system
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    raise ConfigError("the free memory of this system is unknown: give --memory, for example 4GB")
+
+
+def chosen_device(name: str | None) -> torch.device:
+    """The named device, tried out; or else the GPU if there is one."""
+    import torch
+
+    if name is None:
+        from blocktrain.train.trainer import pick_device
+
+        return pick_device()
+    try:
+        torch.zeros(1, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError) as error:
+        detail = str(error).splitlines()[0][:100]
+        raise ConfigError(
+            f"--device {name} cannot be used here ({detail}): give cpu, or a device of this machine"
+        ) from None
+
+
+def use_threads(threads: int | None) -> None:
+    require_positive("--threads", threads)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

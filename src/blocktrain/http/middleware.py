@@ -7,13 +7,14 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from blocktrain.http.limits import site_of
 from blocktrain.http.rate_limit import Rate, RateLimiter
 
 TOKENS_PER_ADDRESS = 4  # access tokens of one address that may all use their full rate
@@ -28,6 +29,11 @@ class CheckFailed(Exception):
 
 
 Check = Callable[[Scope, Headers], None]  # raises CheckFailed
+Authorize = Callable[[Scope, Headers], Awaitable[None]]  # raises what `render` renders
+
+
+async def _anybody(scope: Scope, headers: Headers) -> None:
+    """The routes check who asks, before they read a body."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ def limit_rate(rate: Rate, clock: Callable[[], float]) -> Check:
     of_address = RateLimiter(Rate(rate.requests * TOKENS_PER_ADDRESS, rate.window_s), clock)
 
     def check(scope: Scope, headers: Headers) -> None:
-        address = scope["client"][0] if scope.get("client") else ""
+        address = site_of(scope["client"][0]) if scope.get("client") else ""
         token = hashlib.sha256(headers.get("authorization", "").encode()).digest()
         wait_s = of_address.wait_s(address) or of_token.wait_s((address, token))
         if wait_s:
@@ -104,15 +110,17 @@ class Middleware:
         body: BodyLimit,
         checks: Sequence[Check],
         render: Callable[[Exception], Response | None],
+        authorize: Authorize = _anybody,
         headers: Mapping[str, str] | None = None,
         count: Callable[[int], None] = lambda status: None,
         report: Callable[[Scope, int, float], None] = lambda scope, status, seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`render` makes the answer to an exception; None raises it again. `headers` are added where an answer has
-        none of that name. `count` gets each status when an answer begins; `report` gets it, and the time taken, when
-        the answer has ended."""
+        """`authorize` comes after the checks and before any byte of the body. `render` makes the answer to an
+        exception; None raises it again. `headers` are added where an answer has none of that name. `count` gets each
+        status when an answer begins; `report` gets it, and the time taken, when the answer has ended."""
         self._app, self._body, self._checks, self._render = app, body, (*checks, body.check), render
+        self._authorize = authorize
         self._headers, self._count, self._report, self._clock = headers or {}, count, report, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,6 +144,7 @@ class Middleware:
             request_headers = Headers(scope=scope)
             for check in self._checks:
                 check(scope, request_headers)
+            await self._authorize(scope, request_headers)
             await self._app(scope, receive if self._body.length_required else self._body.enforce(receive), answer)
         except Exception as error:
             response = None if status else self._render(error)  # after the start, the server can only disconnect

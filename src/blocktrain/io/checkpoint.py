@@ -8,6 +8,8 @@ writes files whole or not at all; train/run.py, which fills a directory.
       block-0-1f3a52c09b7e.safetensors named by its hash, so that a new version never replaces the one in use
       progress/phase-0.safetensors     state of an unfinished phase
       metrics.jsonl                    one record per line
+      samples.jsonl                    what the model wrote while it was trained
+      tokenizer.json                   unless the run is on bytes
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from torch import Tensor
 
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.files import make_folder, storage_errors, write_whole
+from blocktrain.io.private import LEDGER_FILE
 from blocktrain.io.tensor_file import (
     MappedTensors,
     Shapes,
@@ -40,11 +43,13 @@ from blocktrain.io.tensor_file import (
     to_bytes,
     unreadable,
 )
-from blocktrain.spec import RunSpec, load_spec
+from blocktrain.settings import TOKENIZER_FILE
+from blocktrain.spec import RunSpec, first_difference, load_spec, settings_of
 
 SPEC_FILE = "spec.toml"
 MANIFEST_FILE = "manifest.json"
 METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
 
 
 class BlockEntry(BaseModel):
@@ -88,7 +93,7 @@ class RunDirectory:
             if (path / SPEC_FILE).exists():
                 _require_same_spec(path, _read_spec(path), spec)
             else:
-                write_whole(path / SPEC_FILE, tomli_w.dumps(_settings(spec)).encode())
+                write_whole(path / SPEC_FILE, tomli_w.dumps(settings_of(spec)).encode())
             if (path / MANIFEST_FILE).exists():
                 _require_same_corpus(path, run.manifest().corpus_sha256, corpus_sha256)
             else:
@@ -100,6 +105,11 @@ class RunDirectory:
         path = Path(path)
         for name in (SPEC_FILE, MANIFEST_FILE):
             if not (path / name).is_file():
+                if (path / LEDGER_FILE).is_file():
+                    raise CheckpointError(
+                        f"{path} is the directory of a coordinator, which holds no model: download its model with "
+                        f"blocktrain export {path} model/, then give model/"
+                    )
                 raise CheckpointError(
                     f"{path} is not a run directory, it has no {name}: give the --out of blocktrain train"
                 )
@@ -167,6 +177,22 @@ class RunDirectory:
                 return self.map_block(block, expected)
             raise unreadable(path, error, _again(block)) from None
 
+    def save_tokenizer(self, file: bytes | None) -> None:
+        """The tokenizer's file, so that the directory can be used without its corpus. None: the run is on bytes."""
+        if file is not None and not (self.path / TOKENIZER_FILE).exists():
+            write_whole(self.path / TOKENIZER_FILE, file)
+
+    def tokenizer_file(self) -> bytes | None:
+        expected, path = self.spec.corpus.tokenizer_sha256, self.path / TOKENIZER_FILE
+        if expected is None:
+            return None
+        data = read_file(path)
+        if hashlib.sha256(data).hexdigest() != expected:
+            raise CheckpointError(
+                f"{path} is not the tokenizer that the run was trained with: copy tokenizer.json of its prepared corpus"
+            )
+        return data
+
     def save_progress(self, phase: int, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
         make_folder(self.path / "progress")
         with self._lock():
@@ -189,15 +215,19 @@ class RunDirectory:
             combine = {**old.combine, name: tuple(float(weight) for weight in weights)}
             self._write_manifest(old.model_copy(update={"combine": combine}))
 
-    def log(self, record: dict[str, Any]) -> None:
+    def log(self, record: dict[str, Any], file_name: str = METRICS_FILE) -> None:
         """Append one line with one write, so that lines of several processes do not mix."""
-        path = self.path / METRICS_FILE
+        path = self.path / file_name
         with storage_errors(path), path.open("ab+", buffering=0) as file:
             file.write(_line_break_after_a_crash(file) + json.dumps(record).encode() + b"\n")
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def samples(self) -> list[dict[str, Any]]:
+        """The records of what the model wrote while it was trained, in order."""
+        return [record for record in self.metrics(SAMPLES_FILE) if {"at_s", "samples"} <= record.keys()]
+
+    def metrics(self, file_name: str = METRICS_FILE) -> list[dict[str, Any]]:
         """The records in order, without lines that a crash cut short."""
-        path = self.path / METRICS_FILE
+        path = self.path / file_name
         lines = read_file(path).splitlines() if path.exists() else []
         return [record for record in map(_parse_line, lines) if record is not None]
 
@@ -263,6 +293,7 @@ def copy_as(source: RunDirectory, path: Path, dtype: torch.dtype, shapes: Callab
     composition are copied unchanged."""
     manifest = source.manifest()
     target = RunDirectory.create(path, source.spec, manifest.corpus_sha256)
+    target.save_tokenizer(source.tokenizer_file())
     for block, entry in manifest.blocks.items():
         target.save_block(block, stored_as(source.load_block(block, shapes(block)), dtype), entry.steps)
     for phase in manifest.finished:
@@ -290,30 +321,9 @@ def _read_spec(path: Path) -> RunSpec:
         raise CheckpointError(f"the spec of a run directory cannot be read: {error}, or use another --out") from None
 
 
-def _settings(spec: RunSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json", exclude_none=True)
-
-
 def _require_same_spec(path: Path, there: RunSpec, wanted: RunSpec) -> None:
-    old, new = _flat(_settings(there)), _flat(_settings(wanted))
-    for key in dict.fromkeys((*new, *old)):
-        if old.get(key) != new.get(key):
-            raise CheckpointError(
-                f"{path} holds a run with {key} = {_toml_value(old, key)} and this run has {key} = "
-                f"{_toml_value(new, key)}: use the same settings, or another --out"
-            )
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"model": {"width": 64}} -> {"model.width": 64}"""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
-
-
-def _toml_value(flat: Mapping[str, Any], key: str) -> str:
-    return json.dumps(flat[key]) if key in flat else "nothing"
+    if different := first_difference(there, wanted):
+        raise CheckpointError(f"{path} {different}: use the same settings, or another --out")
 
 
 def _require_same_corpus(path: Path, there: str, wanted: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from blocktrain.errors import ConfigError, StorageError
 
 OWNER_ONLY = 0o600
-INVITE_FILE, LEDGER_FILE = "invite", "ledger.db"  # in a coordinator's directory
+LEDGER_FILE = "ledger.db"  # in a coordinator's directory
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -16,20 +16,29 @@ from torch import Tensor
 
 from blocktrain.errors import CheckpointError, TensorError
 from blocktrain.io.arrays import as_arrays, as_tensors
-from blocktrain.io.files import mapped, write_whole
-from blocktrain.wire.safetensors import decode, encode
+from blocktrain.io.files import mapped, written_whole
+from blocktrain.wire.safetensors import Encoded, decode, encode, encode_chunks
 
+RESTORE = "check the path, or restore the file"
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    write_whole(path, to_bytes(tensors, metadata))
+    """Writes one tensor after the other: they may wait on disk (shelf.py) and need not fit the memory."""
+    with written_whole(path) as file:
+        for chunk in encode_chunks(as_arrays(tensors), metadata):
+            file.write(chunk)
 
 
 def load_tensors(
     path: Path, expected: Shapes | None = None, remedy: str = "make it again, or restore it"
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    return from_bytes(read_file(path), path, expected, remedy)
+    """The tensors and the metadata, read from the file when they are used. They must not be written to."""
+    try:
+        data = mapped(path)
+    except OSError as error:
+        raise unreadable(path, error, RESTORE) from None
+    return from_bytes(data, path, expected, remedy, in_place=True)
 
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -38,11 +47,11 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None =
 
 
 def from_bytes(
-    data: bytes, path: Path, expected: Shapes | None, remedy: str
+    data: Encoded, path: Path, expected: Shapes | None, remedy: str, *, in_place: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata. An error names the file that the bytes were read from, and the remedy."""
     with damage_in(path, remedy):
-        arrays, metadata = decode(data, expected=expected)
+        arrays, metadata = decode(data, expected=expected, in_place=in_place)
         return as_tensors(arrays), metadata
 
 
@@ -86,7 +95,7 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise unreadable(path, error, "check the path, or restore the file") from None
+        raise unreadable(path, error, RESTORE) from None
 
 
 def unreadable(path: Path, error: OSError, remedy: str) -> CheckpointError:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from blocktrain.model import noise
 from blocktrain.model.kv_cache import CacheView
 from blocktrain.model.transformer import Layer, Modulation, lean_norm, rms_norm, rotary_table, span_mask
-from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
+from blocktrain.spec import Denoise, RunSpec
 
 
 class Block(nn.Module):
@@ -24,6 +24,8 @@ class Block(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    embedding_up: nn.Parameter | None  # from the rank of the tables to the width, if they differ
+    readout_down: nn.Parameter | None  # and back
 
     def __init__(self, spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> None:
         super().__init__()
@@ -31,18 +33,36 @@ class Block(nn.Module):
         generator = torch.Generator().manual_seed(_init_seed(spec.seed, index))
         self.index = index
         self.num_layers = model.layers_of(index)  # logical layers; `layers` holds the physical ones
-        self.embedding = nn.Parameter(
-            torch.randn(NUM_SYMBOLS, model.width, generator=generator, device=generator.device)
-        )
+        rank = model.table_rank or model.width
+        self.embedding = nn.Parameter(torch.randn(model.vocabulary, rank, generator=generator, device=generator.device))
         initial = (Layer(model.width, model.heads, generator) for _ in range(model.physical_layers_of(index)))
         self.layers = nn.ModuleList(initial if layers is None else layers)
-        self.readout = nn.Parameter(torch.zeros(NUM_SYMBOLS, model.width))
+        self.readout = nn.Parameter(torch.zeros(model.vocabulary, rank))
+        self.embedding_up = self.readout_down = None
+        if model.table_rank is not None:
+            up, down = (
+                torch.randn(*shape, generator=generator, device=generator.device) / shape[1] ** 0.5
+                for shape in ((model.width, rank), (rank, model.width))
+            )
+            self.embedding_up, self.readout_down = nn.Parameter(up), nn.Parameter(down)
         cos, sin = rotary_table(model.context, model.width // model.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
     def embed(self, bytes_BT: Tensor) -> Tensor:
-        return rms_norm(F.embedding(bytes_BT, self.embedding))
+        return rms_norm(self._rows(bytes_BT))
+
+    def _rows(self, tokens: Tensor) -> Tensor:
+        """The tokens' rows of the embedding."""
+        rows = F.embedding(tokens, self.embedding)
+        return rows if self.embedding_up is None else F.linear(rows, self.embedding_up)
+
+    def embedding_table(self) -> Tensor:
+        """The embedding of every token, [vocabulary, width]."""
+        return self.embedding if self.embedding_up is None else F.linear(self.embedding, self.embedding_up)
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        return F.linear(normed if self.readout_down is None else F.linear(normed, self.readout_down), self.readout)
 
     def run_layers(
         self, hidden_BTD: Tensor, mask: Tensor | None = None, modulation: Modulation | None = None
@@ -81,10 +101,10 @@ class Block(nn.Module):
 
     def answer(self, hidden_TD: Tensor) -> Tensor:
         """The logits of what `step` returned."""
-        return F.linear(lean_norm(hidden_TD), self.readout)
+        return self._logits(lean_norm(hidden_TD))
 
     def read_out(self, hidden_BTD: Tensor) -> Tensor:
-        return F.linear(rms_norm(hidden_BTD), self.readout)
+        return self._logits(rms_norm(hidden_BTD))
 
     def matrices(self) -> list[nn.Parameter]:
         """The layers' weights, which Muon orthogonalises. All other parameters are tables and vectors."""
@@ -111,7 +131,7 @@ class StackedBlock(Block):
         return state_BTD, self.read_out(state_BTD)
 
     def step(self, bytes_T: Tensor, state_TD: Tensor | None, cache: CacheView) -> Tensor:
-        own = self.gain * lean_norm(F.embedding(bytes_T, self.embedding))
+        own = self.gain * lean_norm(self._rows(bytes_T))
         return self.run_steps(own if state_TD is None else own + state_TD, cache)
 
     @property
@@ -141,7 +161,9 @@ class DenoiseBlock(Block):
         self.sigma_high, self.sigma_low = borders[index], borders[index + 1]
         self.modulate = nn.Parameter(torch.zeros(6 * spec.model.width, self.NUM_NOISE_FEATURES))
         self.sharpness = nn.Parameter(torch.tensor(self.objective.sigma_data**-2))
-        self.register_buffer("code_table", noise.codes(spec.seed), persistent=False)
+        self.register_buffer(
+            "code_table", noise.codes(spec.seed, spec.model.vocabulary, spec.model.code_width), persistent=False
+        )
 
     def denoise(self, bytes_BT: Tensor, scores_BTV: Tensor, sigma_B: Tensor, span_start: int | None = None) -> Tensor:
         """Logits of the next byte at every position, from the context and z·e_x at noise level σ (one per window).
@@ -153,10 +175,13 @@ class DenoiseBlock(Block):
             T = bytes_BT.size(1)
             mask = span_mask(T, span_start).to(bytes_BT.device)
             hidden_BTD = hidden_BTD * (torch.arange(T, device=bytes_BT.device) < span_start)[None, :, None]
-        hidden_BTD = torch.addcmul(hidden_BTD, c_in, scores_BTV @ self.readout)
+        projected = scores_BTV @ self.readout
+        hidden_BTD = torch.addcmul(
+            hidden_BTD, c_in, projected if self.readout_down is None else projected @ self.readout_down
+        )
         hidden_BTD = self.run_layers(hidden_BTD, mask, self._modulation(sigma_B))
         # scaled before the read-out: after it the gradient would hold one more tensor of the logits' size
-        out = F.linear(self.sharpness * c_out * rms_norm(hidden_BTD), self.readout)
+        out = self._logits(self.sharpness * c_out * rms_norm(hidden_BTD))
         return out.addcmul_(self.sharpness * c_skip, scores_BTV)
 
     def forward(self, bytes_BT: Tensor, z_BTV: Tensor, span_start: int | None = None) -> tuple[Tensor, Tensor]:
@@ -169,12 +194,12 @@ class DenoiseBlock(Block):
     def without_evidence(self, bytes_BT: Tensor) -> Tensor:
         """Logits for z = 0 (the mean path): a language model of the context alone."""
         B, T = bytes_BT.shape
-        scores_BTV = self.embedding.new_zeros(B, T, NUM_SYMBOLS)
+        scores_BTV = self.embedding.new_zeros(B, T, len(self.readout))
         return self.denoise(bytes_BT, scores_BTV, scores_BTV.new_full((B,), self.sigma_high))
 
     def step(self, bytes_T: Tensor, state_TD: Tensor | None, cache: CacheView) -> Tensor:
         """Along the mean path, where z = 0: it needs no other block's stream."""
-        return self.run_steps(lean_norm(F.embedding(bytes_T, self.embedding)), cache, self.step_modulation)
+        return self.run_steps(lean_norm(self._rows(bytes_T)), cache, self.step_modulation)
 
     @cached_property
     def step_modulation(self) -> Modulation:

@@ -50,7 +50,7 @@ class DraftBlock:
         usual = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (*matrices, block.embedding))
         if len(real) < len(block.layers) or not usual or sum(each.nbytes for each in matrices) > LARGEST_BYTES:
             return None
-        own = lean_norm(block.embedding.detach())
+        own = lean_norm(block.embedding_table().detach())
         gain = block.step_gain
         table = own if gain is None else gain.detach() * own
         layers = [_draft_layer(layer, block.step_modulation) for layer in real]

@@ -14,12 +14,17 @@ from blocktrain.spec import NUM_SYMBOLS, Denoise
 STANDARD = NormalDist()
 
 
-def codes(seed: int) -> Tensor:
-    """e_x: one unit vector per byte value, orthonormal. The same seed gives the same vectors on every machine."""
+def codes(seed: int, vocabulary: int = NUM_SYMBOLS, code_width: int = NUM_SYMBOLS) -> Tensor:
+    """e_x: one unit vector per token, [vocabulary, code_width]. They are orthonormal if the width is that of the
+    vocabulary, as for bytes. Otherwise their directions are random, which is nearly orthogonal. The same seed gives the
+    same vectors on every machine."""
     generator = torch.Generator().manual_seed(seed)
-    gaussian = torch.randn(NUM_SYMBOLS, NUM_SYMBOLS, generator=generator, dtype=torch.float64, device=generator.device)
-    orthonormal: Tensor = torch.linalg.qr(gaussian)[0]
-    return orthonormal.float().contiguous()
+    gaussian = torch.randn(vocabulary, code_width, generator=generator, dtype=torch.float64, device=generator.device)
+    if vocabulary == code_width:
+        gaussian = torch.linalg.qr(gaussian)[0]
+    else:
+        gaussian /= gaussian.norm(dim=1, keepdim=True)
+    return gaussian.float().contiguous()
 
 
 def log_normal_cdf(sigma: float, p_mean: float, p_std: float) -> float:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from blocktrain.errors import ConfigError
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
-from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
+from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec, usable_weights
 
-Readings = list[Tensor]  # the logits of each block that took part, [B, T, 256] each
+Readings = list[Tensor]  # the logits of each block that took part, [B, T, vocabulary] each
+EMPTY_PROMPT = b"\n"  # an empty prompt starts at a new line
 
 
 class BlockModel(nn.Module):
@@ -21,7 +22,7 @@ class BlockModel(nn.Module):
     def __init__(self, spec: RunSpec, combine: Mapping[str, Sequence[float]] | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.combine = dict(combine or {})
+        self.combine: dict[str, Sequence[float]] = {**usable_weights(combine or {}, spec.model.blocks)}
         self.blocks = nn.ModuleList(build_block(spec, index) for index in range(spec.model.blocks))
 
     @classmethod
@@ -66,26 +67,34 @@ class BlockModel(nn.Module):
 
     @torch.no_grad()
     def logits(self, bytes_BT: Tensor) -> Tensor:
-        """The model's answer: the next byte at every position, [B, T, 256]."""
+        """The model's answer: the next token at every position, [B, T, vocabulary]."""
         path = self.paths[0]
         return self.combined(self.readings(bytes_BT, path), path)
 
     def generate(
-        self, prompt: bytes, max_bytes: int, generator: torch.Generator, temperature: float = 1.0, top_p: float = 1.0
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        generator: torch.Generator,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
     ) -> Iterator[int]:
-        """Yields one byte after the other, each read from its window of the text."""
-        text = _prompt(prompt)
-        for _ in range(max_bytes):
-            window = torch.tensor([list(text[window_start(len(text), self.spec.model.context) :])], device=self._device)
-            byte = draw(self.logits(window)[0, -1].cpu(), generator, temperature, top_p)
-            text.append(byte)
-            yield byte
+        """Yields one token after the other, each read from its window of the text. The tokens of a model without
+        tokenizer are bytes."""
+        text = list(prompt or EMPTY_PROMPT)
+        for _ in range(max_tokens):
+            window = torch.tensor([text[window_start(len(text), self.spec.model.context) :]], device=self._device)
+            token = draw(self.logits(window)[0, -1].cpu(), generator, temperature, top_p)
+            text.append(token)
+            yield token
 
     @torch.no_grad()
     def sweep(self, prompt: bytes, num_bytes: int, generator: torch.Generator) -> bytes:
         """All bytes in one traversal: every position starts as noise, and each block takes one Euler step on all of
         them."""
         objective, context = self.spec.objective, self.spec.model.context
+        if self.spec.model.vocabulary != NUM_SYMBOLS:
+            raise ConfigError("a sweep writes bytes, and this model has other tokens: generate autoregressively")
         if not isinstance(objective, Denoise) or not objective.span_share:
             raise ConfigError(
                 "this model's blocks were not trained on spans, which a sweep needs: generate autoregressively, "
@@ -96,7 +105,7 @@ class BlockModel(nn.Module):
             raise ConfigError(
                 f"a sweep of this model writes 1 to {longest} bytes, asked for {num_bytes}: ask for fewer"
             )
-        text = _prompt(prompt)[-(context - num_bytes) :]
+        text = bytes(prompt or EMPTY_PROMPT)[-(context - num_bytes) :]
         window = torch.tensor([list(text) + [0] * (num_bytes - 1)], device=self._device)
         z, _ = self._euler(window, list(self.blocks), generator, span_start=len(text))
         last = self.blocks[-1]
@@ -121,7 +130,7 @@ class BlockModel(nn.Module):
     ) -> tuple[Tensor, Readings]:
         objective = self.spec.objective
         assert isinstance(objective, Denoise)
-        noise_BTV = torch.randn(*bytes_BT.shape, NUM_SYMBOLS, generator=generator)
+        noise_BTV = torch.randn(*bytes_BT.shape, self.spec.model.code_width, generator=generator)
         z, readings = objective.sigma_max * noise_BTV.to(bytes_BT.device), []
         for block in present:
             z, logits = block(bytes_BT, z, span_start)
@@ -155,8 +164,3 @@ def window_start(length: int, context: int) -> int:
 
 def count_parameters(block: Block | BlockModel) -> int:
     return sum(parameter.numel() for parameter in block.parameters())
-
-
-def _prompt(prompt: bytes) -> bytearray:
-    """An empty prompt starts at a new line."""
-    return bytearray(prompt or b"\n")

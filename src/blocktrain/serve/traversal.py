@@ -66,7 +66,7 @@ class Draft:
     __pydantic_config__ = CHECKED
 
     length: Annotated[int, Field(ge=0, le=2**16)]
-    candidates: Annotated[int, Field(ge=1, le=4096)] = 1
+    candidates: Annotated[int, Field(ge=1, le=256)] = 1  # as many as a request may ask for
     seed: Seed = 0
     temperature: Temperature = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0

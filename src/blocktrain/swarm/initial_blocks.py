@@ -47,13 +47,13 @@ def make_initial_blocks(spec: RunSpec, folder: Path) -> dict[int, int]:
     training each phase takes."""
     from blocktrain.io.tensor_file import save_tensors
     from blocktrain.model.block import build_block
-    from blocktrain.train.memory_estimate import training_memory_bytes
+    from blocktrain.train.memory_estimate import least_memory_bytes
 
     folder.mkdir(parents=True, exist_ok=True)
     for block in range(spec.model.blocks):
         if not (path := initial_block_file(folder, block)).exists():
             save_tensors(path, build_block(spec, block).state_dict())
-    return {phase.index: training_memory_bytes(spec, phase) for phase in spec.phases}
+    return {phase.index: least_memory_bytes(spec, phase) for phase in spec.phases}
 
 
 def initial_blocks_here(spec: RunSpec) -> Callable[[int], Tensors]:

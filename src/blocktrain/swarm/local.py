@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from blocktrain.data.corpus import load_corpus
+from blocktrain.data.corpus import load_corpus, with_tokenizer
 from blocktrain.errors import ConfigError
 from blocktrain.http.server import LOOPBACK
 from blocktrain.model.stack import BlockModel
@@ -146,6 +146,7 @@ def local_swarm(
 
 def _open_run(spec: RunSpec, folder: Path, opening: ExitStack) -> tuple[RunSpec, Invite]:
     corpus = load_corpus(spec.corpus, spec.model.context)
+    spec = with_tokenizer(spec, corpus)
     folder.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(folder / "ledger.db")
     opening.callback(ledger.close)

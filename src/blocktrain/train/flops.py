@@ -3,7 +3,7 @@ A multiplication counts one, an addition counts one. Norms, softmax and the opti
 
 from __future__ import annotations
 
-from blocktrain.spec import NUM_SYMBOLS, Denoise, Phase, RunSpec, Stacked
+from blocktrain.spec import Denoise, Phase, RunSpec, Stacked
 
 FORWARD, FROZEN, TRAINED = 1, 2, 3  # passes: forward; also back to the input; also back to the weights
 
@@ -18,22 +18,32 @@ def layers_flops(spec: RunSpec, block: int, passes: int) -> int:
     return spec.step_bytes * spec.model.layers_of(block) * per_byte
 
 
+def embedding_flops(spec: RunSpec, passes: int) -> int:
+    """The small matrix behind a narrow table. Nothing before the embedding needs a gradient."""
+    rank, width = spec.model.table_rank or 0, spec.model.width
+    return (TRAINED if passes == TRAINED else FORWARD) * spec.step_bytes * 2 * rank * width
+
+
 def readout_flops(spec: RunSpec) -> int:
     """The forward pass of one read-out for the bytes of one step."""
-    return spec.step_bytes * 2 * NUM_SYMBOLS * spec.model.width
+    model = spec.model
+    if model.table_rank is None:
+        return spec.step_bytes * 2 * model.vocabulary * model.width
+    return spec.step_bytes * 2 * model.table_rank * (model.vocabulary + model.width)
 
 
 def phase_flops(spec: RunSpec, phase: Phase) -> int:
     """One training step of a phase: all passes of its layers, and the read-outs that have a loss."""
     passes = ((phase.below, FORWARD), (phase.blocks, TRAINED), (phase.ahead, FROZEN))
     layers = sum(layers_flops(spec, block, times) for blocks, times in passes for block in blocks)
-    return layers + _end_flops(spec, phase)
+    embeddings = sum(embedding_flops(spec, times) * len(blocks) for blocks, times in passes)
+    return layers + embeddings + _end_flops(spec, phase)
 
 
 def _end_flops(spec: RunSpec, phase: Phase) -> int:
     """The work outside the layers: the read-outs, and for `denoise` the projections of z."""
     if isinstance(spec.objective, Denoise):
-        z_meets_the_codes = spec.step_bytes * 2 * NUM_SYMBOLS**2
+        z_meets_the_codes = spec.step_bytes * 2 * spec.model.vocabulary * spec.model.code_width
         z_enters = FROZEN * readout_flops(spec)  # forward, and back to the weights alone
         return z_meets_the_codes + z_enters + TRAINED * readout_flops(spec)
     own = isinstance(spec.objective, Stacked) and spec.objective.own_weight > 0

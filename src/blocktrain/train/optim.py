@@ -5,7 +5,7 @@ Next: trainer.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ class Muon:
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float) -> None:
         self.parameters, self._lr, self._momentum = parameters, lr, momentum
-        self.state = {parameter: {"momentum": torch.zeros_like(parameter)} for parameter in parameters}
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
@@ -54,12 +54,17 @@ class Muon:
 
     def _step_shape(self, parameters: list[nn.Parameter], lr: float) -> None:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        averages = [self.state[parameter]["momentum"] for parameter in parameters]
+        averages = [self._state_of(parameter)["momentum"] for parameter in parameters]
         torch._foreach_lerp_(averages, gradients, 1 - self._momentum)
         nesterov = torch.stack(torch._foreach_lerp(gradients, averages, self._momentum))
         rows, columns = parameters[0].shape
         steps = orthogonalise(nesterov) * (lr * max(1.0, rows / columns) ** 0.5)
         torch._foreach_sub_(list[Tensor](parameters), list(steps.unbind()))
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        if parameter not in self.state:
+            self.state[parameter] = {"momentum": torch.zeros_like(parameter)}
+        return self.state[parameter]
 
 
 class AdamW:
@@ -102,6 +107,17 @@ def _unmoved(parameter: nn.Parameter) -> dict[str, Tensor]:
     }
 
 
+def gradient_norms(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The norm of each gradient, for `total_norm`."""
+    return list(torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
+
+
+def total_norm(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients together."""
+    total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
+    return total
+
+
 class BlockOptimizer:
     """Muon and AdamW for some blocks, with one learning-rate factor and a state of named tensors."""
 
@@ -117,12 +133,17 @@ class BlockOptimizer:
 
     def step(self, factor: float) -> float:
         """Apply the gradients, clipped by their common norm, and clear them. Returns the norm before clipping."""
-        norm = nn.utils.clip_grad_norm_(self._names, self._clip_norm)
+        norm = total_norm(gradient_norms(self._names))
+        self.apply(factor, norm)
+        return float(norm)
+
+    def apply(self, factor: float, norm: Tensor) -> None:
+        """The same if these are only some of the gradients: `norm` is the norm of all of them."""
+        nn.utils.clip_grads_with_norm_(self._names, self._clip_norm, norm)
         for optimizer in self._optimizers:
             optimizer.step(factor)
         for parameter in self._names:
             parameter.grad = None
-        return float(norm)
 
     def state(self) -> dict[str, Tensor]:
         return {

@@ -31,12 +31,12 @@ class ProcessTrainers:
 
     slice_steps = CHILD_STEPS
 
-    def __init__(self, spec: RunSpec, jobs: int) -> None:
+    def __init__(self, spec: RunSpec, jobs: int, device: torch.device | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         threads = max(1, torch.get_num_threads() // jobs)
+        settings = (spec.model_dump(mode="json"), threads, device)
         self._executors = [
-            ProcessPoolExecutor(1, context, initializer=_start_child, initargs=(spec.model_dump(mode="json"), threads))
-            for _ in range(jobs)
+            ProcessPoolExecutor(1, context, initializer=_start_child, initargs=settings) for _ in range(jobs)
         ]
 
     def start(self, phase: Phase, published: Weights, state: dict[str, Tensor] | None, step_done: int) -> None:
@@ -72,13 +72,13 @@ class ProcessTrainers:
 _child: LocalTrainers  # of a child process
 
 
-def _start_child(spec_data: dict[str, Any], threads: int) -> None:
+def _start_child(spec_data: dict[str, Any], threads: int, device: torch.device | None) -> None:
     global _child
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     spec = RunSpec.model_validate(spec_data)
-    _child = LocalTrainers(spec, load_corpus(spec.corpus, spec.model.context))
+    _child = LocalTrainers(spec, load_corpus(spec.corpus, spec.model.context), device)
 
 
 def _answer(call: Callable[[LocalTrainers], Answer]) -> Answer:

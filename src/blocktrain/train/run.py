@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from blocktrain.data.corpus import Corpus
@@ -20,6 +21,7 @@ from blocktrain.model.block import block_shapes
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Phase, RunSpec, Stacked
 from blocktrain.train.evaluate import fit_combination
+from blocktrain.train.streamed import fitting_trainer
 from blocktrain.train.trainer import BlockTrainer, StepReport, Weights
 
 SAVE_EVERY_S = 20.0
@@ -48,16 +50,33 @@ class Trainers(Protocol):
 
 
 class LocalTrainers:
-    """In this process, one step of each phase after the other."""
+    """In this process, one step of each phase after the other. A phase that does not fit `memory_bytes` is streamed
+    from `scratch`, if it can be; without them none is."""
 
     slice_steps = 1
 
-    def __init__(self, spec: RunSpec, corpus: Corpus) -> None:
-        self._spec, self._corpus = spec, corpus
+    def __init__(
+        self,
+        spec: RunSpec,
+        corpus: Corpus,
+        device: torch.device | None = None,
+        memory_bytes: int | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        self._spec, self._corpus, self._device = spec, corpus, device
+        self._memory_bytes, self._scratch = memory_bytes, scratch
         self._trainers: dict[Phase, BlockTrainer] = {}
 
     def start(self, phase: Phase, published: Weights, state: dict[str, Tensor] | None, step_done: int) -> None:
-        trainer = BlockTrainer(self._spec, phase, self._corpus.train, published)
+        trainer = fitting_trainer(
+            self._spec,
+            phase,
+            self._corpus.train,
+            published,
+            memory_bytes=self._memory_bytes if self._scratch else None,
+            scratch=self._scratch or Path(),
+            device=self._device,
+        )
         if state is not None:
             trainer.restore(state, step_done)
         self._trainers[phase] = trainer
@@ -108,15 +127,20 @@ def train_run(
     *,
     only_block: int | None = None,
     jobs: int = 1,
+    device: torch.device | None = None,
+    memory_bytes: int | None = None,
     report: Callable[[StepReport], None] = lambda _: None,
+    saved: Callable[[], None] = lambda: None,
     stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Train the phases that are not finished yet. Returns False after a stop, else True."""
-    trainers = _trainers(run.spec, corpus, jobs)
+    """Train the phases that are not finished yet, on the GPU if there is one. `saved` is called when the directory has
+    newer weights. With `memory_bytes`, phases that need more are streamed, if they can be (streamed.py). Returns False
+    after a stop, else True."""
+    trainers = _trainers(run, corpus, jobs, device, memory_bytes)
     try:
         for phases in _unfinished_groups(run, wanted_phases(run.spec, only_block), jobs):
-            if not _Group(run, trainers, phases, report, stop, clock).train():
+            if not _Group(run, trainers, phases, report, saved, stop, clock).train():
                 return False
     finally:
         trainers.close()
@@ -127,12 +151,14 @@ def train_run(
     return True
 
 
-def _trainers(spec: RunSpec, corpus: Corpus, jobs: int) -> Trainers:
+def _trainers(
+    run: RunDirectory, corpus: Corpus, jobs: int, device: torch.device | None, memory_bytes: int | None
+) -> Trainers:
     if jobs == 1:
-        return LocalTrainers(spec, corpus)
+        return LocalTrainers(run.spec, corpus, device, memory_bytes, run.path / "scratch")
     from blocktrain.train.processes import ProcessTrainers  # which imports this module
 
-    return ProcessTrainers(spec, jobs)
+    return ProcessTrainers(run.spec, jobs, device)
 
 
 def wanted_phases(spec: RunSpec, only_block: int | None) -> tuple[Phase, ...]:
@@ -147,8 +173,9 @@ def wanted_phases(spec: RunSpec, only_block: int | None) -> tuple[Phase, ...]:
     return chosen
 
 
-def load_model(run: RunDirectory) -> BlockModel:
+def load_model(run: RunDirectory | str | Path) -> BlockModel:
     """The composed model of a run's published blocks. Blocks that are not trained yet have their initial weights."""
+    run = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
     return BlockModel.from_tensors(run.spec, PublishedBlocks(run), run.manifest().combine)
 
 
@@ -175,11 +202,12 @@ class _Group:
         trainers: Trainers,
         phases: Sequence[Phase],
         report: Callable[[StepReport], None],
+        saved: Callable[[], None],
         stop: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
         self._run, self._trainers, self._phases = run, trainers, phases
-        self._report, self._stop, self._clock = report, stop, clock
+        self._report, self._saved, self._stop, self._clock = report, saved, stop, clock
         self._steps = dict.fromkeys(phases, 0)
         objective = run.spec.objective
         self._refresh_steps = objective.refresh_steps if isinstance(objective, Stacked) and _coupled(run.spec) else None
@@ -194,8 +222,10 @@ class _Group:
             self._advance(unfinished)
             if self._clock() - saved_s > SAVE_EVERY_S:
                 self._save()
+                self._saved()
                 saved_s = self._clock()
         self._finish()
+        self._saved()
         return True
 
     def _start(self) -> None:

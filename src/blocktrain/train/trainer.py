@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from blocktrain.data.corpus import Bytes, step_seed, windows
+from blocktrain.data.windows import Tokens, require_vocabulary, step_seed, text_bytes, windows
 from blocktrain.io.allocator import keep_freed_memory
 from blocktrain.model import noise
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
-from blocktrain.spec import NUM_SYMBOLS, Denoise, Phase, RunSpec, Stacked
+from blocktrain.spec import Denoise, Phase, RunSpec, Stacked
 from blocktrain.train.flops import phase_flops
 from blocktrain.train.optim import BlockOptimizer, lr_factor
 from blocktrain.wire.safetensors import continue_block
@@ -52,32 +52,38 @@ def pick_device() -> torch.device:
 
 class BlockTrainer:
     """Trains the blocks of a phase on `train_bytes`. They start from `published`; a block that is not in it starts from
-    the seed. Holds the trained blocks, the look-ahead's weights, and the weights of one earlier block at a time."""
+    the seed. With `micro_windows`, so many windows of a step go through the blocks at once. Holds the trained blocks,
+    the look-ahead's weights, and the weights of one earlier block at a time."""
 
     def __init__(
         self,
         spec: RunSpec,
         phase: Phase,
-        train_bytes: Bytes,
+        train_bytes: Tokens,
         published: Weights,
         *,
         device: torch.device | None = None,
         shard: int = 0,
         compile: bool | None = None,
+        micro_windows: int | None = None,
     ) -> None:
         keep_freed_memory()
         self.spec, self.phase, self.shard, self.step_done = spec, phase, shard, 0
-        self._train_bytes = train_bytes
+        require_vocabulary(spec, train_bytes)
+        self._train_bytes, self._micro_windows = train_bytes, micro_windows or spec.train.windows
         self._device = device or pick_device()
-        self.trained = [self._block(index, published) for index in phase.blocks]
-        self._optimizer = BlockOptimizer(self.trained, spec.optim)
+        self._compiled = compile if compile is not None else compile_pays(spec, phase)
+        self._start(published)
         self._frozen = {index: self._block(index, {}).requires_grad_(False) for index in self._scratch_indices()}
         self._in_scratch: dict[tuple[int, int], int] = {}  # depth -> the block whose weights are in its module
         self.refresh(published)
-        compiled = compile if compile is not None else compile_pays(spec, phase)
-        self._stacked = _maybe_compile(stacked_loss, compiled)
-        self._denoise = _maybe_compile(denoise_loss, compiled)
-        self._run_below = _maybe_compile(_run_below, compiled)
+        self._stacked = maybe_compile(stacked_loss, self._compiled)
+        self._denoise = maybe_compile(denoise_loss, self._compiled)
+        self._run_below = maybe_compile(_run_below, self._compiled)
+
+    def _start(self, published: Weights) -> None:
+        self.trained = [self._block(index, published) for index in self.phase.blocks]
+        self._optimizer = BlockOptimizer(self.trained, self.spec.optim)
 
     def refresh(self, published: Weights) -> None:
         """Use newer snapshots of the blocks below and ahead."""
@@ -90,22 +96,35 @@ class BlockTrainer:
     def step(self) -> StepReport:
         started_s, step_bytes = time.perf_counter(), self.spec.step_bytes
         inputs, targets = self._batch()
-        with self._autocast():
-            loss, entropies = self._loss(inputs, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
         factor = lr_factor(self.step_done * step_bytes, self.phase.steps * step_bytes, step_bytes, self.spec.optim)
-        grad_norm = self._optimizer.step(factor)
+        loss, grad_norm = self._learn(inputs, targets, factor)
         self.step_done += 1
+        num_bytes = int(text_bytes(self._train_bytes, targets.cpu().numpy()).sum())  # of the text that was predicted
         return StepReport(
             phase=self.phase.index,
             step=self.step_done,
             steps=self.phase.steps,
-            loss=entropies[-1].item(),
+            loss=loss * (targets.numel() / num_bytes),
             grad_norm=grad_norm,
             lr_factor=factor,
-            step_bytes=step_bytes,
+            step_bytes=num_bytes,
             seconds=time.perf_counter() - started_s,
         )
+
+    def _learn(self, inputs: Tensor, targets: Tensor, factor: float) -> tuple[float, float]:
+        """One update of the trained blocks. Returns the cross entropy at the end of the chain and the gradient norm."""
+        keep, end_loss = self._kept_states(inputs.size(0)), 0.0
+        for part in self._parts(inputs.size(0)):
+            share = inputs[part].size(0) / inputs.size(0)
+            with self._autocast():
+                loss, entropies = self._loss(inputs[part], targets[part], None if keep is None else keep[:, part])
+            (share * loss).backward()  # type: ignore[no-untyped-call]
+            end_loss += share * entropies[-1].item()
+        return end_loss, self._optimizer.step(factor)
+
+    def _parts(self, num_windows: int) -> list[slice]:
+        """The windows of a step that go through the blocks at once."""
+        return [slice(start, start + self._micro_windows) for start in range(0, num_windows, self._micro_windows)]
 
     @property
     def finished(self) -> bool:
@@ -172,27 +191,33 @@ class BlockTrainer:
         window = torch.from_numpy(drawn).to(self._device).long()
         return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
-    def _loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        generator = torch.Generator().manual_seed(
-            step_seed(self.spec.seed, self.phase.block, self.shard, self.step_done, "noise")
-        )
+    def _loss(self, inputs: Tensor, targets: Tensor, keep: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         settings = self.spec.objective
         if isinstance(settings, Denoise):
-            return self._denoise_loss(settings, inputs, targets, generator)
+            return self._denoise_loss(settings, inputs, targets)
         trained, ahead = _stacked_only(self.trained), _stacked_only([self._frozen[k] for k in self.phase.ahead])
-        own_weight, dropout = (
-            (settings.own_weight, settings.state_dropout) if isinstance(settings, Stacked) else (0.0, 0.0)
-        )
-        keep = None
-        if dropout:
-            drawn = torch.rand(len(trained) + len(ahead), inputs.size(0), generator=generator)
-            keep = (drawn >= dropout).float().to(self._device)
-        return self._stacked(trained, ahead, inputs, targets, self._state_below(inputs), own_weight, keep)
+        return self._stacked(trained, ahead, inputs, targets, self._state_below(inputs), self._own_weight, keep)
 
-    def _denoise_loss(
-        self, settings: Denoise, inputs: Tensor, targets: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, list[Tensor]]:
-        (block,) = self.trained
+    @property
+    def _own_weight(self) -> float:
+        return self.spec.objective.own_weight if isinstance(self.spec.objective, Stacked) else 0.0
+
+    def _kept_states(self, num_windows: int) -> Tensor | None:
+        """For each block of the chain and each window: 0 if the state that enters the block is dropped, else 1."""
+        dropout = self.spec.objective.state_dropout if isinstance(self.spec.objective, Stacked) else 0.0
+        if not dropout:
+            return None
+        chain = len(self.phase.blocks) + len(self.phase.ahead)
+        drawn = torch.rand(chain, num_windows, generator=self._generator())
+        return (drawn >= dropout).float().to(self._device)
+
+    def _generator(self) -> torch.Generator:
+        """The random numbers of this step."""
+        seed = step_seed(self.spec.seed, self.phase.block, self.shard, self.step_done, "noise")
+        return torch.Generator().manual_seed(seed)
+
+    def _denoise_loss(self, settings: Denoise, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
+        (block,), generator = self.trained, self._generator()
         assert isinstance(block, DenoiseBlock)
         low, high = noise.widen(block.sigma_low, block.sigma_high, settings)
         sigma_B = noise.sample_sigma(inputs.size(0), low, high, settings, generator).to(self._device)
@@ -203,7 +228,7 @@ class BlockTrainer:
             inputs,
             targets,
             sigma_B,
-            torch.randn(*inputs.shape, NUM_SYMBOLS, generator=generator).to(self._device),
+            torch.randn(*inputs.shape, self.spec.model.code_width, generator=generator).to(self._device),
             span_start,
         )
 
@@ -286,7 +311,7 @@ def compile_pays(spec: RunSpec, phase: Phase) -> bool:
     return bool(compiler) and phase.steps * phase_flops(spec, phase) > COMPILE_PAYS_FLOPS
 
 
-def _maybe_compile(function: Function, compiled: bool) -> Function:
+def maybe_compile(function: Function, compiled: bool) -> Function:
     return cast(Function, torch.compile(function, dynamic=False)) if compiled else function
 
 

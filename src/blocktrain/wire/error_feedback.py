@@ -3,6 +3,8 @@ sockets. Next: updates.py, the updates themselves; swarm/worker/worker.py, which
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 import numpy as np
 
 from blocktrain.wire.codecs.base import Codec
@@ -14,16 +16,21 @@ class ErrorFeedback:
     """What lossy updates have left out so far. With e = published - after and the codec C: send C(e), keep e - C(e).
 
     A worker trains from `start` of a published version instead of the version itself. Its weights then include what it
-    has not sent yet, and it does not learn the same again. Only an `accepted` update changes what is unsent."""
+    has not sent yet, and it does not learn the same again. Only an `accepted` update changes what is unsent, which may
+    be kept on disk (`unsent`)."""
 
-    def __init__(self) -> None:
-        self.unsent: dict[str, Floats] = {}
+    def __init__(self, unsent: MutableMapping[str, Floats] | None = None) -> None:
+        self.unsent: MutableMapping[str, Floats] = {} if unsent is None else unsent
+
+    def forget_others(self, published: Named) -> None:
+        """Forgets the unsent part of tensors that are not in this version, such as those of an earlier phase."""
+        for name in self.unsent.keys() - published.keys():
+            del self.unsent[name]
 
     def start(self, published: Named) -> dict[str, Floats]:
-        """The weights to train from: the published version plus the worker's own unsent progress. Forgets the unsent
-        part of tensors that are not in this version, such as those of a block of an earlier phase."""
-        self.unsent = {name: self.unsent[name] for name in published if name in self.unsent}
-        started = difference({name: published[name] for name in self.unsent}, self.unsent)
+        """The weights to train from: published tensors plus the worker's own unsent progress."""
+        unsent = {name: self.unsent[name] for name in published if name in self.unsent}
+        started = difference({name: published[name] for name in unsent}, unsent)
         return {name: started.get(name, as_float32(tensor)) for name, tensor in published.items()}
 
     def compress(self, published: Named, after: Named, codec: Codec, earlier: Named | None = None) -> bytes:

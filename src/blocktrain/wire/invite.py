@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from blocktrain.errors import ConfigError
 
 ACCESS_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
+INVITE_FILE = "invite"  # in a coordinator's directory
+MOST_CHARACTERS = 2000  # of a file: an invite is much shorter
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -63,6 +66,23 @@ def parse_invite(text: str) -> Invite:
     if fingerprint and (parts.scheme == "bt" or not FINGERPRINT.fullmatch(fingerprint)):
         raise _refused("the part before the # is not the fingerprint of a certificate")
     return Invite(host, port, parts.fragment, parts.scheme == "bts", fingerprint or None)
+
+
+def read_invite(text: str) -> Invite:
+    """An invite, a file that holds one, or the directory of a coordinator, which has such a file."""
+    path = Path(text)
+    if "://" not in text and not path.exists():
+        raise _refused("and no file or directory of this name is here")
+    if "://" in text:
+        return parse_invite(text)
+    path = path / INVITE_FILE if path.is_dir() else path
+    try:
+        return parse_invite(path.read_text(encoding="utf-8", errors="replace")[:MOST_CHARACTERS])
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}): give the invite bt://…#…, or the file that blocktrain "
+            f"coordinator wrote it to"
+        ) from None
 
 
 def _refused(detail: str) -> ConfigError:

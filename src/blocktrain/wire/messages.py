@@ -4,11 +4,13 @@ Next: swarm/coordinator/routes.py, which answers these messages; swarm/worker/cl
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+INDEX_BLOB, TOKENIZER_BLOB = "index", "tokenizer"  # of a prepared corpus, among RunInfo.corpus
 WORKER_HEADER = "BlockTrain-Worker"  # the worker that downloads, so that the status shows each worker's traffic
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -49,31 +51,46 @@ class BlockVersion(Message):
 
 
 class RunInfo(Message):
-    """What a worker needs to know about the run. It never changes."""
+    """What a worker needs to know about the run. Only a coordinator that is added changes it."""
 
     protocol: InQuery = PROTOCOL_VERSION
+    run: Sha256  # its id: part of everything that is signed
+    coordinators: tuple[PublicKey, ...]  # the keys that sign receipts
     spec: dict[str, Any]
     spec_digest: Sha256
     corpus_sha256: Sha256
-    corpus: dict[str, Blob]  # split -> its bytes
+    corpus: dict[str, Blob]  # of raw bytes: split -> its bytes; of a prepared corpus: docs/protocol.md
 
 
 UNSIGNED = "00" * 64
 
 
 class Signed(Message):
-    """A message that a worker's key signs: the signature covers every other field."""
+    """A message that a key signs. The signature covers the run's id and every other field, so that a message for one
+    run is none for another. The JSON has sorted keys: whoever knows the fields can check the signature later."""
 
-    worker: PublicKey
     signature: Signature = UNSIGNED
 
-    def signed_bytes(self) -> bytes:
-        return self.model_dump_json(exclude={"signature"}).encode()
+    @property
+    def signer(self) -> str:
+        raise NotImplementedError
+
+    def signed_bytes(self, run: str) -> bytes:
+        fields = self.model_dump(mode="json", exclude={"signature"})
+        return f"{run}\n{json.dumps(fields, sort_keys=True, separators=(',', ':'))}".encode()
 
 
-class LeaseRequest(Signed):
-    """A worker describes itself and asks for work. Each request has a larger `nonce` than the one before, for example
-    the microseconds of the worker's clock."""
+class SignedByWorker(Signed):
+    worker: PublicKey
+
+    @property
+    def signer(self) -> str:
+        return self.worker
+
+
+class LeaseRequest(SignedByWorker):
+    """A worker describes itself and asks for work. Each request has a larger `nonce` than the one before. A worker that
+    does not know its last one asks with 1: the refusal tells it."""
 
     protocol: Natural
     nonce: Natural
@@ -127,7 +144,7 @@ class Received(Message):
     received: Natural
 
 
-class UpdateNotice(Signed):
+class UpdateNotice(SignedByWorker):
     """An update whose payload has been uploaded."""
 
     lease: Name
@@ -138,19 +155,35 @@ class UpdateNotice(Signed):
     loss: Loss
 
 
-class UpdateReceipt(Message):
-    """The update is stored: it survives a crash of the coordinator."""
+class UpdateReceipt(Signed):
+    """The update is stored: it survives a crash of the coordinator. Signed by the coordinator: a worker can prove what
+    was acknowledged."""
 
+    coordinator: PublicKey
     update: Sha256
+    lease: Name
+    worker: PublicKey
     lag: Natural  # how many versions behind the newest one it was built
     weight: Annotated[float, Field(ge=0, le=2**53)]
     duplicate: bool
 
+    @property
+    def signer(self) -> str:
+        return self.coordinator
 
-class EvaluationNotice(Signed):
+
+class Sample(Message):
+    """A prompt of held-out text and how the evaluated model continues it, for people to read."""
+
+    prompt: Annotated[str, Field(max_length=100, pattern="^[^\x00]*$")]
+    text: Annotated[str, Field(max_length=200, pattern="^[^\x00]*$")]
+
+
+class EvaluationNotice(SignedByWorker):
     lease: Name
     scores: tuple[dict[str, str | Natural | Score], ...]  # the status shows them
     combine: Weights
+    samples: Annotated[tuple[Sample, ...], Field(max_length=4)] = ()  # and these
 
 
 class ModelManifest(Message):
@@ -242,3 +275,4 @@ class Problem(Message):
     code: Name
     message: str
     retry: bool
+    number: Natural | None = None  # with the code "replayed": of the worker's last answered request

@@ -72,7 +72,7 @@ def by_block(tensors: Mapping[str, AnyTensor]) -> dict[int, dict[str, AnyTensor]
 def continue_block(initial: Mapping[str, AnyTensor], before: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
     """A stacked block starts where the trained block before it ended: an initial block is the identity, and with the
     read-out of the block before it gives the same logits."""
-    return {**initial, "readout": before["readout"]}
+    return {**initial, **{name: tensor for name, tensor in before.items() if name in ("readout", "readout_down")}}
 
 
 def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -123,11 +123,6 @@ def decode(
     whole = np.frombuffer(data, np.uint8)
     tensors = {name: _tensor(whole, header, name, in_place) for name in header.tensors}
     return tensors, header.metadata
-
-
-def shapes_of(data: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (dtype name, shape), from the header alone."""
-    return _read_header(data, MAX_HEADER_BYTES).tensors
 
 
 def _tensor(whole: NDArray[np.uint8], header: _Header, name: str, in_place: bool) -> Array:

@@ -29,7 +29,7 @@ def test_tensorboard_sees_every_step_of_every_phase(run, tiny, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     for phase in range(3):
         expected = [record["loss"] for record in records if record.get("phase") == phase]
-        assert losses[f"phase {phase}/loss"] == pytest.approx(expected)
+        assert losses[f"phase {phase + 1}/loss"] == pytest.approx(expected)
 
 
 def test_reports_become_json_lines_that_are_appended(tmp_path):

@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from blocktrain.cli.shared.progress import LINE_EVERY_S, Bars, swarm_progress, training_progress
+from blocktrain.cli.shared.progress import LINE_EVERY_S, Bars, RunPlan, swarm_progress, training_progress
 from blocktrain.train.trainer import StepReport
 
 
@@ -46,3 +46,19 @@ def test_a_bar_waits_until_its_phase_starts():
     assert (first.started, first.completed, first.total) == (True, 4, 6)
     assert first.fields["facts"] == "4/6  loss 2.500 nats/byte"
     assert (second.started, second.fields["facts"]) == (False, "waiting")
+
+
+def test_the_time_of_the_whole_run_counts_phases_that_have_not_begun(capsys):
+    plan = RunPlan({0: (10, 1.0), 1: (10, 3.0)})
+    with training_progress({0: "phase 1 of 2", 1: "phase 2 of 2"}, plan) as show:
+        show(StepReport(0, 4, 10, loss=2.5, grad_norm=1.0, lr_factor=1.0, step_bytes=1000, seconds=2.0))
+        show(StepReport(1, 10, 10, loss=2.5, grad_norm=1.0, lr_factor=1.0, step_bytes=1000, seconds=6.0))
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.endswith("12s left, 1m12s for the whole run")  # 6 steps of 2 s, 10 of three times the work
+    assert last.endswith("0s left, 12s for the whole run")
+
+
+def test_a_swarm_s_line_has_the_time_that_is_left(capsys):
+    with swarm_progress({0: "phase 1 of 1"}) as show:
+        show({**swarm_status(0), "time_left_s": 75.0}, {"held_out": []})
+    assert capsys.readouterr().err.endswith("2 workers, 3 updates, 1m15s left\n")

@@ -75,7 +75,8 @@ class RunningGateway:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
 
     def metric(self, line: str) -> float:
-        page = httpx.get(f"{self.url}/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
+        headers = {"Authorization": f"Bearer {KEY}"}
+        page = httpx.get(f"{self.url}/metrics", headers=headers, timeout=PATIENCE_S).text
         return next((float(each.rsplit(" ", 1)[1]) for each in page.splitlines() if each.startswith(line)), 0.0)
 
 

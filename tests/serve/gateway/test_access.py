@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from blocktrain.errors import ConfigError
@@ -63,3 +65,18 @@ def test_a_request_for_more_texts_than_may_be_written_is_refused_until_others_en
     with pytest.raises(ZeroDivisionError), limit.hold(3):
         raise ZeroDivisionError
     assert limit.in_use == 0
+
+
+def test_no_caller_can_take_all_seats():
+    limit = ConcurrencyLimit(8)
+    with ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(limit.hold(1, "alice"))
+        with pytest.raises(ApiError, match="6 of your texts are being written, the rest is kept for others"):
+            stack.enter_context(limit.hold(1, "alice"))
+        stack.enter_context(limit.hold(2, "bob"))
+        with pytest.raises(ApiError, match="8 of 8 texts"):
+            stack.enter_context(limit.hold(1, "carol"))
+    assert limit.in_use == 0
+    with limit.hold(6, "alice"):  # nothing is remembered
+        pass

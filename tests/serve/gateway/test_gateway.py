@@ -19,6 +19,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 
+from blocktrain.serve.gateway import app as gateway_app
 from blocktrain.serve.gateway.app import MEANING, GatewaySettings, build_gateway
 from blocktrain.serve.gateway.metrics import Metrics
 
@@ -203,6 +204,30 @@ def test_a_client_that_reads_no_further_frees_its_session(opened, forward):
     assert forward.asked < 4096
 
 
+def test_a_client_that_does_not_read_its_stream_loses_its_seat(forward, monkeypatch):
+    monkeypatch.setattr(gateway_app, "STALLED_S", 0.05)
+    service, body = build_gateway(forward, GatewaySettings(any_host=True)), json.dumps({**ENDLESS, "stream": True})
+    requests = iter([{"type": "http.request", "body": body.encode()}])
+    sent = []
+
+    async def receive() -> dict:
+        return next(requests, None) or await asyncio.Future()
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+        if len(sent) == 3:
+            await asyncio.Future()  # the buffers of the connection are full
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+    asyncio.run(asyncio.wait_for(service(scope, receive, send), PATIENCE_S))
+    assert len(sent) == 3
+    assert forward.open == set()
+    page = TestClient(service).get("/metrics").text
+    assert "blocktrain_gateway_texts_in_flight 0" in page
+    assert "blocktrain_gateway_clients_gone_total 1" in page
+
+
 def test_a_client_that_hangs_up_in_the_middle_of_its_request_harms_nobody(opened, forward):
     gateway = opened(forward, api_keys=(KEY,))
     address = gateway.url.removeprefix("http://").split(":")
@@ -223,6 +248,7 @@ ROWS = [
     ("GET", "/v1/models/{model}", VALID),
     ("POST", "/v1/completions", VALID),
     ("POST", "/v1/completions", INVALID),
+    ("POST", "/v1/chat/completions", VALID),
 ]
 
 

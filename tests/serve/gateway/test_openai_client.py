@@ -161,6 +161,26 @@ def test_a_prompt_may_be_empty_or_fill_the_context(client, mode, prompt):
     assert len(answer.choices[0].logprobs.tokens) == len(prompt) + 24
 
 
+@pytest.mark.parametrize("mode, read", [("autoregressive", 44), ("speculative", 44), ("sweep", 40)])
+def test_of_a_prompt_longer_than_the_context_the_end_is_read_and_the_answer_says_so(gateway, client, mode, read):
+    prompt = "7 bottles of beer, " * 4  # 76 bytes; the model reads 64
+    answer = completion(client, prompt=prompt, extra_body={"mode": mode})
+    expected = written_by_the_decoder(gateway, prompt=prompt.encode(), mode=Mode(mode))
+    assert answer.choices[0].text == expected.decode("utf-8", "replace")
+    assert answer.model_extra["blocktrain"]["prompt_bytes_unread"] == 76 - read
+    assert answer.usage.prompt_tokens == 76
+
+
+def test_the_end_of_a_prompt_longer_than_the_context_is_scored(client, model):
+    prompt = "7 bottles of beer, " * 4
+    answer = completion(client, prompt=prompt, max_tokens=0, echo=True, logprobs=0)
+    got = answer.choices[0].logprobs.token_logprobs
+    assert (len(got), got[:13]) == (76, [None] * 13)
+    end = completion(client, prompt=prompt[12:], max_tokens=0, echo=True, logprobs=0)
+    assert got[13:] == end.choices[0].logprobs.token_logprobs[1:]
+    assert answer.model_extra["blocktrain"]["prompt_bytes_unread"] == 12
+
+
 def test_nothing_at_all_is_asked_of_the_model_where_an_empty_prompt_is_scored(client):
     answer = completion(client, prompt="", echo=True, max_tokens=0, logprobs=1, n=2)
     assert [choice.text for choice in answer.choices] == ["", ""]
@@ -178,7 +198,6 @@ def test_the_model_can_be_asked_about(client):
     "fields, error, param, words",
     [
         ({"model": "gpt-2"}, openai.NotFoundError, "model", 'no model "gpt-2" is served here: ask for "tiny"'),
-        ({"prompt": "x" * 65}, openai.BadRequestError, "prompt", "65 bytes, this model reads at most 64"),
         ({"n": 17}, openai.BadRequestError, "n", "n = 17 is not accepted: give 1 to 16"),
         ({"max_tokens": 5000}, openai.BadRequestError, "max_tokens", "give 1 to 4096"),
         ({"logprobs": 6}, openai.BadRequestError, "logprobs", "give 0 to 5"),
@@ -191,6 +210,14 @@ def test_what_cannot_be_is_the_client_s_exception(client, fields, error, param, 
         completion(client, **fields)
     assert raised.value.param == param
     assert words in raised.value.message
+
+
+def test_a_chat_is_answered_with_how_to_ask_a_base_model(client):
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hello"}])
+    assert raised.value.code == "base_model"
+    assert "this is a base model, which continues text and was not trained to chat" in raised.value.message
+    assert "POST /v1/completions" in raised.value.message
 
 
 def test_an_unknown_key_is_the_client_s_exception(gateway):

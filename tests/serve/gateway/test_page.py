@@ -128,7 +128,6 @@ def test_stop_ends_the_text_and_frees_the_session(visit, opened, forward):
 @pytest.mark.parametrize(
     "fields, sentence",
     [
-        ({"prompt": "x" * 65}, "The prompt has 65 bytes, this model reads at most 64: shorten it."),
         ({"length": 5000}, "Length 5000 is not accepted: give 1 to 4096."),
         ({"temperature": 3}, "Temperature 3 is not accepted: give 0 to 2."),
     ],
@@ -141,6 +140,15 @@ def test_what_cannot_be_is_shown_as_a_sentence(visit, open_gateway, fields, sent
     ask(page)
     assert written(page)
     expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_the_end_of_a_long_prompt_is_continued_and_the_page_says_so(visit, open_gateway):
+    page = visit(open_gateway)
+    page.get_by_role("radio", name="Autoregressive").check()
+    ask(page, prompt="x" * 65)
+    expect(page.locator("#prompt-size")).to_have_text("65 of 64 bytes. The model reads only the end of it.")
+    assert written(page)
+    expect(page.locator("#status")).to_contain_text("the first 32 bytes of the prompt were not read")
 
 
 def test_a_fault_in_the_middle_keeps_what_came(visit, opened, forward):

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.kv_cache import common_prefix
+from blocktrain.serve.segment import segment as segment_module
 from blocktrain.serve.segment.local import LocalForward
 from blocktrain.serve.segment.sampling import log_likelihood
 from blocktrain.serve.segment.segment import Segment
+from blocktrain.serve.segment.sessions import parts_within
 from blocktrain.serve.traversal import CacheMiss, Draft, Noise, Piece, Traversal, Weigh
 
 TOLERANCE = 1e-5
@@ -148,6 +150,34 @@ def test_the_longest_unused_session_is_forgotten_first(model, segments):
     segment.advance([Traversal(name, TEXT[:20]) for name in "abc"])
     assert segment.cached_bytes == one.cached_bytes  # only the newest is left
     assert list(segment._sessions._held) == ["c"]
+
+
+@pytest.mark.parametrize("rows", [Draft(30, candidates=256), torch.zeros(256, 30, dtype=torch.uint8)])
+def test_rows_that_need_more_memory_than_a_stage_gives_them_are_refused(model, segments, monkeypatch, rows):
+    monkeypatch.setattr(segment_module, "LEAST_ROW_BUDGET_BYTES", 2**20)
+    (segment,) = segments(model("stacked"), [[0, 1, 2, 3]], cache_bytes=1)
+    few = Traversal("few", TEXT[:20], draft=Draft(5, candidates=4))
+    many = Traversal("many", TEXT[:20], **({"draft": rows} if isinstance(rows, Draft) else {"tails": rows}))
+    refused, reply = segment.advance([many, few])
+    assert isinstance(refused, ConfigError)
+    assert "ask for fewer candidates or bytes" in str(refused)
+    assert_right(model("stacked"), reply)
+
+
+def test_drafts_that_fit_only_one_after_the_other_give_the_same_as_together(model, segments, monkeypatch):
+    asked = [Traversal(f"s{n}", TEXT[:20], draft=Draft(9, candidates=8, seed=n)) for n in range(4)]
+    together = segments(model("stacked"), [[0, 1, 2, 3]])[0].advance(asked)
+    (segment,) = segments(model("stacked"), [[0, 1, 2, 3]])
+    monkeypatch.setattr(segment, "_row_budget_bytes", segment._row_bytes(asked[0]))
+    apart = segment.advance(asked)
+    assert [reply.tails.tolist() for reply in apart] == [reply.tails.tolist() for reply in together]
+
+
+@pytest.mark.parametrize(
+    "sizes, parts", [([], [[]]), ([1, 1, 1], [[0, 1], [2]]), ([9, 1, 1], [[0], [1, 2]]), ([0, 0, 0, 2], [[0, 1, 2, 3]])]
+)
+def test_a_batch_is_divided_into_parts_that_fit(sizes, parts):
+    assert list(parts_within(2, sizes, [range(len(sizes))])) == parts
 
 
 def test_forgetting_frees_the_cache(model, segments):

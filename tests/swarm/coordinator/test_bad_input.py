@@ -113,6 +113,18 @@ def ask_again_with_an_old_number(house, member, lease) -> httpx.Response:
     return house.ask("POST", "/v1/leases", json=member.request(nonce=1))
 
 
+def ask_for_another_run(house, member, lease) -> httpx.Response:
+    request = LeaseRequest.model_validate(member.request())
+    return house.ask("POST", "/v1/leases", json=sign(request, member.key, "e" * 64).model_dump(mode="json"))
+
+
+def announce_for_another_run(house, member, lease) -> httpx.Response:
+    data = member.payload(lease)
+    assert member.upload(lease.lease, data).status_code == 200
+    notice = UpdateNotice.model_validate(member.notice(lease, data))
+    return member.submit(sign(notice, member.key, "e" * 64).model_dump(mode="json"))
+
+
 def values(change: Callable[[Array], Array]) -> Callable[[bytes], bytes]:
     def meddle(data: bytes) -> bytes:
         parts, metadata = decode(data)
@@ -168,7 +180,7 @@ def in_coded_with(codec: str) -> Attempt:
 def evaluation_of(lease_id: str) -> Attempt:
     def attempt(house, member, lease) -> httpx.Response:
         notice = EvaluationNotice(lease=lease_id, worker=member.id, scores=(), combine={})
-        return house.ask("POST", "/v1/evaluations", json=sign(notice, member.key).model_dump(mode="json"))
+        return house.ask("POST", "/v1/evaluations", json=sign(notice, member.key, house.run).model_dump(mode="json"))
 
     return attempt
 
@@ -192,9 +204,13 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "a request that nobody signed": (
         ask_with_what_was_signed(signature="00" * 64), 403, "signature", "sign with the key that asked",
     ),
+    "a request that was signed for another run": (
+        ask_for_another_run, 403, "signature", "sign with the key that asked, and with the run's id",
+    ),
+    "an update that was signed for another run": (announce_for_another_run, 403, "signature", "with the run's id"),
     "another's key": (ask_with_what_was_signed(worker="ab" * 32), 403, "signature", "sign with the key that asked"),
     "another memory than was signed": (ask_with_what_was_signed(memory_bytes=1), 403, "signature", "sign with the key"),
-    "a request overheard": (ask_again_with_an_old_number, 409, "replayed", "set this machine's clock if it went back"),
+    "a request overheard": (ask_again_with_an_old_number, 409, "replayed", "ask with a larger number"),
     "a key that is none": (ask_for_work(worker="ab"), 422, "malformed", "body.worker"),
     "a speed beyond belief": (ask_for_work(steps_per_s=1e308), 422, "malformed", "body.steps_per_s"),
     "a field too many": (ask_for_work(more=1), 422, "malformed", "body.more: Extra inputs are not permitted"),

@@ -41,20 +41,21 @@ def served(house) -> Iterator[str]:
 
 def ask(url: str, method: str, path: str, role: str = "worker", **options: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {TOKENS.get(role, role)}", **options.pop("headers", {})}
-    return httpx.request(method, url + path, headers=headers, **options)
+    return httpx.request(method, url + path, headers=headers, timeout=PATIENCE_MS / 1000, **options)
 
 
 def work(url: str, home: Path, name: str) -> None:
     invite = Invite("127.0.0.1", int(url.rpartition(":")[2]), TOKENS["worker"])
-    with CoordinatorClient(invite) as client:
+    with CoordinatorClient(invite, patience_s=PATIENCE_MS / 1000) as client:
         key, nap = Ed25519PrivateKey.generate(), lambda seconds: time.sleep(min(seconds, 0.05))
         Worker(client, home, key=key, name=name, memory_bytes=2**33, sleep=nap).run()
 
 
 @pytest.fixture(scope="module")
 def trained(new_house: Callable, tmp_path_factory) -> Iterator[str]:
-    """A run that two real workers have trained to its end, and one with a hostile name has joined."""
-    house = new_house(**{"train.steps": 4, "swarm.evaluate_every": 1})
+    """A run that two real workers have trained to its end, both in every round, and one with a hostile name has
+    joined."""
+    house = new_house(**{"train.steps": 4, "swarm.evaluate_every": 1, "swarm.min_updates": 2})
     with house.coordinator.loop.running(), served(house) as url:
         threads = [
             threading.Thread(target=work, args=(url, tmp_path_factory.mktemp("home"), name)) for name in ("ada", "alan")
@@ -185,7 +186,7 @@ def test_a_worker_that_dies_is_shown_as_late_and_why(visit, running):
     row = page.locator("#workers tbody tr", has_text=alias_of(dead.id))
     expect(row).to_contain_text("late")
     house.coordinator.loop.tick()
-    expect(row).to_contain_text("phase 0, round 0: it closed without")
+    expect(row).to_contain_text("phase 1, round 0: it closed without")
     expect(page.locator("#blocks .version").first).to_have_text("version 1")
     expect(page.locator("#news")).to_contain_text("late")
     expect(page.locator("#rounds")).to_contain_text("the ceiling: 1 rounds timed, 3 needed to learn from")
@@ -286,7 +287,7 @@ def test_nothing_is_asked_of_another_host_and_the_page_may_load_nothing_else(vis
     page = visit(trained, TOKENS["admin"])
     expect(page.locator("#training .main-svg").first).to_be_visible()
     assert {url[: len(trained)] for url in visit.asked} == {trained}
-    policy = httpx.get(trained).headers["content-security-policy"]
+    policy = httpx.get(trained, timeout=PATIENCE_MS / 1000).headers["content-security-policy"]
     assert "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';" in policy
 
 

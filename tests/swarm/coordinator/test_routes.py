@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
+import threading
 
+import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import negative_data_rejection, positive_data_acceptance
 
+from blocktrain.http.server import served_in_thread
+from blocktrain.swarm.coordinator import routes
 from blocktrain.swarm.coordinator.refusals import MEANING
 
 EXAMPLES = 15  # an operation
 WITHOUT_INPUT = [
     ("GET", "/healthz"),
+    ("GET", "/readyz"),
     ("GET", "/v1/run"),
     ("GET", "/v1/manifest"),
     ("GET", "/v1/status"),
@@ -77,10 +83,41 @@ def test_every_refusal_that_the_schema_describes_is_a_problem(house):
             assert answer["description"] == MEANING[int(status)]
 
 
-def test_every_route_but_the_health_check_needs_a_token(house):
+def test_every_route_but_the_health_checks_needs_a_token(house):
     without = [name for name, told in operations(house) if "security" not in told]
-    assert without == ["get /healthz"]
-    assert house.ask("GET", "/healthz", headers={"Authorization": ""}).json() == {"status": "ok"}
+    assert without == ["get /healthz", "get /readyz"]
+    for path in ("/healthz", "/readyz"):
+        assert house.ask("GET", path, headers={"Authorization": ""}).json() == {"status": "ok"}
+
+
+def test_a_ledger_that_hangs_makes_the_service_unready_but_not_unhealthy(house, monkeypatch):
+    """More requests wait for the ledger than there are threads for requests."""
+    answers_again = threading.Event()
+    monkeypatch.setattr(house.ledger, "role_of", lambda token: answers_again.wait(60) and "viewer")
+    monkeypatch.setattr(house.ledger, "run", answers_again.wait)
+    monkeypatch.setattr(routes, "READY_S", 0.2)
+
+    async def ask() -> list[int]:
+        transport, headers = httpx.ASGITransport(house.service), {"Authorization": "Bearer x"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+            waiting = [asyncio.create_task(client.get("/v1/role")) for _ in range(60)]
+            statuses = [(await client.get(path)).status_code for path in ("/healthz", "/readyz", "/readyz")]
+            answers_again.set()
+            return [*statuses, *{answer.status_code for answer in await asyncio.gather(*waiting)}]
+
+    assert asyncio.run(ask()) == [200, 503, 503, 200]
+
+
+@pytest.mark.parametrize("token, status", [("made-up", 401), ("the-token-of-the-viewer", 403)])
+@pytest.mark.parametrize("method, path", [("POST", "/v1/leases"), ("PUT", "/v1/leases/x/uploads/" + "0" * 64)])
+def test_a_body_is_read_only_if_the_token_may_send_one(house, method, path, token, status):
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
+    with (
+        served_in_thread(house.service) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
+    ):
+        client.sendall(f"{head}Authorization: Bearer {token}\r\n\r\n".encode())
+        assert client.recv(1000).startswith(f"HTTP/1.1 {status} ".encode())  # before a byte of the body was sent
 
 
 @pytest.mark.parametrize("query", ["after=-1", "after=x", "before=-1", f"before={2**53}", "limit=5", "after="])

@@ -13,6 +13,7 @@ from blocktrain.spec import REMOVED_SETTINGS, Denoise, preset
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.setup import found_run
 from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.wire.messages import PROTOCOL_VERSION
 
 TEXT = np.frombuffer(b"some text ", dtype=np.uint8)
 CORPUS = Corpus(train=TEXT, valid=TEXT, test=TEXT, sha256="0" * 64)
@@ -27,3 +28,22 @@ def test_a_run_that_an_older_version_founded_goes_on(tmp_path):
     ledger = Ledger(tmp_path / "old.db")
     old = ledger.create_run(replace(found, spec=text, spec_digest=hashlib.sha256(text.encode()).hexdigest()))
     assert found_run(spec, CORPUS, ledger, Blobs(tmp_path / "blobs"), now_s=1.0) == old
+
+
+def test_a_run_that_was_founded_with_an_older_protocol_goes_on(tmp_path):
+    spec, ledger, blobs = preset("tiny"), Ledger(tmp_path / "ledger.db"), Blobs(tmp_path / "blobs")
+    founded = found_run(spec, CORPUS, ledger, blobs, now_s=0.0)
+    with ledger.database.writing() as connection:
+        connection.exec_driver_sql("UPDATE run SET protocol = 2")
+    assert PROTOCOL_VERSION == 3
+    assert found_run(spec, CORPUS, ledger, blobs, now_s=1.0) == replace(founded, protocol=2)
+
+
+def test_two_runs_of_one_spec_are_two_runs_for_signatures(tmp_path):
+    runs = [
+        found_run(preset("tiny"), CORPUS, Ledger(tmp_path / f"{now_s}.db"), Blobs(tmp_path / "blobs"), now_s)
+        for now_s in (1.0, 2.0)
+    ]
+    again = found_run(preset("tiny"), CORPUS, Ledger(tmp_path / "1.0.db"), Blobs(tmp_path / "blobs"), 3.0)
+    assert runs[0].id != runs[1].id
+    assert again.id == runs[0].id

@@ -4,24 +4,60 @@ from __future__ import annotations
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 
-from blocktrain.swarm.coordinator.status import answer_of, thinned
+from blocktrain.swarm.coordinator.status import NEW_SAMPLES, answer_of, step_work, thinned
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.messages import Curves, EvaluationNotice
+from blocktrain.wire.messages import Curves, EvaluationNotice, Sample
 
 SCORES = (
-    {"path": "stack", "reading": "first", "nats_per_byte": 3.0},
+    {"path": "stack", "reading": "block 0", "nats_per_byte": 3.0},
     {"path": "stack", "reading": "combined", "nats_per_byte": 2.0},
-    {"path": "other", "reading": "last", "nats_per_byte": 9.0},
+    {"path": "euler", "reading": "last", "nats_per_byte": 9.0},
 )
 
 
-def evaluate(house, member, combine=None) -> None:
+def evaluate(house, member, combine=None, samples=()) -> None:
     """The newest versions, scored by that member."""
     lease = house.ledger.grant_evaluation(member.id, house.ledger.consistent_manifest().versions, 0.0, 1e9)
-    notice = EvaluationNotice(lease=str(lease.id), worker=member.id, scores=SCORES, combine=combine or {})
-    body = sign(notice, member.key).model_dump(mode="json")
+    notice = EvaluationNotice(
+        lease=str(lease.id), worker=member.id, scores=SCORES, combine=combine or {}, samples=samples
+    )
+    body = sign(notice, member.key, house.run).model_dump(mode="json")
     assert house.ask("POST", "/v1/evaluations", json=body).status_code == 204
+
+
+def test_samples_of_the_newest_evaluations_are_shown_with_their_loss(house, member):
+    assert house.ask("GET", "/v1/status").json()["samples"] == []
+    member.work()
+    for number in range(NEW_SAMPLES + 2):
+        evaluate(house, member, samples=(Sample(prompt="In the ", text=f"end {number}"),))
+    shown = house.ask("GET", "/v1/status").json()["samples"]
+    assert [each["samples"] for each in shown] == [
+        [{"prompt": "In the ", "text": f"end {number}"}] for number in range(2, NEW_SAMPLES + 2)
+    ]
+    assert {each["nats_per_byte"] for each in shown} == {2.0}
+
+
+@pytest.mark.parametrize("field, text", [("text", "x" * 201), ("prompt", "x" * 101), ("text", "a\x00b")])
+def test_a_sample_that_is_too_long_or_cannot_be_stored_is_refused(field, text):
+    with pytest.raises(ValidationError):
+        Sample(**{"prompt": "a", "text": "b", field: text})
+
+
+def test_the_time_that_is_left_is_known_when_a_round_has_closed(house, member):
+    assert house.ask("GET", "/v1/status").json()["time_left_s"] is None
+    lease = member.lease()
+    house.now_s += 10
+    member.send(lease, member.payload(lease))
+    house.coordinator.loop.tick()
+    status = house.ask("GET", "/v1/status").json()
+    done = {phase["phase"]: phase["step"] for phase in status["phases"]}
+    work = {phase.index: step_work(house.spec, phase.index) for phase in house.spec.phases}
+    left = sum((phase.steps - done.get(phase.index, 0)) * work[phase.index] for phase in house.spec.phases)
+    assert status["time_left_s"] == pytest.approx(10 * left / (done[0] * work[0]))
+    house.now_s += 3
+    assert house.ask("GET", "/v1/status").json()["time_left_s"] == pytest.approx(status["time_left_s"] - 3)
 
 
 def events(house, **page: int) -> list[dict]:

@@ -138,13 +138,20 @@ def test_a_run_is_there_when_the_ledger_is_opened_again(ledger, where):
 
 @pytest.mark.parametrize(
     "other, what",
-    [({"spec_digest": "6" * 64}, "spec"), ({"corpus_sha256": "d" * 64}, "corpus"), ({"protocol": 2}, "protocol")],
+    [({"spec_digest": "6" * 64}, "spec"), ({"corpus_sha256": "d" * 64}, "corpus")],
 )
 def test_a_ledger_of_another_run_is_refused_with_the_remedy(ledger, other, what):
     ledger.create_run(RUN)
     with pytest.raises(ConfigError, match=f"another {what}.*: continue that run .* or give this one another ledger"):
         ledger.create_run(replace(RUN, **other))
     assert ledger.run() == RUN
+
+
+def test_a_run_of_a_newer_protocol_is_refused_and_one_of_an_older_protocol_goes_on(ledger):
+    ledger.create_run(RUN)
+    with pytest.raises(ConfigError, match="speaks 0: install the version that founded the run, or a later one"):
+        ledger.create_run(replace(RUN, protocol=0))
+    assert ledger.create_run(replace(RUN, protocol=2)) == RUN
 
 
 def test_a_token_opens_its_role_until_it_is_revoked(ledger):
@@ -446,7 +453,7 @@ def test_an_update_is_merged_at_most_once_or_nothing_is_merged(started):
     ids = [report(started, ADA)]
     merge(started, started.open_rounds()[0], ids)
     closed = started.open_rounds()[0]
-    with pytest.raises(LedgerConflict, match="1 of 1 updates do not wait to be merged in phase 0"):
+    with pytest.raises(LedgerConflict, match="1 of 1 updates do not wait to be merged in phase 1"):
         merge(started, closed, ids)
     assert started.open_rounds()[0] == closed
     assert newest(started) == {0: 1, 1: 1}

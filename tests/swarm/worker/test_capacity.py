@@ -7,7 +7,7 @@ import torch
 
 from blocktrain.spec import preset
 from blocktrain.swarm.worker.capacity import DAY_S, TransferRates, measure_speeds, plan, round_bytes
-from blocktrain.train.memory_estimate import training_memory_bytes
+from blocktrain.train.memory_estimate import least_memory_bytes
 
 SPEC = preset("tiny").with_(**{"train.steps": 1000, "swarm.round_steps": 50, "swarm.deadline_ceiling_s": 100})
 PLENTY = 2**40
@@ -20,9 +20,10 @@ def test_a_lease_fills_most_of_a_deadline_and_no_more_than_a_round(speed, limit_
 
 
 def test_a_phase_that_does_not_fit_is_named_so():
-    needs = [training_memory_bytes(SPEC, phase) for phase in SPEC.phases]
+    needs = [least_memory_bytes(SPEC, phase) for phase in SPEC.phases]
     plans = plan(SPEC, min(needs), dict.fromkeys(range(3), 1.0), TransferRates(), {})
     assert [each.fits for each in plans] == [need == min(needs) for need in needs]
+    assert plans[0].streamed
 
 
 def test_a_day_of_rounds_moves_a_version_down_and_an_update_up_in_each():

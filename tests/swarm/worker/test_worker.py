@@ -2,6 +2,7 @@
 clocks are virtual, so that no deadline passes on a busy machine."""
 
 import hashlib
+import json
 import threading
 import time
 from contextlib import suppress
@@ -14,12 +15,16 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.errors import TensorError
+from blocktrain.spec import Stacked
+from blocktrain.swarm.signatures import is_signed, sign
 from blocktrain.swarm.worker.block_cache import BlockCache
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker
+from blocktrain.train.memory_estimate import MemoryPlan
+from blocktrain.train.streamed import StreamedTrainer
 from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.messages import Blob, BlockVersion, Problem
+from blocktrain.wire.messages import Blob, BlockVersion, Problem, UpdateReceipt
 from blocktrain.wire.recipes import Recipe, RecipeUpdate
 from blocktrain.wire.safetensors import decode, flat
 from blocktrain.wire.updates import encode_update
@@ -51,7 +56,7 @@ class InHouse(httpx.BaseTransport):
 def hire(tmp_path):
     """A worker of the house; it stops after so many updates, or with the run."""
 
-    def hired(house, updates=None, refused=(), home=tmp_path, **options):
+    def hired(house, updates=None, refused=(), home=tmp_path, memory_bytes=2**33, key=None, **options):
         reports, transport = [], InHouse(house, refused)
         client = CoordinatorClient(Invite("coordinator.test", 1, "token"), transport=transport)
 
@@ -60,7 +65,8 @@ def hire(tmp_path):
 
         milliseconds = count()
         worker = Worker(
-            client, home, key=Ed25519PrivateKey.generate(), memory_bytes=2**33, device=torch.device("cpu"),
+            client, home, key=key or Ed25519PrivateKey.generate(), memory_bytes=memory_bytes,
+            device=torch.device("cpu"),
             report=reports.append, stop=stop, clock=lambda: next(milliseconds) / 1000, sleep=lambda _: None, **options,
         )  # fmt: skip
         worker.reports, worker.fetched = reports, transport.fetched
@@ -78,12 +84,12 @@ def test_a_refused_update_leaves_the_unsent_part_and_the_optimiser_as_they_were(
     go_on, submit = worker._continue_after, worker._submit
 
     def watched_submit(*arguments):
-        unsent.append(worker._feedback.unsent)
+        unsent.append(dict(worker._feedback.unsent))
         trainers.append(worker._trainer)
         return submit(*arguments)
 
     def watched_go_on(refused):
-        unsent.append(worker._feedback.unsent)
+        unsent.append(dict(worker._feedback.unsent))
         go_on(refused)
 
     worker._submit, worker._continue_after = watched_submit, watched_go_on
@@ -101,6 +107,52 @@ def test_a_restarted_worker_has_lost_what_it_had_not_sent_and_finishes_the_run(n
     second.run()
     assert kinds(second)[-1] == "finished"
     assert not house.refusals()
+
+
+def test_a_worker_whose_clock_was_once_ahead_goes_on(new_house, hire):
+    house = new_house(**SHORT)
+    member = house.member()
+    member.nonces = count(2**52)
+    member.work()
+    worker = hire(house, key=member.key)
+    worker.run()
+    assert kinds(worker)[-1] == "finished"
+    assert house.ledger.last_nonce(member.id) > 2**52
+
+
+def receipts(home):
+    return [json.loads(line) for line in (home / "receipts.jsonl").read_text().splitlines()]
+
+
+def test_a_worker_keeps_the_receipts_that_the_coordinator_has_signed(new_house, hire, tmp_path):
+    house = new_house(**SHORT)
+    worker = hire(house, updates=2)
+    worker.run()
+    kept = receipts(tmp_path)
+    assert [x["update"] for x in kept] == [x.update.id for x in house.ledger.contributions()]
+    for each in kept:
+        run = each.pop("run")
+        assert is_signed(UpdateReceipt(**each), run)
+        assert not is_signed(UpdateReceipt(**{**each, "weight": 0.0}), run)
+
+
+def test_a_receipt_that_no_coordinator_of_the_run_has_signed_is_not_believed(new_house, hire, tmp_path):
+    house = new_house(**SHORT)
+    worker = hire(house, updates=1)
+    real, forged = worker._client.submit, []
+
+    def forge(notice):
+        receipt = real(notice)
+        if forged:
+            return receipt
+        forged.append(sign(receipt, Ed25519PrivateKey.generate(), house.run))
+        return forged[0]
+
+    worker._client.submit = forge
+    worker.run()
+    assert kinds(worker) == ["refused", "submitted"]
+    assert "not signed by a coordinator of the run" in next(x.text for x in worker.reports if x.kind == "refused")
+    assert len(receipts(tmp_path)) == 1
 
 
 def test_the_cache_holds_the_corpus_and_what_the_last_lease_needed(new_house, hire, tmp_path):
@@ -263,3 +315,30 @@ def test_a_recipe_for_another_block_is_refused_in_our_words(tmp_path, block):
     version = BlockVersion(block=0, version=2, tensors=NO_BLOB, from_previous=NO_BLOB)
     with pytest.raises(TensorError, match="version 2 of block 0 cannot be read"):
         cache.trained([version])
+
+
+@pytest.mark.parametrize("schedule", ["whole", "progressive"])
+@pytest.mark.parametrize("update", ["fp32", "int8", "vector"])
+def test_a_worker_that_streams_blocks_sends_what_a_larger_machine_sends(
+    schedule, update, new_house, hire, tmp_path, monkeypatch
+):
+    settings = {"train.steps": 4, "swarm.round_steps": 2, "swarm.update": update, "swarm.update_ratio": 20.0}
+    objective, versions = Stacked(schedule=schedule), []
+    for streamed in (False, True):
+        for module in (
+            "swarm.worker.worker",
+            "train.streamed",
+        ):  # with all windows at once, so that bits can be compared
+            monkeypatch.setattr(f"blocktrain.{module}.memory_plan", lambda *_, s=streamed: MemoryPlan(s, 8, 0))
+        house = new_house(objective=objective, **settings)
+        hire(house, home=tmp_path / str(streamed)).run()
+        versions.append({block: version.sha256 for block, version in house.ledger.newest().items()})
+    assert versions[0] == versions[1]
+
+
+def test_a_worker_with_little_memory_finishes_the_run(new_house, hire):
+    house = new_house(objective=Stacked(schedule="whole"), **SHORT)
+    worker = hire(house, memory_bytes=1)
+    worker.run()
+    assert kinds(worker)[-1] == "finished"
+    assert isinstance(worker._trainer, StreamedTrainer)

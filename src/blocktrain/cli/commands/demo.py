@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from blocktrain.cli.console import duration, quantity, say
-from blocktrain.cli.options import EXIT_INTERRUPTED, read_spec, require_positive
+from blocktrain.cli.console import counted, duration, quantity, say, wrapped
+from blocktrain.cli.options import EXIT_INTERRUPTED, DeviceName, chosen_device, read_spec, require_positive
 from blocktrain.cli.shared.address_file import POLL_S, read_address
 from blocktrain.cli.shared.progress import num_finished, swarm_progress
 from blocktrain.cli.shared.signals import STOP_SIGNALS, interrupts_delayed
-from blocktrain.errors import BlockTrainError
-from blocktrain.io.private import INVITE_FILE
+from blocktrain.data.shards import is_prepared
+from blocktrain.errors import BlockTrainError, ConfigError
+from blocktrain.spec import BYTES
+from blocktrain.wire.invite import INVITE_FILE
 
 if TYPE_CHECKING:
     from blocktrain.cli.shared.gateway_client import Output
@@ -55,14 +57,27 @@ def demo(
     stay: Annotated[
         bool | None, typer.Option("--stay/--leave", help="Keep serving at the end; the default on a terminal.")
     ] = None,
+    device: DeviceName = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="CPU threads per worker and stage. Default: the cores, shared.")
+    ] = None,
 ) -> None:
     """Train and serve a small model on this machine.
 
     A coordinator and workers train it as a swarm, then stages and a gateway serve it. Each is its own process. Ctrl-C
     stops all of them; the same command continues."""
     require_positive("--workers", workers)
+    require_positive("--threads", threads)
+    if device is not None:
+        chosen_device(device)  # refused here, not by every process
+    machine = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
 
     spec = read_spec(None, preset, None, None, changes)
+    if spec.corpus.tokenizer not in (None, BYTES) or is_prepared(spec.corpus.source):
+        raise ConfigError(
+            f"the demo serves its model, and stages serve models on bytes only: leave corpus.tokenizer out and name "
+            f'raw text, not "{spec.corpus.tokenizer or spec.corpus.source}"'
+        )
     settings = ["--preset", preset]
     for change in (*shared_among(workers, spec), *(changes or ())):
         settings += ["--set", change]
@@ -70,14 +85,19 @@ def demo(
         signal.signal(number, signal.default_int_handler)
     try:
         with ExitStack() as stack:
-            model = _train(stack, folder, settings, workers)
-            url = _serve(stack, folder, model)
+            model = _train(stack, folder, settings, workers, machine)
+            url = _serve(stack, folder, model, machine)
             _continue(url, prompt)
             if stay if stay is not None else sys.stdout.isatty():
-                say(f"\nThe model is being served. Try it in a browser:\n  {url.removesuffix('/v1')}\nCtrl-C stops it.")
+                tell("\nThe model is being served. Try it in a browser:")
+                tell(f"  {url.removesuffix('/v1')}\nCtrl-C stops it.")
                 signal.pause()
+    except DemoFailed as failed:
+        message, *end_of_log = str(failed).splitlines()
+        say(*end_of_log)
+        raise DemoFailed(message) from None
     except KeyboardInterrupt:
-        say(f"\nstopped: everything is saved in {folder}, run the same command again to continue")
+        tell(f"\nstopped: everything is saved in {folder}, run the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
@@ -91,28 +111,34 @@ def shared_among(workers: int, spec: RunSpec) -> list[str]:
     ]
 
 
+def tell(text: str) -> None:
+    """Sentences are wrapped. Indented lines are addresses and commands, which people copy."""
+    for line in text.split("\n"):
+        say(*[line] if line.startswith("  ") else wrapped(line, stream=sys.stderr).split("\n"))
+
+
 # Training
 
 
-def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int) -> Path:
+def _train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int, machine: Sequence[str]) -> Path:
     from blocktrain.cli.commands.swarm.export import export
     from blocktrain.swarm.coordinator.server import ADMIN_FILE, known_invite
     from blocktrain.swarm.worker.client import CoordinatorClient
 
     swarm = folder / "swarm"
-    say(f"Starting a coordinator. Everything is saved in {folder}; logs are in {folder / 'logs'}.")
+    tell(f"Starting a coordinator. Everything is saved in {folder}; logs are in {folder / 'logs'}.")
     coordinator = _start(stack, folder, "coordinator", ["coordinator", *settings, "--dir", str(swarm)])
     invite = coordinator.wait_until(lambda: _invite_that_answers(swarm / INVITE_FILE))
     admin = known_invite(swarm / ADMIN_FILE)
     assert admin is not None, "the coordinator writes it before it answers"
-    say(f"The coordinator is running. Watch the training in a browser:\n  {admin.page}")
-    say(f"More workers can join from another terminal:\n  blocktrain worker '{invite}'")
-    say(f"Starting {workers} workers.")
+    tell(f"The coordinator is running. Watch the training in a browser:\n  {admin.page}")
+    tell(f"More workers can join from another terminal:\n  blocktrain worker '@{swarm / INVITE_FILE}'")
+    tell(f"Starting {counted(workers, 'worker')}.")
     with ExitStack() as running:
         processes = [coordinator]
         for number in range(1, workers + 1):
-            arguments = ["worker", str(invite), "--name", f"worker-{number}"]
-            arguments += ["--home", str(folder / f"worker-{number}")]
+            arguments = ["worker", f"@{swarm / INVITE_FILE}", "--name", f"worker-{number}"]
+            arguments += ["--home", str(folder / f"worker-{number}"), *machine]
             processes.append(_start(running, folder, f"worker-{number}", arguments, _threads_each(workers)))
         with CoordinatorClient(invite) as client:
             _watch(client, processes)
@@ -158,34 +184,33 @@ def _watch(client: CoordinatorClient, processes: Sequence[Process]) -> None:
 # Serving
 
 
-def _serve(stack: ExitStack, folder: Path, model: Path) -> str:
+def _serve(stack: ExitStack, folder: Path, model: Path, machine: Sequence[str]) -> str:
     """Returns the gateway's URL."""
-    say(f"Starting {STAGES} stages and a gateway.")
+    tell(f"Starting {STAGES} stages and a gateway.")
     file = folder / "serve.json"
-    arguments = ["serve", str(model), "--stages", str(STAGES), "--port", "0", "--address-file", str(file)]
+    arguments = ["serve", str(model), "--stages", str(STAGES), "--port", "0", "--address-file", str(file), *machine]
     server = _start(stack, folder, "serve", arguments)
     return server.wait_until(lambda: read_address(file, server.pid))
 
 
 def _continue(url: str, prompt: str) -> None:
     """Lets the model continue the prompt: in one sweep, then speculatively."""
+    from blocktrain.cli.commands.training.generate import harmless
     from blocktrain.cli.shared.gateway_client import generate_remotely
     from blocktrain.serve.decode.request import Mode, Request
 
     for mode in (Mode.SWEEP, Mode.SPECULATIVE):
-        say(f"\n{mode.value}:")
+        tell(f"\n{mode.value}:")
         request = Request(prompt.encode(), max_bytes=PROMPT_BYTES, mode=mode, temperature=0.7)
-        output = generate_remotely(url, request, [], lambda text: print(text, end="", flush=True))
+        output = generate_remotely(url, request, [], lambda text: print(harmless(text), end="", flush=True))
         print(flush=True)
-        say(_effort(output))
+        tell(_effort(output))
 
 
 def _effort(output: Output) -> str:
-    traversals = f"{output.traversals} traversal{'' if output.traversals == 1 else 's'}"
-    return (
-        f"({output.bytes} bytes in {traversals} of the {STAGES} stages, {duration(output.seconds)}, "
-        f"{quantity(output.bytes / max(output.seconds, 1e-9), 'B/s')})"
-    )
+    size, traversals = counted(output.bytes, "byte"), counted(output.traversals, "traversal")
+    speed = quantity(output.bytes / max(output.seconds, 1e-9), "B/s")
+    return f"({size} in {traversals} of the {STAGES} stages, {duration(output.seconds)}, {speed})"
 
 
 # Processes

@@ -12,8 +12,8 @@ from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.arrays import as_tensors
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes
-from blocktrain.serve.segment.segment import Segment, model_digest
-from blocktrain.spec import RunSpec
+from blocktrain.serve.segment.segment import Segment, model_digest, require_bytes
+from blocktrain.spec import RunSpec, usable_weights
 from blocktrain.wire.safetensors import decode
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class DirectorySource:
         self._path = path
 
     def num_blocks(self) -> int:
-        return RunDirectory.open(self._path).spec.model.blocks
+        spec = RunDirectory.open(self._path).spec
+        require_bytes(spec)
+        return spec.model.blocks
 
     def newest(self, blocks: Sequence[int] | None, known: str | None = None, **settings: Any) -> Segment | None:
         run = RunDirectory.open(self._path)
@@ -56,7 +58,9 @@ class RunSource:
         self._client, self._cache = client, cache
 
     def num_blocks(self) -> int:
-        return RunSpec.model_validate(self._client.manifest().spec).model.blocks
+        spec = RunSpec.model_validate(self._client.manifest().spec)
+        require_bytes(spec)
+        return spec.model.blocks
 
     def newest(self, blocks: Sequence[int] | None, known: str | None = None, **settings: Any) -> Segment | None:
         manifest = self._client.manifest()
@@ -77,7 +81,7 @@ class RunSource:
         tensors = {
             block: as_tensors(decode(data, expected=block_shapes(spec, block))[0]) for block, data in downloaded.items()
         }
-        return Segment(spec, tensors, manifest.combine, version=version, **settings)
+        return Segment(spec, tensors, usable_weights(manifest.combine, spec.model.blocks), version=version, **settings)
 
 
 def manifest_version(manifest: ModelManifest) -> str:

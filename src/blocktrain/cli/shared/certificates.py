@@ -1,4 +1,5 @@
-"""The coordinator's certificate: the user's own files, or a self-signed one that clients know by its fingerprint.
+"""The certificate of a service: the user's own files, or a self-signed one that clients know by its fingerprint; and
+which services need one.
 Next: http/server.py, which serves with it; swarm/worker/client.py, which pins it."""
 
 from __future__ import annotations
@@ -14,11 +15,29 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from blocktrain.errors import ConfigError
+from blocktrain.http.limits import is_loopback
 from blocktrain.http.server import Tls
 from blocktrain.io.private import write_private
 
 CERT_FILE, KEY_FILE = "tls-cert.pem", "tls-key.pem"
 CERTIFICATE_DAYS = 3650
+
+
+def require_tls(host: str, has_tls: bool, insecure: bool, remedy: str = "give --tls-cert and --tls-key") -> None:
+    """Other machines are reached over networks where everybody on the way can read and change plain HTTP."""
+    if not (has_tls or insecure or is_loopback(host)):
+        raise ConfigError(
+            f"--host {host} without TLS shows secrets and texts to the whole network: {remedy}, or listen on 127.0.0.1 "
+            f"behind a TLS proxy (or --insecure on a network you trust)"
+        )
+
+
+def check_tls_files(cert: Path | None, key: Path | None) -> None:
+    if (cert is None) != (key is None):
+        raise ConfigError("a certificate needs its key: give both --tls-cert and --tls-key, or neither")
+    for path in (cert, key):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{path} is not a file: give the path of a PEM file")
 
 
 def tls_files(folder: Path, name: str, cert: Path | None, key: Path | None) -> Tls:

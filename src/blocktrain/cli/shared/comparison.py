@@ -17,7 +17,7 @@ from blocktrain.cli.console import duration, quantity, say, show_table
 from blocktrain.cli.options import Budget
 from blocktrain.cli.shared.scoring import Measured, error_cell, measure, score_record
 from blocktrain.cli.shared.story import history, training_curves
-from blocktrain.cli.shared.training import parameters_of_blocks, training_bytes
+from blocktrain.cli.shared.training import parameters_of_blocks, training_text, training_tokens
 from blocktrain.data.corpus import Corpus
 from blocktrain.figures import line_figure, write_figure
 from blocktrain.io.checkpoint import RunDirectory
@@ -52,7 +52,7 @@ class Side:
             "corpus_sha256": self.run.manifest().corpus_sha256,
             "parameters": sum(self.parameters),
             "parameters_of_blocks": self.parameters,
-            "training_bytes": training_bytes(spec),
+            "training_bytes": training_tokens(spec),
             "training_flops": run_flops(spec),
             "training_seconds": self.seconds,
             "scores": {split: [score_record(score) for score in m.scores] for split, m in self.held_out.items()},
@@ -103,7 +103,7 @@ def machine() -> dict[str, Any]:
 
 def _row(name: str, side: Side) -> list[str]:
     spec = side.run.spec
-    cells = [name, f"{sum(side.parameters):,}", quantity(training_bytes(spec), "B"), quantity(run_flops(spec), "FLOP")]
+    cells = [name, f"{sum(side.parameters):,}", training_text(spec), quantity(run_flops(spec), "FLOP")]
     cells.append(duration(side.seconds))
     for measured in side.held_out.values():
         cells += [f"{measured.answer.nats_per_byte:.4f}", error_cell(measured.answer)]

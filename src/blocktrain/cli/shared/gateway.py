@@ -6,21 +6,25 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktrain.cli.console import say
+from blocktrain.cli.console import counted, say
 from blocktrain.cli.shared.address_file import write_address
 from blocktrain.errors import ConfigError
+from blocktrain.logs import visible
 
 if TYPE_CHECKING:
+    from blocktrain.http.limits import HttpLimits, Listener
+    from blocktrain.http.server import Tls
     from blocktrain.serve.chain.pipeline import Pipeline
     from blocktrain.serve.gateway.app import GatewaySettings
 
@@ -53,9 +57,10 @@ def _removed_topology(value: str | None) -> None:
 
 
 OldTopology = Annotated[str | None, typer.Option(help="Removed.", hidden=True, callback=_removed_topology)]
+ADDS_ONE = f"${API_KEY_VARIABLE} adds one."
 ApiKeyFile = Annotated[
     Path | None,
-    typer.Option("--api-key-file", metavar="FILE", help=f"API keys, one per line. ${API_KEY_VARIABLE} adds one."),
+    typer.Option("--api-key-file", metavar="FILE", help=f"API keys, one per line; - is stdin. {ADDS_ONE}"),
 ]
 
 
@@ -64,7 +69,7 @@ def read_api_keys(path: Path | None) -> tuple[str, ...]:
     lines: list[str] = []
     if path is not None:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = (sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             detail = getattr(error, "strerror", None) or "not text"
             raise ConfigError(f"{path} cannot be read ({detail}): give a file with one API key per line") from None
@@ -74,31 +79,46 @@ def read_api_keys(path: Path | None) -> tuple[str, ...]:
     return (*keys, *os.environ.get(API_KEY_VARIABLE, "").split())
 
 
-def require_api_key(host: str, api_keys: Sequence[str], insecure: bool) -> None:
-    """A gateway that other machines can reach needs an API key."""
-    from blocktrain.serve.chain.sockets import is_loopback
+def checked_access(
+    host: str, api_keys: Sequence[str], cert: Path | None, key: Path | None, insecure: bool
+) -> Tls | None:
+    """A gateway that other machines can reach needs an API key and TLS."""
+    from blocktrain.cli.shared.certificates import check_tls_files, require_tls
+    from blocktrain.http.limits import is_loopback
+    from blocktrain.http.server import Tls
 
+    check_tls_files(cert, key)
     if not api_keys and not insecure and not is_loopback(host):
         raise ConfigError(
             f"--host {host} would be open to all: put API keys into a file and give --api-key-file, or set "
             f"{API_KEY_VARIABLE} (or --insecure on a network you trust)"
         )
+    require_tls(host, cert is not None, insecure)
+    return Tls(cert, key, None) if cert and key else None
 
 
-async def answer_http(
-    pipeline: Pipeline, settings: GatewaySettings, listener: socket.socket, address_file: Path | None
-) -> None:
+@dataclass(frozen=True)
+class Front:
+    """What the gateway shows to its clients."""
+
+    listener: Listener
+    tls: Tls | None
+    limits: HttpLimits
+    address_file: Path | None
+
+
+async def answer_http(pipeline: Pipeline, settings: GatewaySettings, front: Front) -> None:
     """Answers requests until cancelled."""
     from blocktrain.http.server import serve_until_cancelled
     from blocktrain.serve.gateway.app import build_gateway
 
-    host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    host, port = front.listener.getsockname()[:2]
+    url = f"{'https' if front.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
     app = build_gateway(pipeline, settings)
     print(f"{url}/v1", flush=True)
     say(f"serving {pipeline.info.name}, version {pipeline.info.version}; open {url} in a browser to try it")
-    write_address(address_file, f"{url}/v1")
-    await serve_until_cancelled(app, listener)
+    write_address(front.address_file, f"{url}/v1")
+    await serve_until_cancelled(app, front.listener, tls=front.tls, limits=front.limits)
 
 
 @contextmanager
@@ -122,7 +142,7 @@ class JsonLog(logging.Formatter):
         fields |= getattr(record, "facts", None) or {"message": record.getMessage()}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+        return json.dumps(fields)  # in ASCII: no character of a client controls a terminal
 
 
 class PlainLog(logging.Formatter):
@@ -134,5 +154,7 @@ class PlainLog(logging.Formatter):
         if facts:
             line += f", {facts['seconds']:.3g} s"
             if "mode" in facts:
-                line += f", {facts['mode']}: {facts['bytes_written']} bytes in {facts['traversals']} traversals"
+                written = counted(facts["bytes_written"], "byte")
+                line += f", {facts['mode']}: {written} in {counted(facts['traversals'], 'traversal')}"
+        line = visible(line)
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

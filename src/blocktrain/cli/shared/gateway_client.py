@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Show = Callable[[str], None]
 CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S = 10.0, 120.0
+MAX_DIGITS = 20
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Output:
     traversals: int
     bytes_per_traversal: float
     seconds: float
+    prompt_bytes_unread: int  # at its start: of a long prompt, the model reads the end
 
 
 def is_url(run: str) -> bool:
@@ -37,15 +39,14 @@ def is_url(run: str) -> bool:
 
 
 def generate_remotely(url: str, request: Request, stop: list[str], show: Show, api_key: str | None = None) -> Output:
-    began_s, text, effort = time.perf_counter(), "", dict[str, Any]()
+    began_s, text, last = time.perf_counter(), "", StreamedPart("")
     for number, part in enumerate(_parts(url, _body(request, stop), api_key)):
         if not number:
             show(request.prompt.decode())
-        new = "".join(choice.get("text") or "" for choice in part.get("choices", ()))
-        show(new)
-        text, effort = text + new, part.get("blocktrain") or effort
-    written, traversals = int(effort.get("bytes_written", 0)), int(effort.get("traversals", 0))
-    return Output(text, written, traversals, written / max(1, traversals), time.perf_counter() - began_s)
+        show(part.text)
+        text, last = text + part.text, part if part.traversals else last
+    seconds, per_traversal = time.perf_counter() - began_s, last.bytes_written / max(1, last.traversals)
+    return Output(text, last.bytes_written, last.traversals, per_traversal, seconds, last.prompt_bytes_unread)
 
 
 def _body(request: Request, stop: list[str]) -> dict[str, Any]:
@@ -68,7 +69,40 @@ def _body(request: Request, stop: list[str]) -> dict[str, Any]:
     return body | {key: value for key, value in optional.items() if value is not None}
 
 
-def _parts(url: str, body: dict[str, Any], api_key: str | None) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class StreamedPart:
+    """One event of a streamed completion: new text, and the cost so far."""
+
+    text: str
+    bytes_written: int = 0
+    traversals: int = 0
+    prompt_bytes_unread: int = 0
+
+
+def read_event(line: str) -> StreamedPart | None:
+    """One line of a stream; None if it is no event with text. ValueError or RecursionError if no gateway sent it;
+    GatewayUnreachable if the gateway says that it failed."""
+    if not line.startswith("data: ") or line == "data: [DONE]":
+        return None
+    part = json.loads(line.removeprefix("data: "), parse_int=_small_number, parse_constant=_small_number)
+    try:
+        if "error" in part:
+            raise GatewayUnreachable(f"the gateway stopped in the middle: {part['error']['message']}")
+        effort = part.get("blocktrain") or {}
+        text = "".join(choice.get("text") or "" for choice in part.get("choices") or ())
+        costs = (int(effort.get(name, 0)) for name in ("bytes_written", "traversals", "prompt_bytes_unread"))
+        return StreamedPart(text, *costs)
+    except (TypeError, AttributeError, KeyError, OverflowError) as error:
+        raise ValueError("an event of another form") from error
+
+
+def _small_number(text: str) -> int:
+    if len(text) > MAX_DIGITS or not text.lstrip("-").isdecimal():
+        raise ValueError(f"{text[:20]} is no number of a gateway")
+    return int(text)
+
+
+def _parts(url: str, body: dict[str, Any], api_key: str | None) -> Iterator[StreamedPart]:
     """The events of the stream, as they arrive."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
@@ -82,10 +116,7 @@ def _parts(url: str, body: dict[str, Any], api_key: str | None) -> Iterator[dict
             reply.read()
             raise _refusal(url, reply)
         for line in reply.iter_lines():
-            if line.startswith("data: ") and line != "data: [DONE]":
-                part = json.loads(line.removeprefix("data: "))
-                if "error" in part:
-                    raise GatewayUnreachable(f"{url} stopped in the middle: {part['error'].get('message')}")
+            if (part := read_event(line)) is not None:
                 yield part
 
 
@@ -109,5 +140,7 @@ def _explained(url: str) -> Iterator[None]:
         raise GatewayUnreachable(
             f"{url} cannot be reached ({reason}): check the URL, and that blocktrain gateway runs there"
         ) from None
-    except ValueError:
-        raise GatewayUnreachable(f"{url} did not send JSON: give the URL of a blocktrain gateway") from None
+    except (ValueError, RecursionError):
+        raise GatewayUnreachable(
+            f"{url} did not send the JSON of a completion: give the URL of a blocktrain gateway"
+        ) from None

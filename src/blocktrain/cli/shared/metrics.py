@@ -52,7 +52,7 @@ def tensorboard_log(folder: Path | None) -> Iterator[Callable[[StepReport], None
 
     def log(step: StepReport) -> None:
         for name in ("loss", "grad_norm", "lr_factor", "seconds"):
-            writer.add_scalar(f"phase {step.phase}/{name}", getattr(step, name), step.step)
+            writer.add_scalar(f"phase {step.phase + 1}/{name}", getattr(step, name), step.step)
 
     try:
         yield log

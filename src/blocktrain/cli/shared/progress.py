@@ -13,13 +13,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from blocktrain.cli.console import duration, quantity, say
+from blocktrain.cli.console import counted, duration, quantity, say
 from blocktrain.spec import NUM_SYMBOLS
 
 if TYPE_CHECKING:
+    from blocktrain.data.prepare import PrepareReport
     from blocktrain.train.trainer import StepReport
 
 LINE_EVERY_S = 10.0
@@ -30,6 +31,7 @@ UNTRAINED_LOSS = math.log(NUM_SYMBOLS)  # nats per byte of a model that knows no
 
 Labels: TypeAlias = Mapping[int, str]  # what each phase is called, by its index
 OnStep: TypeAlias = "Callable[[StepReport], None]"
+OnPrepared: TypeAlias = "Callable[[PrepareReport], None]"
 OnWindows: TypeAlias = Callable[[int, int], None]  # (done now, total)
 SwarmStatus: TypeAlias = Mapping[str, Any]  # the answer of /v1/status
 SwarmCurves: TypeAlias = Mapping[str, Any]  # the answer of /v1/curves
@@ -68,8 +70,30 @@ class Bars:
         self._progress.update(task, completed=step, facts="  ".join([f"{step}/{steps}", *facts]))
 
 
+class RunPlan:
+    """What is left of a run: `phases` gives the steps of each and the work of one step; `jobs` of them train at once.
+    The speed is that of the newest steps, so the time of a phase that has not begun is known too."""
+
+    def __init__(self, phases: Mapping[int, tuple[int, float]], jobs: int = 1) -> None:
+        self._left, self._work, self._jobs = {k: steps for k, (steps, _) in phases.items()}, phases, jobs
+
+    def time_left_s(self, step: StepReport, step_s: float) -> float | None:
+        """None if the run has only this phase."""
+        if step.phase not in self._work:
+            return None
+        self._left[step.phase] = step.steps - step.step
+        work = sum(steps * self._work[phase][1] for phase, steps in self._left.items())
+        at_once = min(self._jobs, max(1, sum(steps > 0 for steps in self._left.values())))
+        return work / self._work[step.phase][1] * step_s / at_once if len(self._work) > 1 else None
+
+
+NO_PLAN = RunPlan({})
+
+
 @contextmanager
-def training_progress(labels: Labels, clock: Callable[[], float] = time.monotonic) -> Iterator[OnStep]:
+def training_progress(
+    labels: Labels, plan: RunPlan = NO_PLAN, clock: Callable[[], float] = time.monotonic
+) -> Iterator[OnStep]:
     """For the steps of this machine."""
     seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
 
@@ -88,14 +112,23 @@ def training_progress(labels: Labels, clock: Callable[[], float] = time.monotoni
 
         def print_line(step: StepReport) -> None:
             step_s, rate = speed(step)
-            left = f"{duration((step.steps - step.step) * step_s)} left"
-            lines.show(step.phase, step.step, step.steps, [loss(step), rate, left])
+            left = [f"{duration((step.steps - step.step) * step_s)} left"]
+            if (all_s := plan.time_left_s(step, step_s)) is not None:
+                left.append(f"{duration(all_s)} for the whole run")
+            lines.show(step.phase, step.step, step.steps, [loss(step), rate, *left])
 
         yield print_line
         return
     with _rich_progress() as progress:
         bars = Bars(labels, progress)
-        yield lambda step: bars.show(step.phase, step.step, step.steps, [loss(step), speed(step)[1]])
+
+        def draw(step: StepReport) -> None:
+            step_s, rate = speed(step)
+            bars.show(step.phase, step.step, step.steps, [loss(step), rate])
+            if (all_s := plan.time_left_s(step, step_s)) is not None:
+                progress.footer = f"whole run: {duration(all_s)} left"
+
+        yield draw
 
 
 @contextmanager
@@ -128,11 +161,14 @@ def num_finished(status: SwarmStatus) -> int:
 
 
 def _whole_model(status: SwarmStatus, curves: SwarmCurves) -> str:
-    """The held-out loss of the composed model, and who trains it."""
+    """The held-out loss of the composed model, who trains it, and how long that still takes."""
     held_out = curves["held_out"]
     loss = held_out[-1]["nats_per_byte"] if held_out else UNTRAINED_LOSS
     updates = sum(worker["updates"] for worker in status["workers"])
-    return f"held-out loss {loss:.3f} nats/byte, {len(status['workers'])} workers, {updates} updates"
+    people = f"{counted(len(status['workers']), 'worker')}, {counted(updates, 'update')}"
+    left_s = status.get("time_left_s")
+    left = f", {duration(left_s)} left" if left_s else ""
+    return f"held-out loss {loss:.3f} nats/byte, {people}{left}"
 
 
 @contextmanager
@@ -143,7 +179,7 @@ def evaluation_progress(label: str) -> Iterator[OnWindows]:
         return
     with _rich_progress(transient=True) as progress:
         task = progress.add_task(label, total=None, facts="")
-        yield lambda done, total: progress.update(task, advance=done, total=total, facts=f"{total} windows")
+        yield lambda done, total: progress.update(task, advance=done, total=total, facts=counted(total, "window"))
 
 
 class _ProgressWithFooter(Progress):
@@ -168,3 +204,44 @@ def _rich_progress(transient: bool = False) -> _ProgressWithFooter:
         speed_estimate_period=SPEED_PERIOD_S,
         transient=transient,
     )
+
+
+@contextmanager
+def preparing_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[OnPrepared]:
+    """For a corpus while it is prepared: how much text, how fast, and the time left. Silent if nothing is prepared."""
+    if not sys.stderr.isatty():
+        yield _PreparingLines(clock)
+        return
+    with _rich_progress(transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def draw(report: PrepareReport) -> None:
+            if report.task not in tasks:
+                tasks[report.task] = progress.add_task(report.task, total=None, facts="")
+            facts = quantity(report.done_bytes, "B") if report.done_bytes else ""
+            progress.update(tasks[report.task], completed=report.done_bytes, total=report.total_bytes, facts=facts)
+
+        yield draw
+
+
+class _PreparingLines:
+    """A line when a task begins, every LINE_EVERY_S, and at its end."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._task, self._began_s, self._printed_s = clock, "", 0.0, -math.inf
+        self._began_bytes = 0
+
+    def __call__(self, report: PrepareReport) -> None:
+        now_s = self._clock()
+        if report.task != self._task:
+            self._task, self._began_s, self._began_bytes = report.task, now_s, report.done_bytes
+        elif now_s - self._printed_s < LINE_EVERY_S and report.done_bytes != report.total_bytes:
+            return
+        self._printed_s = now_s
+        facts = [f"{report.task}: {quantity(report.done_bytes, 'B')}" if report.done_bytes else report.task]
+        speed = (report.done_bytes - self._began_bytes) / max(now_s - self._began_s, 1e-9)
+        if report.total_bytes is not None and now_s > self._began_s and speed > 0:
+            left_s = (report.total_bytes - report.done_bytes) / speed
+            facts = [f"{facts[0]} of {quantity(report.total_bytes, 'B')}", quantity(speed, "B/s")]
+            facts.append(f"{duration(left_s)} left")
+        say(", ".join(facts))

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blocktrain.cli.shared.progress import evaluation_progress
+from blocktrain.cli.console import say
+from blocktrain.cli.shared.progress import evaluation_progress, preparing_progress
 from blocktrain.data.corpus import Corpus, load_corpus
-from blocktrain.errors import CheckpointError, ConfigError
+from blocktrain.errors import CheckpointError, ConfigError, CorpusError
 from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.settings import TOKENIZER_FILE
 from blocktrain.spec import EndToEnd
 from blocktrain.train.evaluate import Score, answer, evaluate
 from blocktrain.train.run import load_model
 from blocktrain.train.trainer import pick_device
+from blocktrain.train.unfinished import SoFar, trained_so_far
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Measured:
     run: RunDirectory
     text_sha256: str
     scores: list[Score]
+    half_trained: str | None = None  # how far the training is, if it has not ended
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.path} (half trained)" if self.half_trained else str(self.run.path)
 
     @property
     def answer(self) -> Score:
@@ -54,10 +62,33 @@ def open_trained(path: Path, missing: Collection[int] = ()) -> RunDirectory:
     return run
 
 
+def half_trained(path: Path, missing: Collection[int] = ()) -> SoFar | None:
+    """What a run is so far, if some of its blocks are not trained yet and the user does not leave out any."""
+    run = RunDirectory.open(path)
+    if missing or len(run.manifest().blocks) == run.spec.model.blocks:
+        return None
+    found = trained_so_far(run)
+    say(f"{path} is half trained: {found.where}")
+    return found
+
+
 def text_of(run: RunDirectory, elsewhere: str | None = None) -> Corpus:
     """The text of the run's training, or other text if the user names it."""
-    corpus = run.spec.corpus.model_copy(update={"source": elsewhere} if elsewhere else {})
-    text = load_corpus(corpus, run.spec.model.context)
+    changes = {"source": elsewhere} if elsewhere else {}
+    if elsewhere and run.tokenizer_file() is not None:
+        changes["tokenizer"] = str(run.path / TOKENIZER_FILE)  # which may have been learned from the other text
+    corpus = run.spec.corpus.model_copy(update=changes)
+    try:
+        with preparing_progress() as report:
+            text = load_corpus(corpus, run.spec.model.context, report)
+    except CorpusError as error:
+        if elsewhere is not None:
+            raise
+        sha256 = run.manifest().corpus_sha256
+        raise CorpusError(
+            f'{run.path} was trained on the text "{corpus.name}" (sha256 {sha256[:12]}…), which is not here ({error}): '
+            f"name the file or folder with --corpus PATH"
+        ) from None
     if elsewhere is None and text.sha256 != run.manifest().corpus_sha256:
         raise CheckpointError(
             f'{run.path} was trained on other text than corpus "{corpus.source}" holds now: '
@@ -67,12 +98,18 @@ def text_of(run: RunDirectory, elsewhere: str | None = None) -> Corpus:
 
 
 def measure(
-    run: RunDirectory, text: Corpus, split: str, *, missing: Collection[int] = (), max_windows: int | None = None
+    run: RunDirectory,
+    text: Corpus,
+    split: str,
+    *,
+    missing: Collection[int] = (),
+    max_windows: int | None = None,
+    so_far: SoFar | None = None,
 ) -> Measured:
-    model = load_model(run).to(pick_device())
+    model = (so_far.model() if so_far else load_model(run)).to(pick_device())
     with evaluation_progress(f"{run.path} on {split}") as report:
         scores = evaluate(model, text.split(split), missing=missing, max_windows=max_windows, report=report)
-    return Measured(run, text.sha256, scores)
+    return Measured(run, text.sha256, scores, so_far.where if so_far else None)
 
 
 def baseline(measured: Sequence[Measured]) -> Measured:

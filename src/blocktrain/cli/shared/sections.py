@@ -11,18 +11,20 @@ from html import escape
 from itertools import accumulate
 from pathlib import Path
 
-from blocktrain.cli.console import duration, quantity
+from blocktrain.cli.console import counted, duration, quantity
 from blocktrain.cli.shared.scoring import error_cell, measure, open_trained, text_of
 from blocktrain.cli.shared.story import Record, SwarmStory, history, story_of_export, story_of_ledger, training_curves
-from blocktrain.cli.shared.training import parameters_of_blocks, phase_label, training_bytes
+from blocktrain.cli.shared.training import parameters_of_blocks, phase_label, shape_of, training_text
 from blocktrain.errors import BlockTrainError, CheckpointError
 from blocktrain.figures import Line, Section, bar_figure, line_figure
 from blocktrain.io.checkpoint import SPEC_FILE, RunDirectory
 from blocktrain.io.private import LEDGER_FILE
-from blocktrain.spec import RunSpec
+from blocktrain.logs import visible
+from blocktrain.spec import BYTES, RunSpec
 from blocktrain.train.flops import run_flops
 
 MOST_EVENTS = 100
+SAMPLES_SHOWN = 5  # moments after the first
 MINUTES = "minutes since the first update"
 
 
@@ -36,7 +38,7 @@ def page_of(folder: Path, ledger: str | None, max_windows: int | None) -> tuple[
         )
     run = RunDirectory.open(folder)
     exported = story_of_export(folder, run.spec)
-    sections = _swarm_sections(exported) if exported else [_loss_of_steps(run), _ALONE]
+    sections = _swarm_sections(exported) if exported else [*_samples(run.samples()), _loss_of_steps(run), _ALONE]
     return run.spec.name, [_settings(run.spec), *_held_out_now(run, max_windows), _blocks(run), *sections]
 
 
@@ -44,14 +46,15 @@ def page_of(folder: Path, ledger: str | None, max_windows: int | None) -> tuple[
 
 
 def _settings(spec: RunSpec) -> Section:
-    model = spec.model
+    model, unit = spec.model, "bytes" if spec.corpus.tokenizer_sha256 is None else "tokens"
     rows = [
         ["objective", spec.objective.kind],
-        ["shape", f"{model.blocks} blocks, {model.total_layers} layers of width {model.width}"],
-        ["context", f"{model.context} bytes"],
+        ["shape", shape_of(model)],
+        ["tokenizer", spec.corpus.tokenizer or BYTES],
+        ["context", f"{model.context} {unit}"],
         ["parameters", f"{sum(parameters_of_blocks(spec)):,}"],
-        ["corpus", spec.corpus.source],
-        ["text to train on, all phases", quantity(training_bytes(spec), "B")],
+        ["corpus", spec.corpus.name],
+        ["text to train on, all phases", training_text(spec)],
         ["work, all phases", quantity(run_flops(spec), "FLOP")],
         ["seed", str(spec.seed)],
         ["digest", spec.digest()],
@@ -73,7 +76,7 @@ def _loss_of_steps(run: RunDirectory) -> Section:
         y_title="loss (nats per byte)",
     )
     steps = sum(map(len, losses.values()))
-    return Section("Training loss", f"{steps} steps in {duration(seconds)} of training.", figure)
+    return Section("Training loss", f"{counted(steps, 'step')} in {duration(seconds)} of training.", figure)
 
 
 def _held_out_now(run: RunDirectory, max_windows: int | None) -> list[Section]:
@@ -92,11 +95,11 @@ def _held_out_now(run: RunDirectory, max_windows: int | None) -> list[Section]:
         y_title="nats per byte",
     )
     rows = [
-        [n, f"{s.nats_per_byte:.4f}", error_cell(s), f"{s.bits_per_byte:.4f}"]
+        [n, f"{s.nats_per_byte:.4f}", error_cell(s), f"{s.bits_per_byte:.4f}", f"{s.nats_per_token:.4f}"]
         for n, s in zip(names, scores, strict=True)
     ]
     text = f"On {measured.answer.num_bytes:,} bytes of the valid split; generate uses {measured.answer.reading}."
-    return [Section("Held-out loss", text, figure, ["reading", "nats/byte", "± s.e.", "bits/byte"], rows)]
+    return [Section("Held-out loss", text, figure, ["reading", "nats/byte", "± s.e.", "bits/byte", "nats/token"], rows)]
 
 
 def _blocks(run: RunDirectory) -> Section:
@@ -115,6 +118,27 @@ def _file_bytes(run: RunDirectory, block: int) -> int:
 _ALONE = Section("Workers and bytes", "Trained on one machine: nobody else took part and nothing was sent.")
 
 
+def _samples(records: Sequence[Record]) -> list[Section]:
+    """The same prompts at several moments of the training, from noise to words."""
+    places = {round(n * (len(records) - 1) / SAMPLES_SHOWN) for n in range(SAMPLES_SHOWN + 1)} if records else set()
+    shown = [records[at] for at in sorted(places)]
+    rows = [
+        [_when(each["at_s"]), _nats(each.get("nats_per_byte")), visible(sample["prompt"]), visible(sample["text"])]
+        for each in shown
+        for sample in each["samples"]
+    ]
+    text = "The same prompts of held-out text, continued by the model as it was then."
+    return (
+        [Section("What it wrote", text, None, ["when", "held-out loss", "prompt", "continuation"], rows)]
+        if rows
+        else []
+    )
+
+
+def _nats(loss: float | None) -> str:
+    return "–" if loss is None else f"{loss:.3f}"
+
+
 # A swarm
 
 
@@ -123,6 +147,7 @@ def _swarm_sections(story: SwarmStory) -> list[Section]:
         return [Section("Contributions", "Nobody has contributed yet."), _events(story.events)]
     started_s = min(each["update"]["received_s"] for each in story.contributions)
     return [
+        *_samples(story.samples),
         _held_out_then(story.evaluations, started_s),
         _loss_of_updates(story, started_s),
         _workers(story),
@@ -157,7 +182,7 @@ def _loss_of_updates(story: SwarmStory, started_s: float) -> Section:
         x_title=MINUTES,
         y_title="loss (nats per byte)",
     )
-    text = f"{len(story.contributions)} updates, each with the loss of its last step."
+    text = f"{counted(len(story.contributions), 'update')}, each with the loss of its last step."
     return Section("Training loss", text, figure.update_traces(mode="lines+markers"))
 
 

@@ -4,10 +4,11 @@ when this process is gone. Next: cli/commands/serving/serve.py, which puts a gat
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +27,9 @@ GRACE_S = 5.0
 class StageProcesses:
     """One process per list of arguments of blocktrain stage. `addresses` holds where they listen, in that order."""
 
-    def __init__(self, arguments: Sequence[Sequence[str]]) -> None:
-        self._arguments = arguments
+    def __init__(self, arguments: Sequence[Sequence[str]], secrets: Mapping[str, str] | None = None) -> None:
+        """`secrets` go to the environment of the processes: everybody on the machine can see their command lines."""
+        self._arguments, self._environment = arguments, {**os.environ, **(secrets or {})}
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -73,6 +75,7 @@ class StageProcesses:
             stdin=PIPE,
             stdout=DEVNULL,
             start_new_session=True,
+            env=self._environment,
         )
         exited = asyncio.create_task(process.wait())
         try:

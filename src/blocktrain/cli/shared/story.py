@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,13 +21,16 @@ from blocktrain.figures import Line
 from blocktrain.io.files import write_whole
 from blocktrain.io.private import LEDGER_FILE
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.coordinator.status import status_for
+from blocktrain.swarm.coordinator.status import samples_of, status_for
 from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.policy.evaluations import those_that_count
 from blocktrain.swarm.worker.client import CoordinatorClient
 
 Record: TypeAlias = dict[str, Any]
 STORY_FILE = "swarm.json"  # in an exported directory
 SAVED = ("number", "worker", "phase", "steps", "tokens", "num_bytes", "loss", "received_s")  # of an update
+LISTS = ("contributions", "workers", "evaluations", "events")
+MOST_SAMPLES = 1000  # evaluations; a page shows some of them
 MOST_POINTS = 200  # of one curve
 
 
@@ -40,6 +43,7 @@ class SwarmStory:
     workers: list[Record]
     evaluations: list[Record]
     events: list[Record]
+    samples: list[Record] = field(default_factory=list)  # as the status shows them
 
 
 def story_of_ledger(folder: Path, url: str | None = None) -> SwarmStory:
@@ -52,8 +56,9 @@ def story_of_ledger(folder: Path, url: str | None = None) -> SwarmStory:
             RunSpec.model_validate_json(run.spec),
             list(all_pages(lambda after: [asdict(each) for each in ledger.contributions(after)])),
             [asdict(each) for each in ledger.workers()],
-            [asdict(each) for each in ledger.evaluations()],
+            [asdict(each) for each, _ in those_that_count(ledger.evaluations())],
             [asdict(each) for each in ledger.events()],
+            samples_of(ledger.sampled(MOST_SAMPLES), ledger.evaluations()),
         )
 
 
@@ -64,6 +69,7 @@ def save_story(client: CoordinatorClient, folder: Path) -> None:
         {"update": {name: each["update"][name] for name in SAVED}} for each in all_pages(client.contributions)
     ]
     story = {"contributions": contributions, "workers": status["workers"], "evaluations": status["evaluations"]}
+    story["samples"] = status["samples"]
     write_whole(folder / STORY_FILE, json.dumps({**story, "events": []}).encode())
 
 
@@ -72,8 +78,9 @@ def story_of_export(folder: Path, spec: RunSpec) -> SwarmStory | None:
     path = folder / STORY_FILE
     try:
         kept = json.loads(path.read_bytes())
-        lists = (kept[name] for name in ("contributions", "workers", "evaluations", "events"))
-        return SwarmStory(spec, *map(list, lists))
+        contributions, workers, evaluations, events = (list(kept[name]) for name in LISTS)
+        samples = list(kept.get("samples", ()))  # not in older exports
+        return SwarmStory(spec, contributions, workers, evaluations, events, samples)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -3,26 +3,37 @@ Next: train/run.py, which trains."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import torch
 import typer
 
-from blocktrain.cli.console import quantity, say, show_table
+from blocktrain.cli.console import counted, quantity, sample_lines, say, show_table
 from blocktrain.cli.options import EXIT_INTERRUPTED, Budget, require_positive
 from blocktrain.cli.shared.metrics import report_to, tensorboard_log
-from blocktrain.cli.shared.progress import training_progress
+from blocktrain.cli.shared.progress import RunPlan, preparing_progress, training_progress
 from blocktrain.cli.shared.signals import StopOnInterrupt
-from blocktrain.data.corpus import Corpus
-from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.data.corpus import Corpus, load_corpus, with_tokenizer
+from blocktrain.io.checkpoint import SAMPLES_FILE, RunDirectory
 from blocktrain.model.block import build_block, logical_parameters
-from blocktrain.model.stack import count_parameters
-from blocktrain.spec import EndToEnd, Phase, RunSpec, Stacked
-from blocktrain.train.flops import run_flops
+from blocktrain.model.stack import BlockModel, count_parameters
+from blocktrain.spec import EndToEnd, ModelSpec, Phase, RunSpec, Stacked
+from blocktrain.train.evaluate import answer, evaluate
+from blocktrain.train.flops import phase_flops, run_flops
+from blocktrain.train.memory_estimate import FLOAT_BYTES, memory_plan, training_memory_bytes
 from blocktrain.train.reference import equal_work_steps, reference_of
 from blocktrain.train.run import train_run, wanted_phases
+from blocktrain.train.samples import sample_prompts, write_samples
 from blocktrain.train.trainer import pick_device
+from blocktrain.train.unfinished import trained_so_far
+from blocktrain.wire.messages import Sample
+
+LOOK_WINDOWS = 16  # of held-out text
+LOOK_SHARE = 0.05
 
 
 def train_into(
@@ -33,21 +44,110 @@ def train_into(
     only_block: int | None = None,
     jobs: int = 1,
     tensorboard: Path | None = None,
+    device: torch.device | None = None,
+    memory_bytes: int | None = None,
 ) -> RunDirectory:
     """Trains what `out` does not hold yet. A Ctrl-C saves everything and ends the command."""
     wanted = wanted_phases(spec, only_block)
     jobs = _useful_jobs(spec, jobs)
+    if memory_bytes is not None:
+        check_memory(spec, wanted, memory_bytes)
     run = RunDirectory.create(out, spec, corpus.sha256)
+    run.save_tokenizer(corpus.tokenizer.file)
     todo = [phase for phase in wanted if phase.index not in run.manifest().finished]
     if not todo:
         say(f"{out} is finished: nothing is left to train")
     labels = {phase.index: phase_label(spec, phase) for phase in todo}
-    with tensorboard_log(tensorboard) as log, training_progress(labels) as report, StopOnInterrupt() as stop:
-        done = train_run(run, corpus, only_block=only_block, jobs=jobs, report=report_to(report, log), stop=stop)
+    plan = RunPlan({phase.index: (phase.steps, phase_flops(spec, phase)) for phase in todo}, jobs)
+    look = Look(run, corpus, device) if has_room_to_look(spec, wanted, memory_bytes) else lambda: None
+    with tensorboard_log(tensorboard) as log, training_progress(labels, plan) as report, StopOnInterrupt() as stop:
+        show = report_to(report, log)
+        done = train_run(
+            run,
+            corpus,
+            only_block=only_block,
+            jobs=jobs,
+            device=device,
+            memory_bytes=memory_bytes,
+            report=show,
+            saved=look,
+            stop=stop,
+        )
     if not done:
         say(f"stopped: everything is saved in {out}, run the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED)
     return run
+
+
+def check_memory(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int) -> None:
+    """Says how phases are made to fit the memory, and warns of one that needs more even so."""
+    for phase in phases:
+        whole, plan = training_memory_bytes(spec, phase), memory_plan(spec, phase, memory_bytes)
+        if whole <= memory_bytes:
+            continue
+        there = (
+            f"{phase_label(spec, phase)} needs about {quantity(whole, 'B')} of memory, {quantity(memory_bytes, 'B')}"
+        )
+        if plan.memory_bytes > memory_bytes:
+            say(
+                f"{there} are available and {quantity(plan.memory_bytes, 'B')} is the least: the system may end the "
+                f"training; use a smaller model, more blocks or fewer train.windows"
+            )
+            continue
+        ways = [f"{counted(plan.micro_windows, 'window')} at once"] if plan.micro_windows < spec.train.windows else []
+        ways += ["one block in memory at a time"] if plan.streamed else []
+        say(f"{there} are available: it trains with {' and '.join(ways)} ({quantity(plan.memory_bytes, 'B')})")
+
+
+def has_room_to_look(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int | None) -> bool:
+    """Whether the whole model fits beside what training takes: once as read, once as a model."""
+    if memory_bytes is None:
+        return True
+    plans = [memory_plan(spec, phase, memory_bytes) for phase in phases]
+    training = max((plan.memory_bytes for plan in plans), default=0)
+    if any(plan.streamed for plan in plans):
+        return False
+    return training + 2 * FLOAT_BYTES * sum(parameters_of_blocks(spec)) <= memory_bytes
+
+
+class Look:
+    """Looks at a run while it is trained: its held-out loss on a few windows, and the same prompts continued. Takes at
+    most LOOK_SHARE of the time."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        corpus: Corpus,
+        device: torch.device | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._corpus, self._device, self._clock = run, corpus, device or pick_device(), clock
+        self._not_before_s = -math.inf
+
+    def _samples(self, model: BlockModel) -> tuple[Sample, ...]:
+        prompts = sample_prompts(self._corpus.valid, model.spec.model.context)
+        return write_samples(model, prompts, tokenizer=self._corpus.tokenizer)
+
+    def __call__(self) -> None:
+        began_s = self._clock()
+        finished = len(self._run.manifest().finished) == len(self._run.spec.phases)
+        if began_s < self._not_before_s and not finished:
+            return
+        so_far = trained_so_far(self._run)
+        model, held_out = so_far.model().to(self._device), self._corpus.valid
+        loss = answer(evaluate(model, held_out, max_windows=LOOK_WINDOWS)).nats_per_byte
+        samples = [x.model_dump() for x in self._samples(model)]
+        record = {"at_s": time.time(), "where": so_far.where, "nats_per_byte": loss, "samples": samples}
+        self._run.log(record, SAMPLES_FILE)
+        say(f"{so_far.where}: held-out loss {loss:.3f} nats/byte", *sample_lines(samples))
+        self._not_before_s = self._clock() + (self._clock() - began_s) / LOOK_SHARE
+
+
+def open_text(spec: RunSpec) -> tuple[RunSpec, Corpus]:
+    """The text of a run, prepared first if it must be; and the spec with the facts of its tokenizer."""
+    with preparing_progress() as report:
+        corpus = load_corpus(spec.corpus, spec.model.context, report)
+    return with_tokenizer(spec, corpus), corpus
 
 
 def twin_of(spec: RunSpec, budget: Budget, steps: int | None = None) -> RunSpec:
@@ -56,19 +156,24 @@ def twin_of(spec: RunSpec, budget: Budget, steps: int | None = None) -> RunSpec:
     return reference_of(spec, steps=steps or (equal_work_steps(spec) if budget is Budget.EQUAL else None))
 
 
-def describe(spec: RunSpec) -> None:
+def describe(spec: RunSpec, device: torch.device | None = None) -> None:
     """Prints what will be trained, before it takes its time."""
     model, parameters = spec.model, parameters_of_blocks(spec)
-    say(
-        f"{spec.name}: {model.blocks} blocks, {model.total_layers} layers of width {model.width}, "
-        f"context {model.context}, {_objective(spec)}, on {pick_device().type}"
-    )
+    kind = (device or pick_device()).type
+    say(f"{spec.name}: {shape_of(model)}, context {model.context}, {_objective(spec)}, on {kind}")
     each = ", ".join(f"block {block}: {count:,}" for block, count in enumerate(parameters))
     say(f"  parameters  {sum(parameters):,} ({each})")
     if model.physical_layers is not None:
         say(f"  logical     {logical_parameters(spec):,} parameters, if every layer had its own")
-    say(f"  phases      {'; '.join(f'{_blocks(phase.blocks)} for {phase.steps} steps' for phase in spec.phases)}")
-    say(f"  total       {quantity(training_bytes(spec), 'B')} of text, {quantity(run_flops(spec), 'FLOP')}")
+    phases = (f"{_blocks(phase.blocks)} for {counted(phase.steps, 'step')}" for phase in spec.phases)
+    say(f"  phases      {'; '.join(phases)}")
+    if spec.corpus.tokenizer_sha256 is not None:
+        say(f"  tokenizer   {spec.corpus.tokenizer}, {model.vocabulary:,} tokens")
+    say(f"  total       {training_text(spec)} of text, {quantity(run_flops(spec), 'FLOP')}")
+
+
+def shape_of(model: ModelSpec) -> str:
+    return f"{counted(model.blocks, 'block')}, {counted(model.total_layers, 'layer')} of width {model.width}"
 
 
 def show_parameters_side_by_side(spec: RunSpec, twin: RunSpec) -> None:
@@ -82,8 +187,13 @@ def parameters_of_blocks(spec: RunSpec) -> list[int]:
     return [count_parameters(build_block(spec, block)) for block in range(spec.model.blocks)]
 
 
-def training_bytes(spec: RunSpec) -> int:
+def training_tokens(spec: RunSpec) -> int:
+    """All tokens that training reads. A token is a byte, unless the run has a tokenizer."""
     return sum(phase.steps for phase in spec.phases) * spec.step_bytes
+
+
+def training_text(spec: RunSpec) -> str:
+    return quantity(training_tokens(spec), "B" if spec.corpus.tokenizer_sha256 is None else "tokens")
 
 
 def phase_label(spec: RunSpec, phase: Phase) -> str:

@@ -4,10 +4,10 @@ stage is alive. Next: routing.py chooses among the stages; pipeline.py owns the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 from blocktrain.errors import BlockTrainError, FrameError, StageUnreachable, foreign_bytes
@@ -146,6 +146,7 @@ class Link:
             self._news(certain=True)
 
     async def _beat(self) -> None:
+        """Whatever the stage said, the next heartbeat follows: without it the link would be unusable for good."""
         while True:
             if self.standing == "up":
                 number = next(self._numbers)
@@ -155,17 +156,25 @@ class Link:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat_s):
                     await self._greet.wait()
-            self._news()
+            with self._complaints():
+                self._news()
 
     async def _listen(self) -> None:
         while True:
             frames = await self._socket.recv_multipart()
             self.stats.received_bytes += sum(map(len, frames))
-            try:
-                with foreign_bytes(FrameError, "the answer"):
-                    self._take(*decode(frames))
-            except (BlockTrainError, OSError, MemoryError) as error:  # of this answer: the next one is read as usual
-                self.complaint = str(error)
+            with self._complaints():
+                self._take(*decode(frames))
+
+    @contextmanager
+    def _complaints(self) -> Iterator[None]:
+        """What a stage said may be nonsense. That is noted, and the next message is read as usual."""
+        try:
+            with foreign_bytes(FrameError, "the answer"):
+                yield
+        except (BlockTrainError, OSError, MemoryError) as error:
+            self.complaint = str(error)
+            with suppress(Exception):  # those who are told may not be able to use this stage either
                 self._changed(self)
 
     def _take(self, message: Any, traversal: Traversal | None) -> None:
@@ -179,15 +188,22 @@ class Link:
             self._received(self, message, traversal)
 
     def _welcomed(self, welcome: Welcome) -> None:
-        if list(welcome.blocks) != list(range(welcome.blocks[0], welcome.blocks[-1] + 1)):
-            self.complaint = f"its blocks {list(welcome.blocks)} are not consecutive"
-            return
+        blocks, total = welcome.blocks, min(model.blocks for model in welcome.models)
+        if any(after != before + 1 for before, after in pairwise(blocks)) or blocks[-1] >= total:
+            raise FrameError(
+                f"its blocks {list(blocks[:20])} are not consecutive blocks of 0-{total - 1}: check the stage"
+            )
+        before = self.welcome
         new = self.welcome is None or (self.welcome.instance, self.welcome.models) != (welcome.instance, welcome.models)
         self.welcome, self.complaint, self._last_message_s = welcome, "", self._clock()
         self.stats.waiting = welcome.waiting
         if (asked_s := self._asked_s.pop(welcome.id, None)) is not None:
             self.stats.round_trip_s = self._clock() - asked_s
-        self._news(new)
+        try:
+            self._news(new)
+        except Exception:
+            self.welcome = before  # nobody can use what it says
+            raise
 
     def _news(self, certain: bool = False) -> None:
         alive = self.alive

@@ -64,8 +64,8 @@ class ServedModel(BaseModel):
     name: str = Field(max_length=200)
     version: Name
     objective: Literal["stacked", "denoise", "end_to_end"]
-    blocks: BlockIndex  # how many the whole model has
-    context: Count
+    blocks: Annotated[int, Field(ge=1, le=4096)]  # how many the whole model has
+    context: Annotated[int, Field(ge=1, lt=2**31)]
     longest_sweep: Count
     survives_loss: bool
     spec_digest: Name

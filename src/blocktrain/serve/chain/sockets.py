@@ -4,7 +4,6 @@ listen with it and callers show it. Next: stage.py listens, links.py connects.""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import tomllib
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -19,6 +18,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from blocktrain.errors import ConfigError, StageUnreachable
+from blocktrain.http.limits import is_loopback
 
 MAX_PAYLOAD_BYTES = 2**28  # of one frame
 ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(\d{1,5}|\*)")
@@ -86,13 +86,6 @@ def parse_address(text: str, *, listen: bool = False) -> tuple[str, str]:
     if found[2] in ANY_PORT and not listen:
         raise ConfigError(f'"{text}" names no port: write for example tcp://192.168.1.7:7001')
     return found[1].strip("[]"), found[2]
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def require_key(address: str, key: ChainKey | None, insecure: bool, *, listen: bool = False) -> None:

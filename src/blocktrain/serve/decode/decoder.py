@@ -95,6 +95,8 @@ class TextDecoder:
         return Traversal(self._session, prompt, start=start, **settings)
 
     def _count(self, reply: Traversal, seconds: float) -> None:
+        if not self.stats.traversals:
+            self.stats.prompt_bytes_unread = max(0, len(self.request.prompt) - len(reply.prompt))
         self.stats.traversals += 1
         self.stats.seconds += seconds
         self.stats.draft_s += sum(stage.drafted_s for stage in reply.trace)

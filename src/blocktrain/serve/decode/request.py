@@ -4,13 +4,13 @@ is made and against the model. No decoding and no torch here, so that a command'
 from __future__ import annotations
 
 import codecs
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from blocktrain.errors import ConfigError
+from blocktrain.sampling_settings import check_sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_CANDIDATES = 256
 DEFAULT_CANDIDATES = 8
+MAX_ROW_BYTES = 2**16  # of all candidates of a sweep, with their prompt: each byte costs the stages memory
 
 
 class Mode(StrEnum):
@@ -46,14 +47,7 @@ class Request:
         if self.mode not in list(Mode):
             raise ConfigError(f'there is no mode "{self.mode}": choose one of {", ".join(Mode)}')
         object.__setattr__(self, "mode", Mode(self.mode))
-        if self.max_bytes < 1:
-            raise ConfigError(f"max_bytes = {self.max_bytes} is too small: give 1 or more")
-        if not 0 <= self.temperature < math.inf:
-            raise ConfigError(f"temperature = {self.temperature} is out of range: give 0 or more")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p = {self.top_p} is out of range: give more than 0 and at most 1")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed = {self.seed} is out of range: give 0 to 2^63 - 1")
+        check_sampling(self.max_bytes, self.temperature, self.top_p, self.seed)
         if self.candidates is not None and not 1 <= self.candidates <= MAX_CANDIDATES:
             raise ConfigError(f"candidates = {self.candidates} is out of range: give 1 to {MAX_CANDIDATES}")
         if self.draft_bytes is not None and self.draft_bytes < 1:
@@ -70,6 +64,12 @@ def check(request: Request, info: ModelInfo) -> None:
         raise ConfigError(
             f"draft_bytes = {request.draft_bytes} does not fit behind a prompt in the model's context of "
             f"{info.context} bytes: give at most {info.context - 1}"
+        )
+    window = min(info.context, len(request.prompt) + min(request.max_bytes, request.draft_bytes or request.max_bytes))
+    if request.candidates is not None and request.candidates > (most := max(1, MAX_ROW_BYTES // window)):
+        raise ConfigError(
+            f"candidates = {request.candidates} of {window} bytes each are too many for the memory of the stages: "
+            f"give at most {most}, or fewer bytes"
         )
     if denoises(request, info) and (request.temperature != 1 or request.top_p != 1):
         raise ConfigError(
@@ -115,6 +115,7 @@ class DecodeStats:
     seconds: float = 0.0
     effective_candidates: float | None = None  # of the last weighing: 1 / Σ share²
     degraded: bool = False
+    prompt_bytes_unread: int = 0  # at the start of a prompt that is longer than what the model reads
 
     @property
     def bytes_per_traversal(self) -> float:

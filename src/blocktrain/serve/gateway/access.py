@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from blocktrain.errors import ConfigError
 from blocktrain.serve.gateway.openai import ApiError
@@ -49,20 +50,34 @@ def _hash(key: str) -> str:
 
 
 class ConcurrencyLimit:
-    """Limits the texts that are written at once. A request that exceeds it is refused instead of waiting."""
+    """Limits the texts that are written at once. A request that exceeds it is refused instead of waiting. The last
+    quarter is kept for callers who have at most a quarter: nobody can take all."""
 
     def __init__(self, max_texts: int) -> None:
         self.max_texts, self.in_use = max_texts, 0
+        self._quarter = max_texts // 4
+        self._of_caller: Counter[str] = Counter()
+
+    def seats_of(self, caller: str) -> Callable[[int], AbstractContextManager[None]]:
+        return lambda texts: self.hold(texts, caller)
 
     @contextmanager
-    def hold(self, texts: int) -> Iterator[None]:
-        if self.in_use + texts > self.max_texts:
+    def hold(self, texts: int, caller: str = "") -> Iterator[None]:
+        own = self._of_caller[caller] + texts
+        most = self.max_texts if own <= self._quarter else self.max_texts - self._quarter
+        if self.in_use + texts > most:
             message = (
                 f"{self.in_use} of {self.max_texts} texts are being written and {texts} more do not fit: try again"
             )
+            if self.in_use + texts <= self.max_texts:
+                message = f"{own - texts} of your texts are being written, the rest is kept for others: try again"
             raise ApiError(429, message, "overloaded", retry_after_s=RETRY_S)
         self.in_use += texts
+        self._of_caller[caller] = own
         try:
             yield
         finally:
             self.in_use -= texts
+            self._of_caller[caller] -= texts
+            if not self._of_caller[caller]:
+                del self._of_caller[caller]

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from blocktrain.errors import BlockTrainError, ConfigError, Overloaded, StageUnreachable
+from blocktrain.http.limits import site_of
 from blocktrain.http.middleware import BodyLimit, CheckFailed, Middleware, require_host
 from blocktrain.http.pages import PLAYGROUND, add_page, security_headers
 from blocktrain.http.rate_limit import Rate, RateLimiter
@@ -47,9 +48,14 @@ log = logging.getLogger(__name__)
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 NO_KEYS = "without API keys the gateway answers only this machine: set a key"
 LAST_EVENT_S = 5.0  # after the deadline, to send the event that says so
+STALLED_S = 20.0  # a client that reads nothing for so long is dropped: others need its seats
 FRESH_SEEDS = 2**32  # every JSON parser reads them exactly
 QUIET_ROUTES = {*PLAYGROUND.files(), "/healthz", "/metrics"}  # requested often, and logged only on failure
-ROUTES = {*QUIET_ROUTES, "/v1/models", "/v1/completions"}
+ROUTES = {*QUIET_ROUTES, "/v1/models", "/v1/completions", "/v1/chat/completions"}
+NO_CHAT = (
+    "this is a base model, which continues text and was not trained to chat: send the beginning of a text as `prompt` "
+    'to POST /v1/completions (client.completions.create), for example "Question: What is bread made of?\\nAnswer:"'
+)
 BEARER = HTTPBearer(auto_error=False, description="An API key of this gateway, if it has any")
 MEANING = {
     400: "The request is not understood or a value is out of range: the message says what to change",
@@ -103,7 +109,7 @@ class Gateway:
     def admit(self, request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> None:
         """Requires a known key, if there are keys. `given` is for the schema only."""
         caller = self.keys.caller(request.headers.get("authorization"))
-        request.state.caller = caller or (request.client.host if request.client else "-")
+        request.state.caller = caller or (site_of(request.client.host) if request.client else "-")
 
     def pipeline_stats(self) -> PipelineStats | None:
         """None if the model runs in this process."""
@@ -146,7 +152,8 @@ class Gateway:
         info = self.forward.info
         plan = validate(asked, info, self.settings.limits(), fresh_seed=secrets.randbelow(FRESH_SEEDS))
         deadline_at_s = asyncio.get_running_loop().time() + self.settings.deadline_s
-        job = CompletionJob(self.forward, info, plan, self.limit, deadline_at_s, self.clock)
+        seats = self.limit.seats_of(request.state.caller)
+        job = CompletionJob(self.forward, info, plan, seats, deadline_at_s, self.clock)
         request.state.job = job
         if not plan.stream:
             answer = await cancel_on_disconnect(request.receive, job.answer())
@@ -157,7 +164,7 @@ class Gateway:
         except BaseException:
             await events.aclose()
             raise
-        return EventStream(events, first=first, deadline_at_s=deadline_at_s + LAST_EVENT_S)
+        return EventStream(events, first=first, deadline_at_s=deadline_at_s + LAST_EVENT_S, stalled_s=STALLED_S)
 
     def report(self, scope: Scope, status: int, seconds: float) -> None:
         """Counts and logs one answer: the caller, the route and the costs, never a text."""
@@ -233,6 +240,11 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
     )
     async def completions(request: Request) -> Response:
         return await gateway.complete(await _decoded(request), request)
+
+    @app.post("/v1/chat/completions", dependencies=known, responses=_errors(400, 401, 421))
+    async def chat() -> Response:
+        """Always refused, with a sentence that says how to ask a base model."""
+        raise ApiError(400, NO_CHAT, "base_model")
 
 
 async def _decoded(request: Request) -> CompletionRequest:

@@ -7,13 +7,12 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 
 from blocktrain.http.sse import event
 from blocktrain.serve.decode.decoder import decode
 from blocktrain.serve.decode.request import DecodeStats, WrittenByte
-from blocktrain.serve.gateway.access import ConcurrencyLimit
 from blocktrain.serve.gateway.choices import ByteLogprobs, ChoiceWriter, join_choices
 from blocktrain.serve.gateway.openai import ApiError, Choice, Completion, Effort, Usage
 from blocktrain.serve.gateway.validate import CompletionPlan, Text
@@ -37,6 +36,7 @@ class TextCost:
     bytes_written: int = 0
     prompt_traversals: int = 0  # to score the prompt
     degraded: bool = False  # when the prompt was scored
+    prompt_bytes_unread: int = 0  # when it was scored
     stats: DecodeStats | None = None
 
 
@@ -48,13 +48,13 @@ class CompletionJob:
         forward: Forward,
         info: ModelInfo,
         plan: CompletionPlan,
-        limit: ConcurrencyLimit,
+        seats: Callable[[int], AbstractContextManager[None]],
         deadline_at_s: float,
         clock: Callable[[], float],
     ) -> None:
-        """`deadline_at_s` is event loop time."""
+        """`seats` holds a number of texts of the gateway's limit. `deadline_at_s` is event loop time."""
         self.id, self.plan = f"cmpl-{uuid.uuid4().hex}", plan
-        self._forward, self._info, self._limit = forward, info, limit
+        self._forward, self._info, self._seats = forward, info, seats
         self._deadline_at_s, self._clock = deadline_at_s, clock
         self._created, self._began_s = int(time.time()), clock()
         self._first_byte_s: float | None = None
@@ -103,6 +103,9 @@ class CompletionJob:
             drafted=sum(each.drafted for each in stats),
             accepted=sum(each.accepted for each in stats),
             degraded=any(each.degraded for each in stats) or any(cost.degraded for cost in self._costs),
+            prompt_bytes_unread=max(
+                *(each.prompt_bytes_unread for each in stats), *(cost.prompt_bytes_unread for cost in self._costs), 0
+            ),
         )
 
     def _completion(self, choices: Sequence[Choice], effort: Effort, usage: Usage | None = None) -> Completion:
@@ -118,7 +121,7 @@ class CompletionJob:
 
     async def _chunks(self) -> AsyncGenerator[CompletionChunk, None]:
         """Chunks of all texts, as they come. When this ends, for whatever reason, all texts end."""
-        with self._limit.hold(len(self.plan.texts)):
+        with self._seats(len(self.plan.texts)):
             queue: asyncio.Queue[CompletionChunk | Exception] = asyncio.Queue(MAX_QUEUED)
             tasks = [asyncio.create_task(self._write(text, queue)) for text in self.plan.texts]
             unfinished = len(tasks)
@@ -162,10 +165,11 @@ class CompletionJob:
 
     async def _score_prompt(self, text: Text, cost: TextCost) -> list[ByteLogprobs]:
         """The log-probability of each byte of the prompt given those before it, if the client asked for them. Takes one
-        traversal."""
-        prompt = text.prompt
+        traversal, so only the last bytes of a long prompt have one."""
+        cost.prompt_bytes_unread = max(0, len(text.prompt) - self._info.context)
+        unread, prompt = text.prompt[: cost.prompt_bytes_unread], text.prompt[cost.prompt_bytes_unread :]
         if self.plan.logprobs is None:
-            return [ByteLogprobs(byte) for byte in prompt]
+            return [ByteLogprobs(byte) for byte in text.prompt]
         session = f"{self.id}-{text.index}"
         try:
             reply = await self._forward(Traversal(session, prompt, read=len(prompt)))
@@ -174,7 +178,8 @@ class CompletionJob:
         cost.prompt_traversals, cost.degraded = 1, reply.degraded
         assert reply.prompt_logits is not None
         following = (WrittenByte(*each) for each in zip(prompt[1:], reply.prompt_logits, strict=False))
-        return [ByteLogprobs(prompt[0]), *(_logprobs(each, self.plan.logprobs) for each in following)]
+        scored = (_logprobs(each, self.plan.logprobs) for each in following)
+        return [*map(ByteLogprobs, unread), ByteLogprobs(prompt[0]), *scored]
 
 
 def _logprobs(written: WrittenByte, num_top: int | None) -> ByteLogprobs:

@@ -74,6 +74,7 @@ class Effort(Message):
     drafted: int
     accepted: int
     degraded: bool  # a stage was missing
+    prompt_bytes_unread: int  # the most bytes at the start of a prompt that were not read: the model reads the end
 
 
 class Logprobs(Message):
@@ -119,7 +120,7 @@ class ModelCard(Message):
     version: str
     objective: str
     blocks: int
-    context: int  # bytes: the longest prompt
+    context: int  # bytes that the model reads: of a longer prompt, the end
     longest_sweep: int
     max_tokens: int
     max_choices: int

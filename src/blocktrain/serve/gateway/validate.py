@@ -53,7 +53,7 @@ def validate(asked: CompletionRequest, info: ModelInfo, limits: Limits, fresh_se
     if asked.model not in (None, info.name):
         raise unknown_model(str(asked.model), info)
     _check_supported(asked)
-    prompts = _prompts(asked, info)
+    prompts = _prompts(asked)
     n = _num_choices(asked, len(prompts), limits)
     max_bytes = _max_bytes(asked, limits)
     mode = Mode(asked.mode or Mode.SPECULATIVE)
@@ -109,18 +109,14 @@ def _check_supported(asked: CompletionRequest) -> None:
         raise ApiError(400, message, "invalid_value", param="stream_options")
 
 
-def _prompts(asked: CompletionRequest, info: ModelInfo) -> list[bytes]:
+def _prompts(asked: CompletionRequest) -> list[bytes]:
+    """As they were given: of one that is longer than the model's context, the decoder reads the end."""
     given = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt or ""]
     if not given:
         raise ApiError(
             400, "prompt is an empty list: give a string or a list of strings", "invalid_value", param="prompt"
         )
-    prompts = [text.encode() for text in given]
-    longest = max(map(len, prompts))
-    if longest > info.context:
-        message = f"the prompt has {longest} bytes, this model reads at most {info.context}: shorten it"
-        raise ApiError(400, message, "context_length_exceeded", param="prompt")
-    return prompts
+    return [text.encode() for text in given]
 
 
 def _num_choices(asked: CompletionRequest, num_prompts: int, limits: Limits) -> int:

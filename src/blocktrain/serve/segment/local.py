@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
+
+from torch import Tensor
 
 from blocktrain.errors import ConfigError
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.serve.segment.segment import Segment
 from blocktrain.serve.traversal import CacheMiss, Traversal
+from blocktrain.spec import RunSpec
 
 
 class LocalForward:
@@ -24,12 +28,19 @@ class LocalForward:
             )
 
     @classmethod
-    def open(cls, directory: Path, *, drafter_blocks: int | None = None, **settings: Any) -> Self:
+    def open(cls, directory: str | Path, *, drafter_blocks: int | None = None, **settings: Any) -> Self:
         """A run directory as two segments, so that the first blocks can draft (half of them by default)."""
         count = RunDirectory.open(directory).spec.model.blocks
         first = (count + 1) // 2 if drafter_blocks is None else drafter_blocks
         shares = [range(count)[:first], range(count)[first:]]
         return cls(*(Segment.open(directory, list(share), **settings) for share in shares if share))
+
+    @classmethod
+    def of(cls, spec: RunSpec, tensors: Mapping[int, Mapping[str, Tensor]], version: str) -> Self:
+        """The same from tensors, without the weights of a composition."""
+        first = (spec.model.blocks + 1) // 2
+        shares = [range(spec.model.blocks)[:first], range(spec.model.blocks)[first:]]
+        return cls(*(Segment(spec, {k: tensors[k] for k in share}, {}, version=version) for share in shares if share))
 
     def run(self, traversal: Traversal) -> Traversal:
         """Makes a second attempt with the whole text if a segment has lost the session."""

@@ -23,7 +23,7 @@ from blocktrain.model.kv_cache import CacheView, KVCache, PositionBatch, Positio
 from blocktrain.model.offload import offloaded_block
 from blocktrain.serve.segment.drafting import Drafting
 from blocktrain.serve.segment.sampling import weighed
-from blocktrain.serve.segment.sessions import ActiveTraversal, Hidden, Sessions
+from blocktrain.serve.segment.sessions import ActiveTraversal, Hidden, Sessions, parts_within, row_bytes
 from blocktrain.serve.traversal import (
     CacheMiss,
     ModelInfo,
@@ -38,6 +38,7 @@ from blocktrain.serve.traversal import (
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
 
 DEFAULT_CACHE_BYTES = 2**30
+LEAST_ROW_BUDGET_BYTES = 2**26  # for the rows of drafts, however small the KV caches of sessions are
 Ahead = Callable[[Traversal], None]
 
 
@@ -58,10 +59,12 @@ class Segment:
     ) -> None:
         self.spec, self.blocks, self.info = spec, tuple(sorted(tensors)), ModelInfo.of(spec, version)
         _require_consecutive(self.blocks, spec.model.blocks)
+        require_bytes(spec)
         self._device = torch.device(device or "cpu")
         self._modules = {index: _loaded(spec, index, tensors[index]).to(self._device) for index in self.blocks}
         self._weights = (combine or {}).get("mean" if self.info.independent else "stack")
         self._sessions = Sessions(cache_bytes)
+        self._row_budget_bytes = max(cache_bytes, LEAST_ROW_BUDGET_BYTES)
         self._draft_blocks: dict[int, DraftBlock | None] = {}
         self._first_layer, self._num_layers = {}, 0
         for index, block in self._modules.items():
@@ -70,7 +73,7 @@ class Segment:
 
     @classmethod
     def open(
-        cls, directory: Path, blocks: Sequence[int] | None = None, *, offload: bool = False, **settings: Any
+        cls, directory: str | Path, blocks: Sequence[int] | None = None, *, offload: bool = False, **settings: Any
     ) -> Self:
         """All or some blocks of a run directory; it reads no files of other blocks. `offload` leaves their layers on
         the disk, for blocks that are larger than the memory."""
@@ -97,7 +100,8 @@ class Segment:
         and the others are not affected. `ahead` maps indices of the batch to functions that take pieces of the draft
         while it is written; the outcome is then the last piece."""
         outcomes: dict[int, Outcome] = {}
-        for indices in _one_per_session(batch):
+        sizes = [self._row_bytes(traversal) for traversal in batch]
+        for indices in parts_within(self._row_budget_bytes, sizes, _one_per_session(batch)):
             began_s, admitted = time.perf_counter(), []
             for at in indices:
                 try:
@@ -117,6 +121,12 @@ class Segment:
         present = [index for index in self.blocks if index not in t.missing]
         upstream = any(index not in t.missing for index in range(self.blocks[0]))
         check_traversal(t, self.info, upstream)
+        if (needed := self._row_bytes(t)) > self._row_budget_bytes:
+            most = self._row_budget_bytes
+            raise ConfigError(
+                f"the rows of this draft need {needed} bytes of memory, this stage gives them at most {most}: "
+                f"ask for fewer candidates or bytes, or start it with a larger --cache"
+            )
         needs_state = upstream and not self.info.independent and bool(present)
         if t.noise is not None or not present:
             return ActiveTraversal(t, present, needs_state)
@@ -135,6 +145,9 @@ class Segment:
             first = min(first, t.start)  # the next segment needs the states from there on
         cache.keep(first)
         return ActiveTraversal(t, present, needs_state, cache, first, stream=stream)
+
+    def _row_bytes(self, t: Traversal) -> int:
+        return row_bytes(t, self.spec.model.width, self._num_layers, len(self.blocks))
 
     def _new_cache(self) -> KVCache:
         model = self.spec.model
@@ -259,7 +272,7 @@ class Segment:
         z = t.prompt_state
         if z is None:
             generator = torch.Generator().manual_seed(noise.seed)
-            z = objective.sigma_max * torch.randn(*window.shape, NUM_SYMBOLS, generator=generator)
+            z = objective.sigma_max * torch.randn(*window.shape, self.spec.model.code_width, generator=generator)
         z = z.to(self._device)
         for index in present:
             z, _ = self._modules[index](window, z, len(t.prompt))
@@ -313,6 +326,15 @@ class Segment:
         return so_far
 
 
+def require_bytes(spec: RunSpec) -> None:
+    """Stages and decoders count bytes."""
+    if spec.model.vocabulary != NUM_SYMBOLS:
+        raise ConfigError(
+            f"stages serve models on bytes only, and this model has the tokenizer {spec.corpus.tokenizer}: use "
+            f"blocktrain generate RUN, or blocktrain export RUN --hf DIR"
+        )
+
+
 def model_digest(manifest: Manifest) -> str:
     """A name for exactly these blocks and weights."""
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()[:16]
@@ -352,6 +374,6 @@ def _require_consecutive(blocks: Sequence[int], count: int) -> None:
         )
 
 
-def _require_known(wanted: Iterable[int], count: int, directory: Path) -> None:
+def _require_known(wanted: Iterable[int], count: int, directory: str | Path) -> None:
     if strange := sorted(set(wanted) - set(range(count))):
         raise ConfigError(f"there is no block {strange[0]}: {directory} has blocks 0 to {count - 1}, name some of them")

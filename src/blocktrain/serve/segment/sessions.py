@@ -4,7 +4,7 @@ blocks here. Next: segment.py advances many traversals in common passes; draftin
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from blocktrain.model.kv_cache import BranchedCache, KVCache
 from blocktrain.serve.traversal import CacheMiss, Piece, Traversal
+from blocktrain.spec import NUM_SYMBOLS
 
+FLOAT_BYTES = 4
 Hidden = dict[int, Tensor]  # block -> its hidden vectors at some positions, [T, D]
 
 
@@ -171,3 +173,27 @@ class ActiveTraversal:
         if self.single_tail is not None:
             self.tail_hidden = {index: each[None, own:] for index, each in hidden.items()}
             self.the_cache.text += bytes(self.single_tail[0].tolist())
+
+
+def row_bytes(t: Traversal, width: int, layers: int, blocks: int) -> int:
+    """The memory of a traversal's rows in a segment: each has its own copy of the KV cache, its states and logits."""
+    num_tails, tail = (t.tails.size(0), t.tails.size(1)) if t.tails is not None else (0, 0)
+    rows = t.draft.candidates if t.draft else num_tails
+    if rows < 2:
+        return 0  # a single row continues the cache of its session
+    new = t.draft.length if t.draft else t.piece.total if t.piece else tail
+    cached, computed = 2 * layers * width, blocks * width + 3 * NUM_SYMBOLS
+    return rows * (cached * (len(t.prompt) + new) + computed * new) * FLOAT_BYTES
+
+
+def parts_within(budget_bytes: int, sizes: Sequence[int], turns: Iterable[Sequence[int]]) -> Iterator[list[int]]:
+    """Divides each turn (indices into `sizes`) into parts that fit into the budget, to be computed one after the other.
+    What is larger than the budget is a part of its own."""
+    for turn in turns:
+        part: list[int] = []
+        for at in turn:
+            if part and sum(sizes[each] for each in part) + sizes[at] > budget_bytes:
+                yield part
+                part = []
+            part.append(at)
+        yield part

@@ -13,6 +13,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -64,6 +65,7 @@ class Blobs:
         self.where = str(url_or_path)
         self._folder = _local_folder(url_or_path)
         self._checked: dict[str, _FileState | None] = {}  # the state of each file when its bytes were checked
+        self.damaged: set[str] = set()  # blobs that were found damaged when they were read
         self._mapped: WeakValueDictionary[tuple[str, _FileState | None], mmap] = (
             WeakValueDictionary()
         )  # while they are being read
@@ -99,11 +101,13 @@ class Blobs:
             return data
         found = hashlib.sha256(data).hexdigest()
         if found != sha256:
+            self.damaged.add(sha256)
             raise BlobError(
                 f"blob {sha256} in {self.where} is damaged ({len(data)} bytes with sha256 {found[:12]}…): "
                 f"restore it from a copy, or have it uploaded again"
             )
         self._checked[sha256] = state
+        self.damaged.discard(sha256)
         return data
 
     def _state(self, sha256: str) -> _FileState | None:
@@ -133,8 +137,10 @@ class Blobs:
             return mapped_file(file)
 
     def stream(self, sha256: str, start: int, end: int) -> Iterator[bytes]:
-        """Bytes start to end, or to the last one, in chunks that are read when they are asked for. Not checked: only
-        the whole blob can be."""
+        """Bytes start to end, or to the last one, in chunks that are read when they are asked for. The whole file is
+        checked when it is first opened, and again when it was written to. A bucket checks its objects itself."""
+        if self._folder is not None:
+            self.get(sha256)
         num_bytes = self.size(sha256)
         if not 0 <= start <= min(end, num_bytes):
             raise BlobError(
@@ -263,6 +269,27 @@ class Blobs:
             self._delete(key)
         self._remove_folder(prefix)
 
+    def uploads_of(self, lease: str) -> list[str]:
+        """The names of the unfinished uploads of a lease."""
+        if self._folder is not None:
+            with self._storage(), suppress(FileNotFoundError):
+                return [path.name for path in (self._folder / UPLOADS).glob(f"{lease_prefix(lease)}*")]
+            return []
+        names = {key.split("/")[1] for key, _, _ in self._list(UPLOADS)}
+        return [name for name in names if name.startswith(lease_prefix(lease))]
+
+    def used_bytes(self) -> int:
+        """Of all blobs and uploads."""
+        return sum(num_bytes for folder in (BLOBS, UPLOADS, STAGING) for _, num_bytes, _ in self._list(folder))
+
+    def disk_bytes(self) -> tuple[int, int] | None:
+        """The size of the folder's disk, and what is free of it. None in a bucket."""
+        if self._folder is None:
+            return None
+        with self._storage():
+            usage = shutil.disk_usage(self._folder)
+            return usage.total, usage.free
+
     def discard_uploads(self, before_s: float) -> int:
         """Deletes uploads that have not been continued since. Returns the number of deleted files."""
         stale = [x for folder in (UPLOADS, STAGING) for x, _, written_s in self._list(folder) if written_s < before_s]
@@ -360,6 +387,15 @@ def _upload(upload_id: str) -> str:
     if not _UPLOAD_ID.fullmatch(upload_id):
         raise BlobError(f"{upload_id!r} names no upload: give 1 to 128 letters, digits, _ and -")
     return f"{UPLOADS}/{upload_id}"
+
+
+def upload_id(lease: str, sha256: str) -> str:
+    return f"{lease_prefix(lease)}{sha256}"
+
+
+def lease_prefix(lease: str) -> str:
+    """What the names of a lease's uploads begin with."""
+    return f"{hashlib.sha256(lease.encode()).hexdigest()[:32]}-"
 
 
 def _hash(chunks: Iterable[Data]) -> str:

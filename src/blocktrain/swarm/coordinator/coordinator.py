@@ -4,8 +4,10 @@ Next: granting.py and intake.py, which check requests; loop.py, which opens phas
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import cache
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
@@ -14,10 +16,14 @@ from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, own_blobs
 from blocktrain.swarm.coordinator.granting import Granting
 from blocktrain.swarm.coordinator.intake import CheckedUpdate, Intake, phase_over
 from blocktrain.swarm.coordinator.loop import Bell, CoordinatorLoop
+from blocktrain.swarm.coordinator.quotas import Quotas, StorageLimits
 from blocktrain.swarm.coordinator.status import Watching
+from blocktrain.swarm.ledger.chain import NotedHead
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.records import Standing, Update
+from blocktrain.swarm.ledger.records import Run, Standing, Update
+from blocktrain.swarm.run_clock import RunClock
+from blocktrain.swarm.signatures import public_half, sign
 from blocktrain.wire.messages import (
     LeaseReply,
     LeaseRequest,
@@ -29,7 +35,9 @@ from blocktrain.wire.messages import (
 
 
 class Coordinator:
-    """`initial_block` gives a block's tensors before any training; `memory_bytes` says what training a phase takes."""
+    """`initial_block` gives a block's tensors before any training; `memory_bytes` says what training a phase takes.
+    `clock` never goes back. `receipt_key` signs receipts; without one, it is made for this coordinator. `noted_head`
+    keeps the head of the chain of updates beside the ledger."""
 
     def __init__(
         self,
@@ -39,24 +47,42 @@ class Coordinator:
         *,
         initial_block: Callable[[int], Tensors],
         memory_bytes: Callable[[Phase], int] = lambda _: 0,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
+        storage: StorageLimits | None = None,
+        receipt_key: Ed25519PrivateKey | None = None,
+        noted_head: NotedHead | None = None,
     ) -> None:
+        clock = clock or RunClock(ledger.latest_moment_s())
         self._spec, self._ledger, self.blobs, self._clock = spec, ledger, blobs, clock
+        self._noted_head = noted_head
+        self._receipt_key = receipt_key or Ed25519PrivateKey.generate()
+        ledger.add_coordinator_key(public_half(self._receipt_key), clock())
         self._blocks = Blocks(spec, ledger, blobs, initial_block)
-        self._granting = Granting(spec, ledger, self._blocks, memory_bytes)
-        self.intake = Intake(spec, ledger, blobs, self._blocks, clock)
-        self.watching = Watching(spec, ledger, clock)
+        self._granting = Granting(spec, ledger, self._blocks, memory_bytes, self._run_id)
+        self.quotas = Quotas(blobs, storage or StorageLimits())
+        self.intake = Intake(spec, ledger, blobs, self._blocks, self.quotas, clock, self._run_id)
+        self.watching = Watching(spec, ledger, self.quotas, clock)
         self.bell = Bell()
-        self.loop = CoordinatorLoop(spec, ledger, blobs, self._blocks, self.bell, clock)
+        self.loop = CoordinatorLoop(spec, ledger, blobs, self._blocks, self.quotas, self.bell, clock)
 
-    def info(self) -> RunInfo:
+    def _run(self) -> Run:
         run = self._ledger.run()
         assert run is not None, "a coordinator is started on a ledger with a run"
+        return run
+
+    @cache  # noqa: B019 (a coordinator lives as long as its process)
+    def _run_id(self) -> str:
+        return self._run().id
+
+    def info(self) -> RunInfo:
+        run, public = self._run(), self._spec.without_paths()
         with own_blobs():
             corpus = {split: self._blocks.blob(sha256) for split, sha256 in run.corpus.items()}
         return RunInfo(
-            spec=self._spec.model_dump(mode="json"),
-            spec_digest=run.spec_digest,
+            run=run.id,
+            coordinators=self._ledger.coordinator_keys(),
+            spec=public.model_dump(mode="json"),
+            spec_digest=public.digest(),
             corpus_sha256=run.corpus_sha256,
             corpus=corpus,
         )
@@ -76,12 +102,14 @@ class Coordinator:
             with own_blobs():
                 checked = self.intake.check(notice)
                 if isinstance(checked, Update):
-                    return _receipt(checked, duplicate=True)
+                    return self._receipt(checked, duplicate=True)
                 recorded, standing = self._record(checked)
             self.loop.follow(standing)
             if recorded is None:  # another coordinator has just ended the phase
                 raise phase_over(checked.lease.phase)
-            return _receipt(*recorded)
+            if self._noted_head and (head := self._ledger.chain_head()):
+                self._noted_head.note(head)
+            return self._receipt(*recorded)
         except RequestRefused as refused:
             data = {"code": refused.code, "worker": notice.worker, "lease": notice.lease}
             self._ledger.add_event("refused", str(refused), self._clock(), data)
@@ -95,6 +123,18 @@ class Coordinator:
             new = self.intake.facts(transaction, checked)
             return transaction.record_update(new), transaction.standing()
 
+    def _receipt(self, update: Update, duplicate: bool) -> UpdateReceipt:
+        unsigned = UpdateReceipt(
+            coordinator=public_half(self._receipt_key),
+            update=update.id,
+            lease=update.lease,
+            worker=update.worker,
+            lag=update.lag,
+            weight=update.weight,
+            duplicate=duplicate,
+        )
+        return sign(unsigned, self._receipt_key, self._run_id())
+
     def manifest(self) -> ModelManifest:
         info, newest = self.info(), self._ledger.consistent_manifest()
         with own_blobs():
@@ -106,14 +146,10 @@ class Coordinator:
             blocks=blocks,
             finished=tuple(phase.phase for phase in newest.phases if phase.finished),
             steps={phase.phase: phase.step for phase in newest.phases},
-            combine=dict(newest.combine),
+            combine={path: tuple(weights) for path, weights in newest.combine.items()},
         )
 
     def pause(self, paused: bool) -> None:
         """Workers at work may still send their updates. No worker gets more work until the run is resumed."""
         self._ledger.set_paused(paused, self._clock())
         self.bell.ring()
-
-
-def _receipt(update: Update, duplicate: bool) -> UpdateReceipt:
-    return UpdateReceipt(update=update.id, lag=update.lag, weight=update.weight, duplicate=duplicate)

@@ -4,16 +4,18 @@ Next: ../policy/leases.py, which chooses; ../ledger/rounds.py, which records the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.coordinator.blocks import Blocks
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.records import LeaseRecord, Standing, Version
+from blocktrain.swarm.ledger.records import EvaluationLease, LeaseRecord, Standing, Version
+from blocktrain.swarm.policy.evaluations import MOST_LEASES, Seat, may_evaluate, that_counts
 from blocktrain.swarm.policy.leases import NoWork, OpenPhase, WorkerFacts, choose_work
 from blocktrain.swarm.policy.rounds import Round
+from blocktrain.swarm.policy.track_record import usual_steps_per_s
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import (
     PROTOCOL_VERSION,
@@ -35,8 +37,17 @@ SLOWEST_STEPS_PER_S = 1e-6  # what is slower is planned as this: dates stay fini
 class Granting:
     """`memory_bytes` says what training a phase takes."""
 
-    def __init__(self, spec: RunSpec, ledger: Ledger, blocks: Blocks, memory_bytes: Callable[[Phase], int]) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        ledger: Ledger,
+        blocks: Blocks,
+        memory_bytes: Callable[[Phase], int],
+        run_id: Callable[[], str],
+    ) -> None:
         self._spec, self._ledger, self._blocks, self._memory_bytes = spec, ledger, blocks, memory_bytes
+        self._run_id = run_id
+        self._usual: dict[int, tuple[int, float | None]] = {}  # phase: a round's number, and the usual speed in it
 
     def require_fit(self, request: LeaseRequest) -> None:
         """Validates protocol, signature and phase. Does not read the ledger."""
@@ -46,7 +57,7 @@ class Granting:
                 f"install the coordinator's version of blocktrain",
                 code="protocol",
             )
-        require_signature(request)
+        require_signature(request, self._run_id())
         if request.phase is not None and request.phase >= len(self._spec.phases):
             raise RequestRefused(
                 f"this worker has phase {request.phase}, the run has phases 0 to {len(self._spec.phases) - 1}: "
@@ -58,10 +69,11 @@ class Granting:
         """Refuses a number that this worker has used before: an overheard request cannot be sent again."""
         said = (request.name, request.device, request.memory_bytes, request.steps_per_s)
         if not ledger.see_worker(request.worker, *said, now_s, request.nonce):
+            last = ledger.last_nonce(request.worker)
             raise RequestRefused(
-                f"request {request.nonce} of this worker, or a later one, was answered already: give every request a "
-                f"larger number, and set this machine's clock if it went back",
+                f"request {request.nonce} came after request {last} of this worker: ask with a larger number",
                 code="replayed",
+                number=last,
             )
 
     @retry_on_conflict
@@ -97,8 +109,12 @@ class Granting:
         rounds: Mapping[int, Round],
     ) -> LeaseReply:
         for _ in range(GRANT_TRIES):
-            phases = [OpenPhase(x, self._memory_bytes(x)) for x in self._spec.phases if x.index in rounds]
-            grant = choose_work(self._facts(request), phases, rounds, now_s, self._spec.swarm)
+            phases = [
+                OpenPhase(x, self._memory_bytes(x), self._usual_speed(ledger, rounds[x.index]))
+                for x in self._spec.phases
+                if x.index in rounds
+            ]
+            grant = choose_work(self._facts(ledger, request), phases, rounds, now_s, self._spec.swarm)
             if isinstance(grant, NoWork):
                 return Wait(seconds=min(grant.retry_s, LONGEST_WAIT_S), reason=grant.reason)
             if lease := ledger.grant(grant, rounds[grant.phase], now_s):
@@ -107,10 +123,27 @@ class Granting:
             rounds = ledger.open_rounds()  # another worker was given work in between
         return Wait(seconds=0.5, reason="many workers ask at once")
 
-    def _facts(self, request: LeaseRequest) -> WorkerFacts:
+    def _facts(self, ledger: Ledger, request: LeaseRequest) -> WorkerFacts:
+        """The speed that the worker claims buys nothing: what it has delivered counts."""
         held = () if request.phase is None else self._spec.phases[request.phase].blocks
-        speed = max(request.steps_per_s, SLOWEST_STEPS_PER_S) if request.steps_per_s else None
-        return WorkerFacts(request.worker, request.memory_bytes, speed, frozenset(held))
+        known = ledger.track_record(request.worker)
+        speed = None if known.steps_per_s is None else max(known.steps_per_s, SLOWEST_STEPS_PER_S)
+        return WorkerFacts(
+            name=request.worker,
+            memory_bytes=request.memory_bytes,
+            steps_per_s=speed,
+            blocks=frozenset(held),
+            owed=known.owed,
+            delivered=known.delivered,
+        )
+
+    def _usual_speed(self, ledger: Ledger, round: Round) -> float | None:
+        """Of the workers of the phase, read once per round."""
+        known, usual = self._usual.get(round.phase, (-1, None))
+        if known != round.number:
+            usual = usual_steps_per_s(ledger.measured_speeds(round.phase))
+            self._usual[round.phase] = round.number, usual
+        return usual
 
     def _message(
         self, lease: LeaseRecord, base: Mapping[int, Version], now_s: float, newest: Mapping[int, Version]
@@ -131,25 +164,41 @@ class Granting:
     def _evaluation(
         self, ledger: Ledger, request: LeaseRequest, now_s: float, newest: Mapping[int, Version], finished: bool
     ) -> EvaluateLease | None:
-        """Every so many rounds, and when all is trained, the next worker that asks scores the composed model. It
-        consists of the blocks that have a version by now."""
-        if not newest:
+        """Every so many rounds, and when all is trained, the next workers that ask score the composed model, each on
+        its own. It consists of the blocks that have a version by then."""
+        if not newest or (ledger.track_record(request.worker).owed and not finished):
             return None
-        lease = ledger.evaluation_lease()
-        if lease is not None and not lease.reported and now_s < lease.deadline_at_s:
-            return None
+        leases = ledger.evaluation_leases(limit=2 * MOST_LEASES)
+        asked = [x for x in leases if x.versions == leases[-1].versions]  # for the newest model that is evaluated
+        seats = [Seat(x.worker, x.reported, not x.reported and now_s < x.deadline_at_s) for x in asked]
         versions = {block: version.version for block, version in newest.items()}
-        seen = dict(lease.versions) if lease is not None and lease.reported else {}
-        moved = max(version - seen.get(block, -1) for block, version in versions.items())
-        if moved < (1 if finished else self._spec.swarm.evaluate_every):
-            return None
+        if not self._is_due(versions, asked, seats, finished):
+            if not asked or not may_evaluate(request.worker, seats, self._is_confirmed(ledger, asked[-1].versions)):
+                return None
+            versions = dict(asked[-1].versions)
         granted = ledger.grant_evaluation(request.worker, versions, now_s, now_s + EVALUATION_S)
+        blocks = [_version(ledger, newest, block, number) for block, number in versions.items()]
         return EvaluateLease(
             lease=str(granted.id),
             time_left_s=EVALUATION_S,
-            blocks=tuple(self._blocks.reference(version) for version in newest.values()),
+            blocks=tuple(self._blocks.reference(version) for version in blocks),
             max_windows=EVALUATION_WINDOWS,
         )
+
+    def _is_confirmed(self, ledger: Ledger, versions: Mapping[int, int]) -> bool:
+        found = that_counts([x for x in ledger.consistent_manifest().evaluations if x.versions == versions])
+        return found is not None and found[1]
+
+    def _is_due(
+        self, newest: Mapping[int, int], asked: Sequence[EvaluationLease], seats: Sequence[Seat], finished: bool
+    ) -> bool:
+        """Whether the newest model is to be evaluated, instead of the one that workers were last asked about."""
+        if any(seat.open for seat in seats):
+            return False
+        seen = asked[-1].versions if any(seat.reported for seat in seats) else {}
+        moved = max(version - seen.get(block, -1) for block, version in newest.items())
+        every = 1 if finished else self._spec.swarm.evaluate_every
+        return moved >= every
 
 
 def _version(ledger: Ledger, newest: Mapping[int, Version], block: int, number: int) -> Version:

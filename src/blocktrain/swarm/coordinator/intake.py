@@ -15,11 +15,13 @@ from typing import BinaryIO
 
 from blocktrain.errors import RequestRefused, TensorError, foreign_bytes
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.coordinator.blobs import Blobs, Uploaded
+from blocktrain.swarm.coordinator.blobs import Blobs, Uploaded, upload_id
 from blocktrain.swarm.coordinator.blocks import Blocks
+from blocktrain.swarm.coordinator.quotas import Quotas
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import LeaseRecord, NewUpdate, Update
 from blocktrain.swarm.policy.averaging import check_against_weights, check_norm
+from blocktrain.swarm.policy.evaluations import fault_in
 from blocktrain.swarm.policy.rounds import Refusal, staleness_weight
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import EvaluationNotice, UpdateNotice
@@ -41,8 +43,18 @@ class CheckedUpdate:
 
 
 class Intake:
-    def __init__(self, spec: RunSpec, ledger: Ledger, blobs: Blobs, blocks: Blocks, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        ledger: Ledger,
+        blobs: Blobs,
+        blocks: Blocks,
+        quotas: Quotas,
+        clock: Callable[[], float],
+        run_id: Callable[[], str],
+    ) -> None:
         self._spec, self._ledger, self._blobs, self._blocks, self._clock = spec, ledger, blobs, blocks, clock
+        self._quotas, self._run_id = quotas, run_id
         # At most this many updates are in memory at a time, however many arrive at once.
         self._opening = threading.BoundedSemaphore(OPENED_AT_ONCE)
         # A lease never changes its phase: the parts of an upload need not look it up again.
@@ -50,8 +62,9 @@ class Intake:
 
     # Bytes
 
-    def expect(self, lease_id: str, end: int, size: int) -> None:
-        """Refuses a part of an upload before its bytes are read, if it is larger than an update of the phase can be."""
+    def expect(self, lease_id: str, end: int, size: int, access_token: str = "") -> None:
+        """Refuses a part of an upload before its bytes are read, if it is larger than an update of the phase can be, or
+        if there is no room for it."""
         phase = self._leased_phase(lease_id)
         limit = max_update_bytes(self._blocks.codec(phase), self._blocks.shapes(phase))
         if max(size, end) > limit:
@@ -65,20 +78,27 @@ class Intake:
                 f"a part that ends at byte {end} was announced for an upload of {size} bytes: send no more than that",
                 code="oversized",
             )
+        self._quotas.admit(lease_id, access_token, end)
 
-    def receive(self, lease_id: str, sha256: str, offset: int, size: int, part: bytes | BinaryIO) -> int:
-        """Stores a part of an upload. Returns the bytes that are there now. A part that is a file is not read."""
+    def receive(
+        self, lease_id: str, sha256: str, offset: int, size: int, part: bytes | BinaryIO, access_token: str = ""
+    ) -> int:
+        """Stores a part of an upload. Returns the bytes that are there now. A part that is a file is not read. A lease
+        has one upload: the first part of another one replaces it."""
         num_bytes = len(part) if isinstance(part, bytes) else part.seek(0, SEEK_END)
-        self.expect(lease_id, offset + num_bytes, size)
+        self.expect(lease_id, offset + num_bytes, size, access_token)
         if self._blobs.exists(sha256):
             return size
-        return self._blobs.append(_upload_id(lease_id, sha256), offset, part)
+        for other in self._blobs.uploads_of(lease_id) if offset == 0 else ():
+            if other != upload_id(lease_id, sha256):
+                self._blobs.discard(other)
+        return self._blobs.append(upload_id(lease_id, sha256), offset, part)
 
     def received(self, lease_id: str, sha256: str) -> int:
         self._leased_phase(lease_id)
         if self._blobs.exists(sha256):
             return self._blobs.size(sha256)
-        return self._blobs.received(_upload_id(lease_id, sha256))
+        return self._blobs.received(upload_id(lease_id, sha256))
 
     # Updates
 
@@ -94,6 +114,7 @@ class Intake:
             upload = self._uploaded(notice)
             norm = self._norm(upload.data, facts)
             self._blobs.keep(upload, notice.payload.sha256)
+            self._quotas.finished(notice.lease)
             del upload  # before the next one is opened
         return CheckedUpdate(notice, lease, norm)
 
@@ -104,7 +125,7 @@ class Intake:
     def _look_up(self, ledger: Ledger, notice: UpdateNotice) -> tuple[LeaseRecord, NewUpdate | Update]:
         """Its lease and its facts, or the update itself if it was recorded before."""
         lease = _require_lease(ledger, notice.lease)
-        require_signature(notice)
+        require_signature(notice, self._run_id())
         if lease.worker != notice.worker:
             raise RequestRefused("this lease belongs to another worker: ask for one of your own", code="owner")
         if known := ledger.update(notice.payload.sha256):
@@ -158,10 +179,10 @@ class Intake:
 
     def _uploaded(self, notice: UpdateNotice) -> Uploaded:
         """The uploaded bytes, complete. They become a blob only when they are accepted."""
-        announced, upload_id = notice.payload, _upload_id(notice.lease, notice.payload.sha256)
+        announced, name = notice.payload, upload_id(notice.lease, notice.payload.sha256)
         if self._blobs.exists(announced.sha256):
-            return Uploaded(upload_id, self._blobs.get(announced.sha256), None)
-        upload = self._blobs.uploaded(upload_id)
+            return Uploaded(name, self._blobs.get(announced.sha256), None)
+        upload = self._blobs.uploaded(name)
         if len(upload.data) != announced.num_bytes:
             raise RequestRefused(
                 f"{len(upload.data)} bytes of the update have arrived, {announced.num_bytes} were announced: upload "
@@ -169,7 +190,7 @@ class Intake:
                 code="truncated",
             )
         if (found := hashlib.sha256(upload.data).hexdigest()) != announced.sha256:
-            self._blobs.discard(upload_id)
+            self._blobs.discard(name)
             raise RequestRefused(
                 f"the uploaded bytes have sha256 {found[:12]}… and {announced.sha256[:12]}… was announced: they were "
                 f"discarded, upload them again",
@@ -198,11 +219,14 @@ class Intake:
     # Evaluations
 
     def evaluation(self, notice: EvaluationNotice) -> None:
-        require_signature(notice)
+        require_signature(notice, self._run_id())
         lease = self._ledger.evaluation_lease(int(notice.lease)) if _is_number(notice.lease) else None
         if lease is None or lease.worker != notice.worker:
             raise RequestRefused(f"there is no evaluation {notice.lease} of yours: ask for a lease", code="lease")
-        self._ledger.record_evaluation(lease.id, "valid", list(notice.scores), notice.combine, self._clock())
+        if fault := fault_in(notice.scores, notice.combine, lease.versions, self._spec):
+            raise RequestRefused(f"{fault}: send what this version of blocktrain computes", code="evaluation")
+        samples = [sample.model_dump() for sample in notice.samples]
+        self._ledger.record_evaluation(lease.id, "valid", list(notice.scores), notice.combine, self._clock(), samples)
 
 
 def _require_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
@@ -230,13 +254,9 @@ def _more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def _upload_id(lease: str, sha256: str) -> str:
-    return hashlib.sha256(f"{lease} {sha256}".encode()).hexdigest()
-
-
 def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) < 16  # what the ledger can hold
 
 
 def phase_over(phase: int) -> RequestRefused:
-    return RequestRefused(f"phase {phase} is finished: ask for other work", code="stale")
+    return RequestRefused(f"phase {phase + 1} is finished: ask for other work", code="stale")

@@ -12,20 +12,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from blocktrain.errors import BlockTrainError
+from blocktrain.errors import BlobError, BlockTrainError, StorageError
 from blocktrain.spec import Phase, RunSpec, Stacked
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks, own_blobs
 from blocktrain.swarm.coordinator.merging import Merger
+from blocktrain.swarm.coordinator.quotas import Quotas
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Standing
 from blocktrain.swarm.policy.rounds import Round, decide, learned_limit_s, next_round, open_phases, open_round
+from blocktrain.swarm.run_clock import RunClock
 from blocktrain.wire.safetensors import continue_block, encode_chunks
 
 TICK_S = 1.0  # between two looks when no request wakes the loop: deadlines pass without any
 STOP_S = 5.0  # that a merge under way is waited for when the server stops
 UNWANTED_S = 3600.0  # until a blob or an upload that nothing needs is deleted
+UNWANTED_FULL_S = 300.0  # the same while storage is full
 PRUNE_EVERY_S = 60.0  # at most, however short the rounds are
+PRUNE_EVERY_FULL_S = 5.0  # while storage is full
 
 
 class CoordinatorLoop:
@@ -33,15 +37,24 @@ class CoordinatorLoop:
     of its own, does its pending work at once (`settle`)."""
 
     def __init__(
-        self, spec: RunSpec, ledger: Ledger, blobs: Blobs, blocks: Blocks, bell: Bell, clock: Callable[[], float]
+        self,
+        spec: RunSpec,
+        ledger: Ledger,
+        blobs: Blobs,
+        blocks: Blocks,
+        quotas: Quotas,
+        bell: Bell,
+        clock: Callable[[], float],
     ) -> None:
-        self._spec, self._ledger, self._blobs, self._blocks = spec, ledger, blobs, blocks
+        self._spec, self._ledger, self._blobs, self._blocks, self._quotas = spec, ledger, blobs, blocks, quotas
         self._bell, self._clock = bell, clock
         self._merger = Merger(spec.swarm, blocks, blobs)
         self.due = threading.Event()
         # Two threads of one server never merge the same round. Between servers, the ledger decides.
         self._turn = threading.Lock()
-        self._pruned_s = -math.inf
+        self._pruned_s, self._first_tick_s = -math.inf, math.inf
+        self._said_damaged = set[str]()
+        self._shortage: str | None = None  # of storage, as it was last reported
 
     # When it runs
 
@@ -101,7 +114,10 @@ class CoordinatorLoop:
     def tick(self) -> None:
         """Opens the phases whose turn it is, extends or merges the rounds that are due."""
         with self._turn, own_blobs():
-            now_s, standing = self._clock(), self._ledger.standing()
+            standing = self._ledger.standing()
+            now_s = self._now_s(standing)
+            self._tidy(now_s)
+            self._repair(now_s)
             for round in standing.rounds.values():
                 decision = decide(round, now_s, self._spec.swarm)
                 if decision.action == "extend":
@@ -112,6 +128,13 @@ class CoordinatorLoop:
             for phase in self._unopened(standing):
                 self._open(phase, now_s)
                 self._bell.ring()
+
+    def _now_s(self, standing: Standing) -> float:
+        """Not before what another coordinator, whose clock is ahead, has recorded."""
+        if isinstance(self._clock, RunClock):
+            moments_s = (s for x in standing.rounds.values() for s in (x.opened_s, *(y.granted_s for y in x.leases)))
+            self._clock.not_before(max(moments_s, default=0.0))
+        return self._clock()
 
     def _unopened(self, standing: Standing) -> list[Phase]:
         """The phases whose turn it is and that no coordinator has opened."""
@@ -147,12 +170,46 @@ class CoordinatorLoop:
         if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):
             self._bell.ring()
             if now_s >= self._pruned_s + PRUNE_EVERY_S:
-                self._pruned_s = now_s
-                self._prune()
+                self._prune(now_s)
 
-    def _prune(self) -> None:
-        """Deletes blobs and uploads that nothing needs any more. A young one may be about to be recorded: it stays."""
-        live, before_s = self._ledger.live_blobs(self._spec.swarm.keep_versions), self._clock() - UNWANTED_S
+    def _tidy(self, now_s: float) -> None:
+        """Frees storage by time, and before anything that needs some: a full disk would allow no merge."""
+        self._first_tick_s = min(self._first_tick_s, now_s)
+        full = self._quotas.state.problem is not None
+        if now_s < max(self._pruned_s, self._first_tick_s) + (PRUNE_EVERY_FULL_S if full else PRUNE_EVERY_S):
+            return
+        problem = self._quotas.measure().problem
+        if (problem is None) != (self._shortage is None):
+            with suppress(StorageError):  # the ledger may be on the same disk
+                self._ledger.add_event("storage", problem or "there is room again", now_s)
+        self._shortage = problem
+        self._prune(now_s)
+
+    def _repair(self, now_s: float) -> None:
+        """Merges versions again whose blobs were found damaged. Each is an event, once."""
+        for sha256 in sorted(self._blobs.damaged - self._said_damaged):
+            self._said_damaged.add(sha256)
+            outcome = "it was merged again from its updates" if self._merged_again(sha256) else "restore it from a copy"
+            self._ledger.add_event("damaged", f"blob {sha256}: {outcome}", now_s, {"blob": sha256})
+
+    def _merged_again(self, sha256: str) -> bool:
+        for version in self._ledger.versions_with(sha256):
+            if version.phase is not None and version.round is not None:
+                updates = self._ledger.merged_updates(version.phase, version.round)
+                base = self._ledger.base_of(version.phase, version.round)
+                with suppress(BlobError, StorageError):
+                    self._merger.again(version.phase, version.round, base, updates)
+                    self._blobs.get(sha256)
+                    return True
+        return False
+
+    def _prune(self, now_s: float) -> None:
+        """Deletes blobs and uploads that nothing needs any more. A young one may be about to be recorded: it stays, the
+        less long the less room there is."""
+        self._pruned_s = now_s
+        live = self._ledger.live_blobs(self._spec.swarm.keep_versions)
+        age_s = UNWANTED_S if self._quotas.state.problem is None else UNWANTED_FULL_S
+        before_s = time.time() - age_s  # as the dates of files are
         for sha256 in list(self._blobs.iterate(before_s=before_s)):
             if sha256 not in live:
                 self._blobs.delete(sha256)

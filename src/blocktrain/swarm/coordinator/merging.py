@@ -7,7 +7,7 @@ Next: ../policy/averaging.py and ../../wire/recipes.py, the mathematics; loop.py
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from blocktrain.io.files import forget
@@ -39,6 +39,11 @@ class Merger:
         merged = self._lightly(merge(parts, sizes, self._spec), updates)
         for block, deltas in groupby(merged, key=lambda item: int(item[0].partition(".")[0])):
             yield self._next(block, round.base[block], deltas)
+
+    def again(self, phase: int, round: int, base: Mapping[int, int], updates: Sequence[Update]) -> list[NewVersion]:
+        """The versions of a round that was merged before, bit for bit, from its updates while these are kept. Storing
+        them repairs their blobs. BlobError if an update or a version that it was built on is gone."""
+        return list(self.versions(Round(phase, round, base, 0, 0, 0.0, 0.0, 0.0), updates))
 
     def _lightly(self, merged: Iterator[Named], updates: Sequence[Update]) -> Iterator[Named]:
         """The same items. What was read of the bases for one tensor does not stay in memory beside the next."""

@@ -42,9 +42,11 @@ STATUS = {
     "truncated": 409,
     "conflict": 409,
     "oversized": 413,
+    "quota": 413,
     "range": 416,
     "protocol": 426,
 }
+WITHOUT_TOKEN = (411, 413, 429)  # what the middleware refuses on every route
 MEANING = {
     401: "The access token is unknown or revoked",
     403: "The access token's role does not allow this, or the signature or the lease belongs to somebody else",
@@ -61,7 +63,8 @@ MEANING = {
 
 
 def add_error_handlers(service: FastAPI) -> None:
-    """Every error that a route raises becomes a `Problem`."""
+    """Every error that a route raises becomes a `Problem`. The handlers are coroutines: others would need a thread, and
+    there may be none when the ledger hangs."""
     service.add_exception_handler(BlockTrainError, _refused)
     service.add_exception_handler(RequestValidationError, _malformed)
     service.add_exception_handler(HTTPException, _unknown)
@@ -69,26 +72,40 @@ def add_error_handlers(service: FastAPI) -> None:
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For the schema: the given statuses, and those that every route with an access token has."""
-    common = () if statuses == (411, 413, 429) else (401, 403, 411, 413, 429, 503)
-    return {status: {"model": Problem, "description": MEANING[status]} for status in sorted({*common, *statuses})}
+    return _described(401, 403, *WITHOUT_TOKEN, 503, *statuses)
 
 
-def render_failed_check(error: Exception) -> Response | None:
-    """For the middleware. Other exceptions are defects: the server logs them and answers 500."""
+def problems_without_token(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return _described(*WITHOUT_TOKEN, *statuses)
+
+
+def _described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Problem, "description": MEANING[status]} for status in sorted({*statuses})}
+
+
+def render_refusal(error: Exception) -> Response | None:
+    """For the middleware. Exceptions that are not ours are defects: the server logs them and answers 500."""
+    if isinstance(error, BlockTrainError):
+        return _refusal(error)
     if not isinstance(error, CheckFailed):
         return None
     headers = {} if error.retry_after_s is None else {"Retry-After": str(math.ceil(error.retry_after_s))}
     return _response(error.status, error.code, str(error), retry=bool(headers), headers=headers)
 
 
-def _refused(request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
+    return _refusal(error)
+
+
+def _refusal(error: Exception) -> Response:
     retry = isinstance(error, LedgerUnavailable | StorageError | Overloaded)
     code = error.code if isinstance(error, RequestRefused) else _code(error)
     status = 503 if retry else STATUS.get(code, 422)
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-    return _response(status, code, str(error), retry, headers)
+    number = error.number if isinstance(error, RequestRefused) else None
+    return _response(status, code, str(error), retry, headers, number)
 
 
 def _code(error: Exception) -> str:
@@ -97,14 +114,14 @@ def _code(error: Exception) -> str:
     return names.get(type(error), "unavailable" if isinstance(error, LedgerUnavailable | StorageError) else "refused")
 
 
-def _malformed(request: Request, error: Exception) -> Response:
+async def _malformed(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     return _response(422, "malformed", f"{where}: {first['msg']}: correct the request")
 
 
-def _unknown(request: Request, error: Exception) -> Response:
+async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 400:  # the JSON parser failed
         return _response(422, "malformed", f"{error.detail}: correct the request")
@@ -114,8 +131,14 @@ def _unknown(request: Request, error: Exception) -> Response:
 
 
 def _response(
-    status: int, code: str, message: str, retry: bool = False, headers: Mapping[str, str] | None = None
+    status: int,
+    code: str,
+    message: str,
+    retry: bool = False,
+    headers: Mapping[str, str] | None = None,
+    number: int | None = None,
 ) -> JSONResponse:
     """A message may quote what the client sent, so it is shortened and made encodable as UTF-8."""
     message = message[:MAX_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()
-    return JSONResponse(Problem(code=code, message=message, retry=retry).model_dump(), status, headers)
+    problem = Problem(code=code, message=message, retry=retry, number=number)
+    return JSONResponse(problem.model_dump(exclude_none=True), status, headers)

@@ -4,9 +4,10 @@ Next: coordinator.py, the decisions; http/middleware.py, around all routes; refu
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
@@ -14,19 +15,27 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
+from starlette.types import Scope
 
-from blocktrain.errors import RequestRefused
+from blocktrain.errors import LedgerUnavailable, RequestRefused
 from blocktrain.http.middleware import BodyLimit, Middleware, limit_rate
 from blocktrain.http.pages import DASHBOARD, add_page
 from blocktrain.http.rate_limit import Rate
 from blocktrain.http.server import end_on_shutdown
 from blocktrain.http.sse import EventStream
 from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.blocks import own_blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.metrics import METRICS_TYPE, Answers, exposition
-from blocktrain.swarm.coordinator.refusals import add_error_handlers, problems, render_failed_check
+from blocktrain.swarm.coordinator.refusals import (
+    add_error_handlers,
+    problems,
+    problems_without_token,
+    render_refusal,
+)
 from blocktrain.swarm.coordinator.status import Watching, contributions_for, status_for
 from blocktrain.swarm.coordinator.status_stream import STALLED_S, Listeners, StatusFeed, status_events
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -54,6 +63,8 @@ from blocktrain.wire.messages import (
 
 DEFAULT_RATE = Rate.per_second(300)  # generous: hundreds of workers may share one address and one access token
 BODY_LIMIT = BodyLimit(max_bytes=2**20, max_upload_bytes=2**40, length_required=True)  # intake.py limits each upload
+SENDERS: tuple[Role, ...] = ("worker", "admin")  # who may send a body
+READY_S = 2.0  # for the ledger to answer
 LONGEST_WAIT_S = 10.0  # for a lease request when there is no work
 RETRY_LEASE_S = 1.0  # another coordinator of the same ledger cannot wake this one, so it looks this often
 PREFER_WAIT = re.compile(r"\bwait=([0-9]{1,5})\b")
@@ -80,28 +91,49 @@ def build_service(
     admins can read and pass on. `clock` measures rates and waiting times."""
     service = FastAPI(title="BlockTrain coordinator", version="1", docs_url=None, redoc_url=None)
     end_on_shutdown(service, coordinator.bell.end)
-    answers = Answers()
+    answers, access = Answers(), Access(ledger)
     service.add_middleware(
         Middleware,
         body=BODY_LIMIT,
         checks=[limit_rate(rate or DEFAULT_RATE, clock)],
-        render=render_failed_check,
+        authorize=access.before_body,
+        render=render_refusal,
         count=answers.count,
     )
     add_error_handlers(service)
 
-    @service.get("/healthz", responses=problems(411, 413, 429))
-    def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    any_role = Depends(_require_role(ledger, *ROLES))
-    _add_worker_routes(service, coordinator, [Depends(_require_role(ledger, "worker", "admin"))], clock)
+    _add_health_routes(service, ledger)
+    any_role = Depends(access.require(*ROLES))
+    _add_worker_routes(service, coordinator, [Depends(access.require(*SENDERS))], clock)
     _add_model_routes(service, coordinator, [any_role])
     _add_status_routes(service, coordinator.watching, answers, any_role)
     _add_stream_routes(service, coordinator.watching, ledger, any_role)
-    _add_admin_routes(service, coordinator, ledger, invite, [Depends(_require_role(ledger, "admin"))])
+    _add_admin_routes(service, coordinator, ledger, invite, [Depends(access.require("admin"))])
     add_page(service, DASHBOARD)
     return service
+
+
+def _add_health_routes(service: FastAPI, ledger: Ledger) -> None:
+    """For supervisors of containers. A restart repairs no database, so a process that answers is healthy."""
+    asking: set[asyncio.Future[Any]] = set()
+
+    @service.get("/healthz", responses=problems_without_token())
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @service.get("/readyz", responses=problems_without_token(503))
+    async def readyz() -> dict[str, str]:
+        """One question to the ledger at a time, however many ask: threads that wait for it stay few."""
+        if not asking:
+            asked = asyncio.ensure_future(run_in_threadpool(ledger.run))
+            asking.add(asked)
+            asked.add_done_callback(asking.discard)
+        done, _ = await asyncio.wait(asking, timeout=READY_S)
+        if not done:
+            raise LedgerUnavailable(f"the ledger did not answer in {READY_S:g} s: try again")
+        for each in done:
+            each.result()
+        return {"status": "ok"}
 
 
 def _add_worker_routes(
@@ -135,13 +167,13 @@ def _add_worker_routes(
         size: Annotated[int, Query(ge=1, lt=2**53)],
         request: Request,
     ) -> Response:
-        announced = int(request.headers.get("content-length", "0"))
-        await run_in_threadpool(intake.expect, lease_id, offset + announced, size)
+        announced, token = int(request.headers.get("content-length", "0")), request.headers.get("authorization", "")
+        await run_in_threadpool(intake.expect, lease_id, offset + announced, size, token)
         with coordinator.blobs.receiving() as part:
             with suppress(ClientDisconnect):  # what came before the connection broke is kept
                 async for chunk in request.stream():
                     part.write(chunk)
-            received = await run_in_threadpool(intake.receive, lease_id, sha256, offset, size, part)
+            received = await run_in_threadpool(intake.receive, lease_id, sha256, offset, size, part, token)
         return _json(Received(received=received))
 
     @service.post("/v1/updates", dependencies=role, response_model=UpdateReceipt, responses=problems(404, 409, 422))
@@ -265,18 +297,41 @@ def _add_admin_routes(
         coordinator.pause(False)
 
 
-def _require_role(ledger: Ledger, *roles: Role) -> Callable[..., Role]:
-    def check(given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> Role:
-        role = ledger.role_of(given.credentials) if given else None
-        if role is None:
-            message = "the access token is unknown or revoked: ask the operator of the swarm for an invite"
-            raise RequestRefused(message, "token")
-        if role not in roles:
-            message = f"an access token of role {role} may not do this: ask for one of role {roles[0]}"
-            raise RequestRefused(message, "role")
-        return role
+class Access:
+    """The role of a request's access token, read from the ledger once per request."""
 
-    return check
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def before_body(self, scope: Scope, headers: Headers) -> None:
+        """A request that may have a body needs an access token that may send one: its body is read only then."""
+        if scope["method"] in ("GET", "HEAD"):
+            return  # no such route reads a body
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        role = await self._role_of(token.strip()) if scheme.lower() == "bearer" else None
+        scope.setdefault("state", {})["role"] = _checked(role, SENDERS)
+
+    def require(self, *roles: Role) -> Callable[..., Coroutine[Any, Any, Role]]:
+        async def check(
+            request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]
+        ) -> Role:
+            known: Role | None = getattr(request.state, "role", None)
+            return _checked(known or (await self._role_of(given.credentials) if given else None), roles)
+
+        return check
+
+    async def _role_of(self, access_token: str) -> Role | None:
+        return await run_in_threadpool(self._ledger.role_of, access_token)
+
+
+def _checked(role: Role | None, roles: Sequence[Role]) -> Role:
+    if role is None:
+        message = "the access token is unknown or revoked: ask the operator of the swarm for an invite"
+        raise RequestRefused(message, "token")
+    if role not in roles:
+        message = f"an access token of role {role} may not do this: ask for one of role {roles[0]}"
+        raise RequestRefused(message, "role")
+    return role
 
 
 def _blob_response(blobs: Blobs, sha256: str, range: str | None, sent: Callable[[int], None]) -> Response:
@@ -293,7 +348,8 @@ def _blob_response(blobs: Blobs, sha256: str, range: str | None, sent: Callable[
                 f"Range {range[:40]} does not fit a blob of {size} bytes: ask for bytes=a-b in it", "range"
             )
     headers["Content-Length"] = str(last + 1 - first)
-    data = blobs.stream(sha256, first, last + 1)
+    with own_blobs():  # it is there: that it is damaged is not the caller's fault
+        data = blobs.stream(sha256, first, last + 1)
 
     def chunks() -> Iterator[bytes]:
         for chunk in data:

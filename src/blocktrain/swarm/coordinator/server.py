@@ -7,6 +7,8 @@ Next: routes.py, which answers requests; loop.py, which does what follows from t
       initial-blocks/         the tensors that training starts from, made when the run is first served here
       invite, invite-admin,   address and access token, readable by their owner only
       invite-viewer
+      ledger-head             the hash of all acknowledged updates
+      receipt-key             signs the receipts of updates
       tls-cert.pem, -key.pem  of --tls-self-signed
 """
 
@@ -22,24 +24,30 @@ from itertools import count
 from pathlib import Path
 from types import FrameType
 
-from blocktrain.data.corpus import load_corpus
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from blocktrain.data.corpus import load_corpus, with_tokenizer
 from blocktrain.errors import ConfigError, StorageError
 from blocktrain.http import server as http
+from blocktrain.http.limits import HttpLimits
 from blocktrain.http.rate_limit import Rate
 from blocktrain.io.allocator import keep_little_memory
-from blocktrain.io.private import INVITE_FILE, LEDGER_FILE, read_private, write_private
+from blocktrain.io.private import LEDGER_FILE, read_private, write_private
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import initial_blocks_in
 from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.quotas import StorageLimits
 from blocktrain.swarm.coordinator.routes import build_service
-from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.coordinator.setup import continued_run, found_run, spec_of
+from blocktrain.swarm.ledger.chain import HEAD_FILE, NotedHead
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Role
-from blocktrain.wire.invite import Invite, parse_invite
+from blocktrain.wire.invite import INVITE_FILE, Invite, parse_invite
 
 BLOBS_FOLDER, INITIAL_BLOCKS_FOLDER = "blobs", "initial-blocks"
 ADMIN_FILE, VIEWER_FILE = "invite-admin", "invite-viewer"
+RECEIPT_KEY_FILE = "receipt-key"
 
 # Writes the initial blocks of a run to a folder, and returns the bytes of memory that training each phase takes.
 MakeInitialBlocks = Callable[[RunSpec, Path], Mapping[int, int]]
@@ -68,19 +76,30 @@ class Invites:
 
 @contextmanager
 def opened(
-    folder: Path, spec: RunSpec, ledger_url: str | None, blobs_url: str | None, make_initial_blocks: MakeInitialBlocks
+    folder: Path,
+    spec: RunSpec | None,
+    ledger_url: str | None,
+    blobs_url: str | None,
+    make_initial_blocks: MakeInitialBlocks,
+    storage: StorageLimits | None = None,
 ) -> Iterator[OpenRun]:
-    """The run of this folder, made when there is none yet. A run with other settings is refused."""
-    corpus = load_corpus(spec.corpus, spec.model.context)
+    """The run of this folder, made when there is none yet. A run with other settings is refused; without settings the
+    run goes on as it is, and its text is not read again."""
+    corpus = load_corpus(spec.corpus, spec.model.context) if spec else None
+    spec = with_tokenizer(spec, corpus) if spec and corpus else None
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StorageError(f"{folder} cannot be made ({error.strerror}): choose another --dir") from None
+    _require_ledger(folder, ledger_url)
     ledger = Ledger(ledger_url or folder / LEDGER_FILE)
     try:
+        noted_head = NotedHead(folder / HEAD_FILE)
+        _require_head(ledger, noted_head)
         blobs = Blobs(blobs_url or folder / BLOBS_FOLDER)
-        run = found_run(spec, corpus, ledger, blobs, time.time())
+        run = found_run(spec, corpus, ledger, blobs, time.time()) if spec and corpus else continued_run(ledger)
         del corpus  # it is among the blobs now
+        spec = spec_of(run)
         initial_blocks = folder / INITIAL_BLOCKS_FOLDER / run.spec_digest[:16]
         memory_bytes = make_initial_blocks(spec, initial_blocks)
         coordinator = Coordinator(
@@ -89,6 +108,9 @@ def opened(
             blobs,
             initial_block=initial_blocks_in(initial_blocks),
             memory_bytes=lambda phase: memory_bytes[phase.index],
+            storage=storage,
+            receipt_key=_receipt_key(folder / RECEIPT_KEY_FILE),
+            noted_head=noted_head,
         )
         yield OpenRun(folder, ledger, coordinator)
     finally:
@@ -100,6 +122,7 @@ def serve(
     address: Address,
     tls: http.Tls | None,
     rate: Rate,
+    limits: HttpLimits | None = None,
     *,
     announce: Callable[[Invites], None],
     say: Callable[[str], None],
@@ -119,7 +142,7 @@ def serve(
             invites = _kept_invites(run, address.public or address.host, port, tls)
             announce(invites)
             service = build_service(run.coordinator, run.ledger, rate, invite=invites.worker)
-            http.serve(service, listener, tls=tls)
+            http.serve(service, listener, tls=tls, limits=limits)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -158,6 +181,41 @@ def _kept_invite(run: OpenRun, role: Role, name: str, invite_with: Callable[[str
     write_private(path, f"{invite}\n".encode())
     run.ledger.add_access_token(_free_name(run.ledger, role), role, invite.access_token, time.time())
     return invite
+
+
+def _require_ledger(folder: Path, ledger_url: str | None) -> None:
+    """Blobs without their ledger are a run that lost it: founding another one beside them would hide that."""
+    if ledger_url is not None or (folder / LEDGER_FILE).exists():
+        return
+    blobs = folder / BLOBS_FOLDER / BLOBS_FOLDER
+    if blobs.is_dir() and any(blobs.iterdir()):
+        raise StorageError(
+            f"{folder} has blobs and no {LEDGER_FILE}: restore the ledger from a backup, or choose an empty --dir "
+            f"for a new run"
+        )
+
+
+def _require_head(ledger: Ledger, noted: NotedHead) -> None:
+    """The ledger must have every update that was acknowledged when the head was noted."""
+    head = noted.read()
+    if head is not None and ledger.chain_links().get(head.number, ("", ""))[1] != head.sha256:
+        raise StorageError(
+            f"the ledger at {ledger.database.where} is damaged: update {head.number} was acknowledged and is not in it "
+            f"as it was. Restore the ledger from a backup; blocktrain verify lists what is wrong. To go on without "
+            f"what was lost, remove {noted.path}"
+        )
+
+
+def _receipt_key(path: Path) -> Ed25519PrivateKey:
+    """The key that signs receipts, made when the run is first served here."""
+    if (data := read_private(path)) is None:
+        key = Ed25519PrivateKey.generate()
+        write_private(path, key.private_bytes_raw().hex().encode())
+        return key
+    try:
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(data.decode()))
+    except ValueError:
+        raise StorageError(f"{path} holds no key: restore it, or remove it and a new one is made") from None
 
 
 def known_invite(path: Path) -> Invite | None:

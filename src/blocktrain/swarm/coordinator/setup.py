@@ -3,38 +3,81 @@ to the blobs, where every coordinator of the run finds them. Next: coordinator.p
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
+from dataclasses import replace
 
-from pydantic import ValidationError
-
-from blocktrain.data.corpus import SPLITS, Corpus
-from blocktrain.spec import RunSpec
+from blocktrain.data.corpus import Corpus, raw_bytes
+from blocktrain.data.shards import SPLITS
+from blocktrain.errors import ConfigError
+from blocktrain.spec import RunSpec, first_difference, parse_spec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Run
-from blocktrain.wire.messages import PROTOCOL_VERSION
+from blocktrain.wire.messages import INDEX_BLOB, PROTOCOL_VERSION, TOKENIZER_BLOB
 
 
 def found_run(spec: RunSpec, corpus: Corpus, ledger: Ledger, blobs: Blobs, now_s: float) -> Run:
     """The run of this ledger. A repeat changes nothing. Another spec or corpus in the same ledger is refused."""
+    text, digest = spec.model_dump_json(), spec.digest()
     there = ledger.run()
-    if there is not None and _same_spec(there.spec, spec):  # as it was written then, perhaps by an older version
-        text, digest = there.spec, there.spec_digest
-    else:
-        text, digest = spec.model_dump_json(), spec.digest()
+    if there is not None and _require_same(there, spec, corpus, ledger.database.where):
+        text, digest = there.spec, there.spec_digest  # as they were written then, perhaps by an older version
     return ledger.create_run(
         Run(
             spec=text,
             spec_digest=digest,
             corpus_sha256=corpus.sha256,
-            corpus={split: blobs.put(corpus.split(split).tobytes()) for split in SPLITS},
+            corpus=_stored(corpus, blobs),
             protocol=PROTOCOL_VERSION,
             created_s=now_s,
         )
     )
 
 
-def _same_spec(text: str, spec: RunSpec) -> bool:
-    with suppress(ValidationError):
-        return RunSpec.model_validate_json(text) == spec
-    return False
+def _stored(corpus: Corpus, blobs: Blobs) -> dict[str, str]:
+    """What the blobs hold of the text. Raw bytes: each split. A prepared corpus: its index, its tokenizer and every
+    shard. The index tells workers nothing about the files of this machine."""
+    if corpus.prepared is None:
+        return {split: blobs.put(raw_bytes(corpus.split(split)).tobytes()) for split in SPLITS}
+    index = corpus.prepared.index
+    public = index.model_copy(update={"sources": (), "longest": ()})
+    stored = {INDEX_BLOB: blobs.put(public.model_dump_json().encode())}
+    if corpus.tokenizer.file is not None:
+        stored[TOKENIZER_BLOB] = blobs.put(corpus.tokenizer.file)
+    for split in SPLITS:
+        for number, entry in enumerate(index.splits[split]):
+            stored[f"{split}/{number}"] = blobs.put(corpus.prepared.open_shard(entry)[1], entry.sha256)
+    return stored
+
+
+def continued_run(ledger: Ledger) -> Run:
+    """The run that this ledger holds, for a coordinator that is started without settings."""
+    run = ledger.run()
+    if run is None:
+        raise ConfigError(
+            f"the ledger at {ledger.database.where} holds no run and no settings were given: "
+            f"name a TOML file or --preset, or the --dir of a run"
+        )
+    return ledger.create_run(replace(run, protocol=PROTOCOL_VERSION))  # which refuses another protocol
+
+
+def spec_of(run: Run) -> RunSpec:
+    return parse_spec(json.loads(run.spec), origin="the run's ledger", warn=False)
+
+
+def _require_same(there: Run, spec: RunSpec, corpus: Corpus, where: str) -> bool:
+    """False if the spec that is there cannot be read any more. The same text at another place is the same text."""
+    old: RunSpec | None = None
+    with suppress(ConfigError):
+        old = spec_of(there)
+    if old is None:
+        return False
+    if corpus.sha256 == there.corpus_sha256:
+        spec = spec.with_(**{"corpus.source": old.corpus.source})
+    if different := first_difference(old, spec):
+        raise ConfigError(
+            f"the ledger at {where} {different}: use the same settings, or give only --dir to continue that run, "
+            f"or name another --dir for this one"
+        )
+    return True

@@ -12,16 +12,19 @@ from typing import Any, Literal, TypeVar
 
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.aliases import alias_of
+from blocktrain.swarm.coordinator.quotas import Quotas
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import (
     Evaluation,
     EvaluationLease,
+    Event,
     PhaseRecord,
     Role,
     RoundLoss,
     RoundRecord,
     WorkerRecord,
 )
+from blocktrain.swarm.policy.evaluations import those_that_count
 from blocktrain.swarm.policy.rounds import WINDOW, Lease, decide, lateness, learned_limit_s
 from blocktrain.wire.messages import (
     MAX_LOSS,
@@ -36,6 +39,7 @@ from blocktrain.wire.messages import (
 )
 
 NEWS = 20  # events in a status
+NEW_SAMPLES = 5  # evaluations whose samples are in a status
 MAX_POINTS = 500  # of one curve
 MAX_EVALUATIONS = 5000  # that a curve is thinned from
 MOST_WORKERS = 10_000  # whose traffic is counted apart; what others fetch counts for the run alone
@@ -48,8 +52,8 @@ Held = Mapping[str, tuple[Lease, RoundRecord]]  # worker: its newest lease, and 
 
 
 class Watching:
-    def __init__(self, spec: RunSpec, ledger: Ledger, clock: Callable[[], float]) -> None:
-        self._spec, self._ledger, self._clock = spec, ledger, clock
+    def __init__(self, spec: RunSpec, ledger: Ledger, quotas: Quotas, clock: Callable[[], float]) -> None:
+        self._spec, self._ledger, self._quotas, self._clock = spec, ledger, quotas, clock
         self._started_s = clock()
         self.traffic = Traffic()
 
@@ -60,7 +64,7 @@ class Watching:
         phases = self._ledger.phases()
         records = {x.phase: self._ledger.rounds(x.phase, WINDOW + 1) for x in phases if not x.finished}
         held = newest_leases(record for of_phase in records.values() for record in of_phase)
-        workers = self._ledger.workers()
+        workers, evaluations = self._ledger.workers(), self._ledger.evaluations()
         return {
             "name": self._spec.name,
             "now_s": now_s,
@@ -77,7 +81,13 @@ class Watching:
                 "down_bytes": self.traffic.totals()[0],
                 "down_since_s": self._started_s,
             },
-            "evaluations": [asdict(evaluation) for evaluation in self._ledger.evaluations()],
+            "time_left_s": None if run.paused else time_left_s(self._spec, phases, records, now_s),
+            "storage": asdict(self._quotas.state),
+            "evaluations": [
+                {**asdict(evaluation), "confirmed": confirmed}
+                for evaluation, confirmed in those_that_count(evaluations)
+            ],
+            "samples": samples_of(self._ledger.sampled(NEW_SAMPLES), evaluations),
             "events": [asdict(event) for event in self._ledger.events(limit=NEWS)],
         }
 
@@ -139,7 +149,7 @@ class Watching:
             ),
             held_out=tuple(
                 _held_out_point(evaluation, answer)
-                for evaluation in thinned(self._ledger.evaluations(limit=MAX_EVALUATIONS))
+                for evaluation, _ in thinned([*those_that_count(self._ledger.evaluations(limit=MAX_EVALUATIONS))])
                 if (answer := answer_of(evaluation.scores))
             ),
         )
@@ -210,13 +220,57 @@ def worker_state(worker: WorkerRecord, held: Held, measuring: EvaluationLease | 
         return "measuring", "held-out text"
     if worker.id in held:
         lease, record = held[worker.id]
-        where = f"phase {record.round.phase}, round {record.round.number}"
+        where = f"phase {record.round.phase + 1}, round {record.round.number}"
         if record.closed_s is None and lease.reported_s is None:
             why = lateness(lease, record.round, now_s)
             return ("late", f"{where}: {why}") if why else ("at work", where)
         if lease.reported_s is None and worker.last_seen_s <= lease.granted_s:
             return "late", f"{where}: it closed without"
     return ("waiting", "for work") if now_s - worker.last_seen_s < PRESENT_S else ("away", "")
+
+
+# How it goes on, and what it writes
+
+
+def time_left_s(
+    spec: RunSpec, phases: Sequence[PhaseRecord], records: Mapping[int, Sequence[RoundRecord]], now_s: float
+) -> float | None:
+    """Until every phase is trained, at the speed of the recent rounds. None before a round has closed. A step of a
+    later phase runs more blocks, so steps are weighed by the layers they pass through."""
+    work_per_s, newest_s = 0.0, 0.0
+    for phase, of_phase in records.items():
+        closed = [record for record in of_phase if record.closed_s is not None]
+        if closed:
+            first, last_s = closed[0].round, max(record.closed_s or 0.0 for record in closed)
+            began_s = min((lease.granted_s for lease in first.leases), default=first.opened_s)
+            steps = sum(record.round.advance for record in closed)
+            work_per_s += steps * step_work(spec, phase) / max(last_s - began_s, 1e-3)
+            newest_s = max(newest_s, last_s)
+    done = {record.phase: record.step for record in phases}
+    left = sum((x.steps - done.get(x.index, 0)) * step_work(spec, x.index) for x in spec.phases)
+    if left <= 0:
+        return 0.0
+    return max(0.0, left / work_per_s - (now_s - newest_s)) if work_per_s else None
+
+
+def step_work(spec: RunSpec, phase: int) -> int:
+    """In passes through layers: one forward, three to train (train/flops.py counts exactly)."""
+    shape, layers = spec.phases[phase], spec.model.layers_of
+    return sum(map(layers, shape.below)) + 3 * sum(map(layers, shape.blocks)) + 2 * sum(map(layers, shape.ahead))
+
+
+def samples_of(events: Sequence[Event], evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """What the model wrote at its newest evaluations, oldest first, with the loss that was measured then: as those
+    workers tell it whose evaluations count."""
+    answers = {each.lease: answer_of(each.scores) for each in evaluations}
+    tellers = [(each.worker, each.versions) for each, _ in those_that_count(evaluations)]
+    left_out = {each.lease for each in evaluations if (each.worker, each.versions) not in tellers}
+    return [
+        {"at_s": event.at_s, "nats_per_byte": (answer or {}).get("nats_per_byte"), "samples": event.data["samples"]}
+        for event in events
+        if event.data.get("samples") and event.data["lease"] not in left_out
+        for answer in [answers.get(event.data["lease"])]
+    ]
 
 
 # What each role sees

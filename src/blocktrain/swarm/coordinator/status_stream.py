@@ -66,7 +66,7 @@ def _timeless(status: Mapping[str, Any]) -> dict[str, Any]:
         {**phase, "round": phase["round"] and {**phase["round"], "time_left_s": None, "reason": None}}
         for phase in status["phases"]
     ]
-    return {**status, "now_s": None, "phases": phases}
+    return {**status, "now_s": None, "time_left_s": None, "phases": phases}
 
 
 def curves_after(curves: Curves, shown: Curves | None) -> Curves | None:

@@ -13,7 +13,9 @@ from sqlalchemy import BindParameter, Connection, and_, bindparam, func, insert,
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.records import Evaluation, EvaluationLease, PhaseRecord, RoundRecord, Run, Update, Version
+from blocktrain.swarm.policy.evaluations import MOST_LEASES
 from blocktrain.swarm.policy.rounds import LateUpdate, Lease, Round
+from blocktrain.swarm.policy.track_record import TrackRecord
 
 # Statements that every request needs are built once: building one costs as much as running it.
 PHASES = select(t.phases).order_by(t.phases.c.phase)
@@ -65,9 +67,15 @@ _ACCEPTED = and_(t.updates.c.lease == t.leases.c.id, t.updates.c.refused.is_(Non
 _NUMBERS: BindParameter[int] = bindparam("numbers", expanding=True)
 _LEASES_WITH_UPDATES = (
     select(
-        *t.columns(t.leases), t.updates.c.received_s, t.updates.c.merged_round, t.updates.c.steps.label("steps_done")
+        *t.columns(t.leases),
+        t.updates.c.received_s,
+        t.updates.c.merged_round,
+        t.updates.c.steps.label("steps_done"),
+        func.coalesce(t.track_records.c.owed, 0).label("owed"),
+        func.coalesce(t.track_records.c.delivered, 0).label("delivered"),
     )
     .outerjoin(t.updates, _ACCEPTED)
+    .outerjoin(t.track_records, t.track_records.c.worker == t.leases.c.worker)
     .where(t.leases.c.phase == bindparam("of_phase"), t.leases.c.round.in_(_NUMBERS))
     .order_by(t.leases.c.granted_s, t.leases.c.id)
 )
@@ -78,6 +86,9 @@ _UPDATES_TAKEN_IN = (
     .where(or_(t.updates.c.merged_round.is_(None), t.updates.c.merged_round.in_(_NUMBERS)))
     .order_by(t.updates.c.number)
 )
+
+_TRACK_RECORD = select(*t.columns(t.track_records, "worker")).where(t.track_records.c.worker == bindparam("of_worker"))
+_KEEP_RECORD = update(t.track_records).where(t.track_records.c.worker == bindparam("of_worker"))
 
 Change = Callable[[Round], Round]
 
@@ -102,9 +113,9 @@ def phases_of(connection: Connection) -> tuple[PhaseRecord, ...]:
     return tuple(PhaseRecord(**row._asdict()) for row in rows)
 
 
-def newest_evaluation(connection: Connection) -> Evaluation | None:
-    row = connection.execute(EVALUATIONS.limit(1)).one_or_none()
-    return evaluation_of(row) if row else None
+def newest_evaluations(connection: Connection, limit: int = 2 * MOST_LEASES) -> tuple[Evaluation, ...]:
+    """In order."""
+    return tuple(evaluation_of(row) for row in reversed(connection.execute(EVALUATIONS.limit(limit)).all()))
 
 
 def evaluation_of(row: Any) -> Evaluation:
@@ -113,13 +124,31 @@ def evaluation_of(row: Any) -> Evaluation:
     return Evaluation(combine=combine, **fields)
 
 
+def evaluation_leases_of(connection: Connection, limit: int) -> tuple[EvaluationLease, ...]:
+    """The newest, in order."""
+    rows = connection.execute(_NEWEST_LEASE.limit(limit)).all()
+    return tuple(_evaluation_lease(row) for row in reversed(rows))
+
+
 def evaluation_lease_of(connection: Connection, id: int | None = None) -> EvaluationLease | None:
     query = _NEWEST_LEASE if id is None else _EVALUATION_LEASE.params(of_number=id)
     row = connection.execute(query).one_or_none()
-    if row is None:
-        return None
+    return None if row is None else _evaluation_lease(row)
+
+
+def _evaluation_lease(row: Any) -> EvaluationLease:
     fields = row._asdict()
     return EvaluationLease(id=fields.pop("number"), **fields)
+
+
+def track_record_of(connection: Connection, worker: str) -> TrackRecord:
+    row = connection.execute(_TRACK_RECORD, {"of_worker": worker}).one_or_none()
+    return TrackRecord(**row._asdict()) if row else TrackRecord()
+
+
+def keep_track_record(connection: Connection, worker: str, record: TrackRecord) -> None:
+    if not connection.execute(_KEEP_RECORD, {"of_worker": worker, **vars(record)}).rowcount:
+        connection.execute(insert(t.track_records), {"worker": worker, **vars(record)})
 
 
 def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
@@ -155,7 +184,7 @@ def rounds_of(connection: Connection, rows: Sequence[Any]) -> tuple[RoundRecord,
     for x in connection.execute(_LEASES_WITH_UPDATES, asked):
         reported = x.received_s is not None and (open_number if x.merged_round is None else x.merged_round) == x.round
         facts = (x.shard, x.worker, x.steps, x.granted_s, x.due_s, x.deadline_at_s)
-        report = (x.received_s, min(x.steps_done, x.steps)) if reported else (None, 0)
+        report = (x.received_s, min(x.steps_done, x.steps)) if reported else (None, 0, x.owed, x.delivered)
         leases[x.round].append(Lease(*facts, *report))
     late: dict[int, list[LateUpdate]] = defaultdict(list)
     for one in connection.execute(_UPDATES_TAKEN_IN, asked):

@@ -3,10 +3,12 @@ leases are those of ../policy/rounds.py. Next: ledger.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from blocktrain.swarm.policy.evaluations import weights_that_count
 from blocktrain.swarm.policy.rounds import Round
 
 Role = Literal["admin", "worker", "viewer"]
@@ -23,6 +25,12 @@ class Run:
     protocol: int
     paused: bool = False
     created_s: float
+
+    @property
+    def id(self) -> str:
+        """What signatures name. Two runs of one spec differ by when they were founded."""
+        founded = f"{self.spec_digest} {self.corpus_sha256} {float(self.created_s)!r}"
+        return hashlib.sha256(founded.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +55,8 @@ class WorkerRecord:
     updates: int = 0  # accepted
     tokens: int = 0
     update_bytes: int = 0  # of the accepted payloads
+    measured_steps_per_s: float | None = None  # from its updates: what its leases are sized by
+    owed: int = 0  # updates that it must deliver until rounds wait for it again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,21 +188,24 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ModelVersions:
-    """The newest version of every block, how far the phases are, and the newest evaluation. The evaluation may be of
-    older versions: the weights that were fitted to those do not belong to these."""
+    """The newest version of every block, how far the phases are, and the newest evaluations. These may be of older
+    versions: the weights that were fitted to those do not belong to these."""
 
     blocks: Mapping[int, Version]
     phases: tuple[PhaseRecord, ...]
-    evaluation: Evaluation | None
+    evaluations: tuple[Evaluation, ...]
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        return self.evaluations[-1] if self.evaluations else None
 
     @property
     def versions(self) -> dict[int, int]:
         return {block: version.version for block, version in self.blocks.items()}
 
     @property
-    def combine(self) -> Mapping[str, tuple[float, ...]]:
-        newest = self.evaluation
-        return newest.combine if newest and dict(newest.versions) == self.versions else {}
+    def combine(self) -> Mapping[str, Sequence[float]]:
+        return weights_that_count([x for x in self.evaluations if dict(x.versions) == self.versions])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,9 @@ from blocktrain.errors import ConfigError, LedgerConflict
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed, retry_on_conflict
-from blocktrain.swarm.ledger.queries import insert_event, run_of
+from blocktrain.swarm.ledger.queries import insert_event, run_of, track_record_of
 from blocktrain.swarm.ledger.records import ROLES, AccessToken, Role, Run, WorkerRecord
+from blocktrain.swarm.policy.track_record import TrackRecord
 
 ROLES_BY_HASH = select(t.tokens.c.role, t.tokens.c.sha256).where(t.tokens.c.revoked_s.is_(None))
 SEE_AGAIN = update(t.workers).where(t.workers.c.id == bindparam("of_id"), t.workers.c.nonce < bindparam("of_nonce"))
@@ -28,7 +29,8 @@ class RegistryPart(LedgerPart):
 
     @retry_on_conflict
     def create_run(self, new: Run) -> Run:
-        """Records the run, or returns the one that is there if it has the same spec and corpus."""
+        """Records the run, or returns the one that is there if it has the same spec and corpus. A run that was founded
+        with an older protocol continues: the protocol is spoken with workers, and the ledger does not depend on it."""
         with self._writing() as connection:
             there = run_of(connection)
             if there is None:
@@ -37,13 +39,17 @@ class RegistryPart(LedgerPart):
         for what, old, wanted in (
             ("a run with another spec", there.spec_digest, new.spec_digest),
             ("a run on another corpus", there.corpus_sha256, new.corpus_sha256),
-            ("a run of another protocol version", there.protocol, new.protocol),
         ):
             if old != wanted:
                 raise ConfigError(
                     f"the ledger at {self.database.where} holds {what} ({old}, not {wanted}): "
                     f"continue that run as it was started, or give this one another ledger"
                 )
+        if there.protocol > new.protocol:
+            raise ConfigError(
+                f"the ledger at {self.database.where} holds a run of protocol {there.protocol}, this version of "
+                f"blocktrain speaks {new.protocol}: install the version that founded the run, or a later one"
+            )
         return there
 
     def run(self) -> Run | None:
@@ -59,6 +65,19 @@ class RegistryPart(LedgerPart):
             kind = "paused" if paused else "resumed"
             insert_event(connection, kind, "by an admin", now_s)
             return True
+
+    @retry_on_conflict
+    def add_coordinator_key(self, public_key: str, now_s: float) -> None:
+        """A repeat changes nothing."""
+        with self._writing() as connection:
+            if public_key not in connection.execute(select(t.coordinator_keys.c.public_key)).scalars().all():
+                connection.execute(insert(t.coordinator_keys), {"public_key": public_key, "added_s": now_s})
+
+    def coordinator_keys(self) -> tuple[str, ...]:
+        """The public keys that sign receipts, or have signed some."""
+        with self._reading() as connection:
+            keys = t.coordinator_keys.c
+            return tuple(connection.execute(select(keys.public_key).order_by(keys.added_s, keys.public_key)).scalars())
 
     # Access tokens
 
@@ -116,6 +135,15 @@ class RegistryPart(LedgerPart):
             insert_event(connection, "joined", f"{alias_of(id)}, {device}", now_s, {"worker": id})
             return True
 
+    def last_nonce(self, worker: str) -> int:
+        """The number of the worker's last request."""
+        with self._reading() as connection:
+            return connection.execute(select(t.workers.c.nonce).where(t.workers.c.id == worker)).scalar() or 0
+
+    def track_record(self, worker: str) -> TrackRecord:
+        with self._reading() as connection:
+            return track_record_of(connection, worker)
+
     def workers(self) -> tuple[WorkerRecord, ...]:
         """With what they contributed, in the order in which they joined."""
         accepted = t.updates.c.refused.is_(None)
@@ -130,12 +158,16 @@ class RegistryPart(LedgerPart):
             .group_by(t.updates.c.worker)
             .subquery()
         )
+        measured = t.track_records.c
         query = select(
             *(column for column in t.workers.c if column.name != "nonce"),
+            measured.steps_per_s.label("measured_steps_per_s"),
+            func.coalesce(measured.owed, 0).label("owed"),
             func.coalesce(contributed.c.updates, 0).label("updates"),
             func.coalesce(contributed.c.tokens, 0).label("tokens"),
             func.coalesce(contributed.c.update_bytes, 0).label("update_bytes"),
         ).outerjoin(contributed, contributed.c.worker == t.workers.c.id)
+        query = query.outerjoin(t.track_records, measured.worker == t.workers.c.id)
         with self._reading() as connection:
             rows = connection.execute(query.order_by(t.workers.c.first_seen_s, t.workers.c.id))
             whole = ("tokens", "update_bytes")  # PostgreSQL sums to decimals

@@ -10,7 +10,13 @@ from sqlalchemy import delete as delete_rows
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, changed, retry_on_conflict
-from blocktrain.swarm.ledger.queries import EVALUATIONS, evaluation_lease_of, evaluation_of, insert_event
+from blocktrain.swarm.ledger.queries import (
+    EVALUATIONS,
+    evaluation_lease_of,
+    evaluation_leases_of,
+    evaluation_of,
+    insert_event,
+)
 from blocktrain.swarm.ledger.records import Evaluation, EvaluationLease, Event
 
 KEPT_EVENTS, PRUNE_EVERY = 10_000, 500
@@ -21,6 +27,9 @@ EVENTS = (
     .order_by(t.events.c.number.desc())
     .limit(bindparam("at_most"))
 )
+
+
+EVALUATED = select(t.events).where(t.events.c.kind == "evaluated").order_by(t.events.c.number.desc())
 
 
 class ReportsPart(LedgerPart):
@@ -49,11 +58,22 @@ class ReportsPart(LedgerPart):
         with self._reading() as connection:
             return evaluation_lease_of(connection, id)
 
+    def evaluation_leases(self, limit: int = PAGE) -> tuple[EvaluationLease, ...]:
+        """The newest `limit`, in order."""
+        with self._reading() as connection:
+            return evaluation_leases_of(connection, limit)
+
     @retry_on_conflict
     def record_evaluation(
-        self, lease: int, split: str, scores: Any, combine: Mapping[str, Sequence[float]], now_s: float
+        self,
+        lease: int,
+        split: str,
+        scores: Any,
+        combine: Mapping[str, Sequence[float]],
+        now_s: float,
+        samples: Sequence[Mapping[str, str]] = (),
     ) -> bool:
-        """False if the lease has reported this split before."""
+        """False if the lease has reported this split before. The samples are part of the event."""
         weights = {path: list(values) for path, values in combine.items()}
         there = select(t.evaluations.c.number).where(t.evaluations.c.lease == lease, t.evaluations.c.split == split)
         with self._writing() as connection:
@@ -61,7 +81,8 @@ class ReportsPart(LedgerPart):
                 return False
             row = {"lease": lease, "split": split, "scores": scores, "combine": weights, "at_s": now_s}
             connection.execute(insert(t.evaluations).values(**row))
-            insert_event(connection, "evaluated", f"the {split} split, lease {lease}", now_s, {"lease": lease})
+            data = {"lease": lease, "samples": list(samples)}
+            insert_event(connection, "evaluated", f"the {split} split, lease {lease}", now_s, data)
             return True
 
     def evaluations(self, limit: int = PAGE) -> tuple[Evaluation, ...]:
@@ -69,6 +90,12 @@ class ReportsPart(LedgerPart):
         with self._reading() as connection:
             rows = connection.execute(EVALUATIONS.limit(limit)).all()
             return tuple(evaluation_of(row) for row in reversed(rows))
+
+    def sampled(self, limit: int) -> tuple[Event, ...]:
+        """The events of the newest evaluations, in order: their data holds samples of what the model wrote."""
+        with self._reading() as connection:
+            rows = connection.execute(EVALUATED.limit(limit)).all()
+            return tuple(Event(**row._asdict()) for row in reversed(rows))
 
     # Events
 

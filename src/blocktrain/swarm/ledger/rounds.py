@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
 
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.aliases import alias_of
@@ -18,13 +18,15 @@ from blocktrain.swarm.ledger.queries import (
     evaluation_lease_of,
     insert_event,
     insert_round,
+    keep_track_record,
     lock_phase,
     new_mark,
-    newest_evaluation,
+    newest_evaluations,
     newest_versions,
     phases_of,
     rounds_of,
     run_of,
+    track_record_of,
 )
 from blocktrain.swarm.ledger.records import (
     LeaseRecord,
@@ -38,6 +40,7 @@ from blocktrain.swarm.ledger.records import (
 from blocktrain.swarm.policy.rounds import MIN_SAMPLES, WINDOW, Grant, Round
 
 MAX_LATE_EVENTS = 20  # of one round
+PACE_ROUNDS = 4  # whose workers set the pace
 PARAMETERS = 10_000  # that one statement may have on every database
 
 LEASE = select(*t.columns(t.leases)).where(t.leases.c.id == bindparam("of_id"))
@@ -78,6 +81,14 @@ MISSED = and_(
 )
 LATE = select(t.leases.c.worker).where(MISSED).order_by(t.leases.c.id)
 EXPIRE = update(t.leases).where(MISSED)
+SPEEDS = (  # of the workers whose updates were merged in the phase's last rounds
+    select(t.track_records.c.steps_per_s)
+    .join(t.updates, t.updates.c.worker == t.track_records.c.worker)
+    .where(t.updates.c.merged_phase == bindparam("of_phase"), t.updates.c.merged_round >= _NEWEST_ROUND - PACE_ROUNDS)
+    .where(t.track_records.c.steps_per_s.is_not(None))
+    .group_by(t.track_records.c.worker, t.track_records.c.steps_per_s)
+    .order_by(t.track_records.c.steps_per_s)
+)
 
 
 class RoundsPart(LedgerPart):
@@ -111,6 +122,25 @@ class RoundsPart(LedgerPart):
         with self._reading() as connection:
             return tuple(Version(**row._asdict()) for row in reversed(connection.execute(query.limit(limit)).all()))
 
+    def all_versions(self) -> tuple[Version, ...]:
+        """In the order in which they were made."""
+        order = (t.versions.c.version, t.versions.c.block)
+        with self._reading() as connection:
+            return tuple(Version(**row._asdict()) for row in connection.execute(select(t.versions).order_by(*order)))
+
+    def versions_with(self, sha256: str) -> tuple[Version, ...]:
+        """Those that this blob is a part of."""
+        parts = (t.versions.c.sha256, t.versions.c.momentum_sha256, t.versions.c.difference_sha256)
+        query = select(t.versions).where(or_(*(part == sha256 for part in parts)))
+        with self._reading() as connection:
+            return tuple(Version(**row._asdict()) for row in connection.execute(query))
+
+    def base_of(self, phase: int, round: int) -> dict[int, int]:
+        """Block: the version that the leases of this round started from."""
+        query = select(t.rounds.c.base).where(t.rounds.c.phase == phase, t.rounds.c.number == round)
+        with self._reading() as connection:
+            return dict(connection.execute(query).scalar() or {})
+
     def newest(self) -> dict[int, Version]:
         """The newest version of each block."""
         with self._reading() as connection:
@@ -118,7 +148,7 @@ class RoundsPart(LedgerPart):
 
     def consistent_manifest(self) -> ModelVersions:
         with self._reading() as connection:
-            return ModelVersions(newest_versions(connection), phases_of(connection), newest_evaluation(connection))
+            return ModelVersions(newest_versions(connection), phases_of(connection), newest_evaluations(connection))
 
     def live_blobs(self, keep_versions: int) -> set[str]:
         """What may not be pruned: the newest versions of every block and the momentum of the last, the versions being
@@ -127,8 +157,7 @@ class RoundsPart(LedgerPart):
             newest, run = newest_versions(connection), run_of(connection)
             kept = {(block, x.version - back) for block, x in newest.items() for back in range(keep_versions)}
             lease = evaluation_lease_of(connection)
-            evaluation = newest_evaluation(connection)
-            for held in (lease, evaluation):
+            for held in (lease, *newest_evaluations(connection, limit=1)):
                 kept |= set(held.versions.items()) if held else set()
             columns = (t.versions.c.block, t.versions.c.version, t.versions.c.sha256, t.versions.c.difference_sha256)
             rows = connection.execute(select(*columns)).all()
@@ -197,6 +226,22 @@ class RoundsPart(LedgerPart):
                 return own
             return [*_round_times_s(connection, phase - 1), *own]
 
+    def measured_speeds(self, phase: int) -> list[float]:
+        """Steps per second of the workers that delivered lately, from the slowest; while the phase has none, of those
+        that delivered in the phase before."""
+        with self._reading() as connection:
+            own = connection.execute(SPEEDS, {"of_phase": phase}).scalars().all()
+            before = connection.execute(SPEEDS, {"of_phase": phase - 1}).scalars().all() if phase and not own else []
+            return [*own, *before]
+
+    def latest_moment_s(self) -> float:
+        """The latest time in the ledger that something happened; 0 in an empty one."""
+        moments = (t.run.c.created_s, t.rounds.c.opened_s, t.leases.c.granted_s, t.updates.c.received_s)
+        seen = (t.events.c.at_s, t.workers.c.last_seen_s, t.evaluation_leases.c.granted_s)
+        with self._reading() as connection:
+            latest = (connection.execute(select(func.max(column))).scalar() for column in (*moments, *seen))
+            return max((moment_s for moment_s in latest if moment_s is not None), default=0.0)
+
     def extend_round(self, round: Round, deadline_at_s: float, reason: str) -> bool:
         """False if another coordinator has extended or closed it since."""
         of_round = {"of_phase": round.phase, "of_number": round.number}
@@ -210,7 +255,7 @@ class RoundsPart(LedgerPart):
             extend = CHANGE_OPEN.where(t.rounds.c.deadline_at_s == round.deadline_at_s).values(**values)
             if changed(connection.execute(extend, of_round)) == 0:
                 return False
-            text, data = f"phase {round.phase}, round {round.number}: {reason}", _names(round.phase, round.number)
+            text, data = f"phase {round.phase + 1}, round {round.number}: {reason}", _names(round.phase, round.number)
             insert_event(connection, "extended", text, round.deadline_at_s, data)
             return True
 
@@ -243,7 +288,7 @@ class RoundsPart(LedgerPart):
             if next_round:
                 insert_round(connection, next_round, new_mark())
             data = {**_names(phase, number), "updates": len(update_ids)}
-            insert_event(connection, "merged", f"phase {phase}, round {number}: {reason}", now_s, data)
+            insert_event(connection, "merged", f"phase {phase + 1}, round {number}: {reason}", now_s, data)
             return True
 
     # Leases
@@ -253,6 +298,8 @@ class RoundsPart(LedgerPart):
         coordinators therefore never grant one shard twice."""
         id = f"{grant.phase}-{grant.number}-{grant.worker}"
         wanted = {"of_phase": grant.phase, "of_number": grant.number, "of_lease": id}
+        granted_s = now_s if grant.granted_s is None else grant.granted_s
+        deadline_at_s = decided_on.with_grant(grant, now_s).deadline_at_s
         with self._writing() as connection:
             row = connection.execute(GRANTABLE, wanted).one_or_none()
             if row is None or self._open.of(connection, row) != decided_on:
@@ -265,7 +312,7 @@ class RoundsPart(LedgerPart):
                 worker=grant.worker,
                 step_start=grant.step_start,
                 steps=grant.steps,
-                granted_s=now_s,
+                granted_s=granted_s,
                 due_s=grant.due_s,
                 deadline_at_s=grant.deadline_at_s,
                 state="open",
@@ -274,8 +321,11 @@ class RoundsPart(LedgerPart):
                 connection.execute(insert(t.leases), vars(lease))
             else:
                 connection.execute(RENEW, {"of_id": id, **vars(lease)})
+                if grant.granted_s is None:  # the lease that it had missed its deadline
+                    missed = track_record_of(connection, grant.worker).with_miss()
+                    keep_track_record(connection, grant.worker, missed)
             self._open.change(
-                connection, grant.phase, lambda round: round.with_grant(grant, now_s), deadline_at_s=grant.deadline_at_s
+                connection, grant.phase, lambda round: round.with_grant(grant, now_s), deadline_at_s=deadline_at_s
             )
             return lease
 
@@ -296,7 +346,7 @@ def _insert_versions(connection: Connection, closed: Round, new_versions: Sequen
         if new.version - 1 != parent:
             raise LedgerConflict(
                 f"version {new.version} of block {new.block} was made in round {closed.number} of phase "
-                f"{closed.phase}, which is based on {dict(closed.base)}: versions follow each other, decide again"
+                f"{closed.phase + 1}, which is based on {dict(closed.base)}: versions follow each other, decide again"
             )
         where_from = {"phase": closed.phase, "round": closed.number, "parent": parent, "created_s": now_s}
         connection.execute(insert(t.versions), {**vars(new), **where_from})
@@ -310,7 +360,7 @@ def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
         marked += changed(connection.execute(MERGED, {**which, **merged_in}))
     if marked != len(ids):
         raise LedgerConflict(
-            f"{len(ids) - marked} of {len(ids)} updates do not wait to be merged in phase {closed.phase}: "
+            f"{len(ids) - marked} of {len(ids)} updates do not wait to be merged in phase {closed.phase + 1}: "
             f"read those that do and decide again"
         )
 
@@ -323,9 +373,11 @@ def _expire_leases(connection: Connection, phase: int, round: int, now_s: float)
     """Leases that have not reported when their round closes. Each is an event."""
     of_round = {"of_phase": phase, "of_round": round}
     missed = connection.execute(LATE, of_round).scalars().all()
+    for worker in missed:
+        keep_track_record(connection, worker, track_record_of(connection, worker).with_miss())
     for worker in missed[:MAX_LATE_EVENTS]:
         data = {**_names(phase, round), "worker": worker}
-        text = f"{alias_of(worker)} in phase {phase}, round {round}: it closed without"
+        text = f"{alias_of(worker)} in phase {phase + 1}, round {round}: it closed without"
         insert_event(connection, "late", text, now_s, data)
     if missed:
         connection.execute(EXPIRE, {**of_round, "state": "expired"})

@@ -83,6 +83,13 @@ run = Table(  # one row; `paused` changes
     _seconds("created_s"),
 )
 
+coordinator_keys = Table(  # the public keys that have signed receipts
+    "coordinator_keys",
+    tables,
+    Column("public_key", String(64), primary_key=True),
+    _seconds("added_s"),
+)
+
 tokens = Table(  # `revoked_s` is set once
     "tokens",
     tables,
@@ -106,6 +113,15 @@ workers = Table(  # a row is what the worker last said of itself
     _count("nonce"),  # of its last request: an older one is a replay
     _seconds("first_seen_s"),
     _seconds("last_seen_s"),
+)
+
+track_records = Table(  # a row is what the worker has delivered so far (policy/track_record.py)
+    "track_records",
+    tables,
+    Column("worker", String(128), ForeignKey("workers.id"), primary_key=True),
+    _count("delivered"),
+    _count("owed"),
+    Column("steps_per_s", Double),
 )
 
 versions = Table(
@@ -198,6 +214,14 @@ updates = Table(  # `merged_phase` and `merged_round` are set once
 _only("one_update_a_lease", updates.c.lease, where=updates.c.refused.is_(None))
 Index("updates_by_phase", updates.c.phase, updates.c.merged_round)
 Index("updates_by_worker", updates.c.worker)
+
+chain = Table(  # of the acknowledged updates (chain.py)
+    "chain",
+    tables,
+    Column("number", BigInteger, ForeignKey("updates.number"), primary_key=True, autoincrement=False),
+    Column("previous", String(64), nullable=False, unique=True),  # two coordinators never continue it at once
+    _sha256("sha256"),
+)
 
 evaluation_leases = Table(
     "evaluation_leases",

@@ -11,13 +11,14 @@ from sqlalchemy import cast as cast_to
 
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.ledger import tables as t
+from blocktrain.swarm.ledger.chain import START, ChainHead, link
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, retry_on_conflict
-from blocktrain.swarm.ledger.queries import WAITING, update_of
+from blocktrain.swarm.ledger.queries import WAITING, keep_track_record, track_record_of, update_of
 from blocktrain.swarm.ledger.records import Contribution, NewUpdate, RoundLoss, Update
 from blocktrain.swarm.policy.rounds import LateUpdate, Round
 
 LEASED = (  # the lease, and its phase, locked until the transaction is over
-    select(t.leases.c.round, t.leases.c.shard, t.phases.c.finished)
+    select(t.leases.c.round, t.leases.c.shard, t.leases.c.granted_s, t.phases.c.finished)
     .join(t.phases, t.phases.c.phase == t.leases.c.phase)
     .where(t.leases.c.id == bindparam("of_lease"))
     .with_for_update(of=t.phases)
@@ -30,6 +31,7 @@ SAME = select(t.updates).where(
 )
 REPORT = update(t.leases).where(t.leases.c.id == bindparam("of_lease"))
 WAITING_OF = select(t.updates).where(WAITING, t.updates.c.phase == bindparam("of_phase")).order_by(t.updates.c.number)
+NEWEST_LINK = select(t.chain.c.sha256).order_by(t.chain.c.number.desc()).limit(1)
 NORMS = (
     select(t.updates.c.norm)
     .where(t.updates.c.merged_phase == bindparam("of_phase"))
@@ -57,9 +59,35 @@ class UpdatesPart(LedgerPart):
             key = connection.execute(insert(t.updates), vars(new)).inserted_primary_key
             if new.refused is None:
                 connection.execute(REPORT, {"of_lease": new.lease, "state": "reported"})
+                assert lease is not None, "the database refuses an update without a lease"
+                took_s = new.received_s - lease.granted_s
+                record = track_record_of(connection, new.worker).with_delivery(new.steps, took_s)
+                keep_track_record(connection, new.worker, record)
                 self._open.change(connection, new.phase, _reported(lease, new))
             assert key is not None
+            previous = connection.execute(NEWEST_LINK).scalar() or START
+            sha256 = link(previous, key.number, new)
+            connection.execute(insert(t.chain), {"number": key.number, "previous": previous, "sha256": sha256})
             return Update(**vars(new), number=key.number, merged_phase=None, merged_round=None), False
+
+    def chain_head(self) -> ChainHead | None:
+        """None while no update was recorded since ledgers have a chain."""
+        with self._reading() as connection:
+            row = connection.execute(select(t.chain).order_by(t.chain.c.number.desc()).limit(1)).one_or_none()
+            return ChainHead(row.number, row.sha256) if row else None
+
+    def chain_links(self) -> dict[int, tuple[str, str]]:
+        """Update's number: the hash before it and its own."""
+        with self._reading() as connection:
+            rows = connection.execute(select(t.chain).order_by(t.chain.c.number)).all()
+            return {row.number: (row.previous, row.sha256) for row in rows}
+
+    def merged_updates(self, phase: int, round: int) -> tuple[Update, ...]:
+        """Those that became a version in this round, in the order of arrival."""
+        merged_in = and_(t.updates.c.merged_phase == phase, t.updates.c.merged_round == round)
+        with self._reading() as connection:
+            rows = connection.execute(select(t.updates).where(merged_in).order_by(t.updates.c.number))
+            return tuple(Update(**row._asdict()) for row in rows)
 
     def update(self, id: str) -> Update | None:
         with self._reading() as connection:

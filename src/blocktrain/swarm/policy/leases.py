@@ -11,6 +11,7 @@ from math import inf
 
 from blocktrain.spec import Phase, SwarmSpec
 from blocktrain.swarm.policy.rounds import Grant, Lease, Round, decide
+from blocktrain.swarm.policy.track_record import after_a_miss
 
 FILL_SHARE = 0.8  # of the time to the deadline that a lease may plan to use
 JOIN_SHARE = 0.5  # of a whole lease's time that a worker must find in a running round to join it
@@ -18,6 +19,9 @@ RETRY_SHARE = 0.02  # of the time that a round has taken, until a waiting worker
 SHORTEST_WAIT_S = 0.1
 FEW_WAIT_S = 0.01  # for each worker of the round, if that is shorter: a few may ask often
 WAITED_FOR_STEPS = 0.5  # of a worker that joins: without it, asking a moment later would cost a whole step
+PACE_SLACK = 1.25  # a worker that is slower than usual by less than this gets whole leases
+NEWCOMER_SHARE = 1 / 4  # of the usual speed, that a worker is assumed to have before its first update
+FEWEST_SHARE = 1 / 16  # of a round's steps that also the slowest worker gets: its downloads should pay
 ROUNDING = 1e-9
 
 
@@ -25,14 +29,21 @@ ROUNDING = 1e-9
 class WorkerFacts:
     name: str
     memory_bytes: int
-    steps_per_s: float | None = None  # measured; None before its first lease
+    steps_per_s: float | None = None  # measured from its updates; None before the first
     blocks: frozenset[int] = frozenset()  # trained last: their optimiser state is warm
+    owed: int = 0
+    delivered: int = 0
 
 
 @dataclass(frozen=True)
 class OpenPhase:
     phase: Phase
     memory_bytes: int  # that training it takes
+    usual_steps_per_s: float | None = None  # of the workers that deliver; None while nobody has
+
+    def pace_s(self, round: Round) -> float:
+        """The time that a lease of the round should take: slower workers get fewer steps."""
+        return PACE_SLACK * round.steps / self.usual_steps_per_s if self.usual_steps_per_s else inf
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ def choose_work(
             f"{worker.memory_bytes / 1e9:.3g} GB: run the worker where there is more, or train smaller blocks",
             spec.deadline_floor_s,
         )
-    ranked = sorted(_candidates(worker, fitting, rounds, now_s), key=lambda x: x.order)
+    ranked = sorted(_candidates(worker, fitting, rounds, now_s, spec), key=lambda x: x.order)
     offers = [_offer(worker, x, now_s, spec) for x in ranked]
     if ranked[0].order[0] < Wish.BEHIND:
         return offers[0]
@@ -89,9 +100,9 @@ class _Candidate:
 
 
 def _candidates(
-    worker: WorkerFacts, phases: Sequence[OpenPhase], rounds: Mapping[int, Round], now_s: float
+    worker: WorkerFacts, phases: Sequence[OpenPhase], rounds: Mapping[int, Round], now_s: float, spec: SwarmSpec
 ) -> Iterator[_Candidate]:
-    at_work = {x.phase.index: rounds[x.phase.index].at_work(now_s) for x in phases}
+    at_work = {x.phase.index: rounds[x.phase.index].awaited(now_s, spec) for x in phases}
     warm = {x.phase.index for x in phases if worker.blocks.issuperset(x.phase.blocks)}
     spare = any(lease.worker != worker.name for index in warm for lease in at_work[index])
     for x in phases:
@@ -99,25 +110,29 @@ def _candidates(
         wish = Wish.WARM if index in warm else Wish.BEHIND
         if spare and not at_work[index] and now_s > round.opened_s + round.limit_s:
             wish = Wish.DESERTED
-        if any(lease.worker == worker.name for lease in at_work[index]):
+        if any(lease.worker == worker.name for lease in round.at_work(now_s)):
             wish = Wish.RENEWED
         yield _Candidate(x, round, (wish, round.step_start / x.phase.steps, len(at_work[index]), index))
 
 
 def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: SwarmSpec) -> Grant | NoWork:
     """A lease in the phase's open round, sized to end with the others, or the reason to wait for the next round."""
-    round, wish = candidate.round, candidate.order[0]
-    at_work = round.at_work(now_s)
+    round, why = candidate.round, f"block {candidate.open.phase.block}: {WISHES[candidate.order[0]]}"
+    at_work, awaited = round.at_work(now_s), round.awaited(now_s, spec)
     own = next((x for x in at_work if x.worker == worker.name), None)
-    others = [x for x in (*at_work, *round.reported) if x.worker != worker.name]
-    speed = _speed(worker, round)
-    time_s = _time_left_s(round, others, now_s, spec)
-    retry_s = _retry_s(round, at_work, now_s)
+    others = [x for x in (*awaited, *round.reported) if x.worker != worker.name]
+    speed = _speed(worker, candidate.open, round)
+    fewest_s = max(1.0, FEWEST_SHARE * round.steps) / speed
+    pace_s = max(candidate.open.pace_s(round), fewest_s)
+    time_s = min(_time_left_s(round, others, now_s, spec), pace_s)
+    retry_s = _retry_s(round, awaited, now_s)
     if decide(round, now_s, spec).action == "close":
         return NoWork(f"round {round.number} is being merged", retry_s)
     if any(x.worker == worker.name for x in round.reported):
         return NoWork(f"its update of round {round.number} is in, {len(at_work)} still at work", retry_s)
-    useful_s = JOIN_SHARE * min(round.steps / speed, round.limit_s)
+    if own and now_s < own.deadline_at_s:
+        return _renewed(own, round, why)
+    useful_s = JOIN_SHARE * min(round.steps / speed, pace_s, round.limit_s)
     if others and not own and time_s < useful_s:
         left = f"round {round.number} has {max(0.0, time_s):.1f} s left, joining is worth it from {useful_s:.1f} s on"
         return NoWork(f"{left}: waiting for the next", retry_s)
@@ -128,19 +143,45 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
         phase=round.phase,
         number=round.number,
         base=round.base,
-        shard=own.shard if own else _lowest_free({x.shard for x in others}),
+        shard=own.shard if own else _lowest_free({x.shard for x in (*at_work, *round.reported)}),
         step_start=round.step_start,
         steps=steps,
         due_s=now_s + steps / speed,
         deadline_at_s=round.deadline_at_s if others else now_s + round.limit_s,
-        reason=f"block {candidate.open.phase.block}: {WISHES[wish]}",
+        reason=why,
+        owed=after_a_miss(worker.owed) if own else worker.owed,
+        delivered=worker.delivered,
     )
 
 
-def _speed(worker: WorkerFacts, round: Round) -> float:
-    """The worker's steps per second. If they are unknown, it is assumed to finish a whole lease just in time."""
+def _renewed(own: Lease, round: Round, why: str) -> Grant:
+    """The same lease once more: a worker that was restarted goes on with it. Its times stay, and so does the round's
+    deadline. Only after its own deadline does a worker get another lease, and then it has missed one."""
+    return Grant(
+        worker=own.worker,
+        phase=round.phase,
+        number=round.number,
+        base=round.base,
+        shard=own.shard,
+        step_start=round.step_start,
+        steps=own.steps,
+        due_s=own.due_s,
+        deadline_at_s=own.deadline_at_s,
+        reason=why,
+        granted_s=own.granted_s,
+        owed=own.owed,
+        delivered=own.delivered,
+    )
+
+
+def _speed(worker: WorkerFacts, open: OpenPhase, round: Round) -> float:
+    """The worker's steps per second. Before its first update it is taken for slower than usual, and for slower still
+    after a miss, so that it has a small lease to show its speed. If nobody's speed is known, it is assumed to finish a
+    whole lease just in time."""
     if worker.steps_per_s is not None and 0 < worker.steps_per_s < inf:
         return worker.steps_per_s
+    if open.usual_steps_per_s:
+        return NEWCOMER_SHARE / (1 + worker.owed) * open.usual_steps_per_s
     return round.steps / (FILL_SHARE * round.limit_s)
 
 
@@ -154,10 +195,10 @@ def _time_left_s(round: Round, others: Sequence[Lease], now_s: float, spec: Swar
     return time_left_s if wanted else min(time_left_s, max(x.due_s for x in others) - now_s)
 
 
-def _retry_s(round: Round, at_work: Sequence[Lease], now_s: float) -> float:
+def _retry_s(round: Round, awaited: Sequence[Lease], now_s: float) -> float:
     """When the others should have reported. If that estimate is wrong, at most a small share of the round later."""
     since_s = min((x.granted_s for x in round.leases), default=round.opened_s)
-    left_s = max((min(x.due_s, round.deadline_at_s) for x in at_work), default=now_s) - now_s
+    left_s = max((min(x.due_s, round.deadline_at_s) for x in awaited), default=now_s) - now_s
     share_s = RETRY_SHARE * (now_s - since_s)
     shortest_s = min(SHORTEST_WAIT_S, FEW_WAIT_S * max(1, len(round.leases)))
     return max(shortest_s, min(share_s, left_s) if left_s > 0 else share_s)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import median
 from typing import Literal
 
@@ -15,6 +16,8 @@ from blocktrain.spec import Phase, RunSpec, SwarmSpec
 WINDOW = 32  # past rounds that a time limit is learned from
 MIN_SAMPLES = 3
 SLACK_SHARE = 0.5  # of the median: rounds that always took the same time may once take longer
+NEWCOMER_PATIENCE = 4.0  # times as long as the others took, a round waits for a worker that never delivered
+LONGEST_LIMITS = 4.0  # from its first delivered lease on, no round waits longer, whatever others claim to be doing
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Lease:
     deadline_at_s: float
     reported_s: float | None = None
     steps_done: int = 0
+    owed: int = 0  # updates that its worker owes: the round does not wait for it (track_record.py)
+    delivered: int = 0  # updates of its worker before
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,9 @@ class Grant:
     due_s: float
     deadline_at_s: float
     reason: str
+    granted_s: float | None = None  # of a lease that is renewed, which keeps its times; None: now
+    owed: int = 0
+    delivered: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,20 +98,45 @@ class Round:
         reports after all, its update counts."""
         return tuple(x for x in self.leases if x.reported_s is None and now_s < x.deadline_at_s + self.limit_s)
 
+    def awaited(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
+        """The leases at work that the round waits for. It does not wait for workers that owe updates. For workers that
+        never delivered it waits until it has enough updates and is a few times as old as the delivered leases took."""
+        first_s = min((x.granted_s for x in self.reported), default=0.0)
+        took_s = max(((x.reported_s or 0.0) - x.granted_s for x in self.reported), default=inf)
+        few = len(self.reported) + len(self.late) < spec.min_updates
+        patient = few or now_s < first_s + max(spec.deadline_floor_s, NEWCOMER_PATIENCE * took_s)
+        return tuple(x for x in self.at_work(now_s) if not x.owed and (x.delivered or patient))
+
+    @property
+    def ceiling_at_s(self) -> float:
+        """When the round closes with what it has. Nothing moves it."""
+        return min((x.granted_s for x in self.reported), default=inf) + LONGEST_LIMITS * self.limit_s
+
     def with_grant(self, grant: Grant, now_s: float) -> Round:
-        """The round with a lease of this grant. A worker has one lease per round: asking again renews it."""
+        """The round with a lease of this grant. A worker has one lease per round. Asking again renews it and moves
+        nothing."""
         if any(x.worker == grant.worker for x in self.reported):
             return self
-        lease = Lease(grant.shard, grant.worker, grant.steps, now_s, grant.due_s, grant.deadline_at_s)
+        granted_s = now_s if grant.granted_s is None else grant.granted_s
+        lease = Lease(
+            shard=grant.shard,
+            worker=grant.worker,
+            steps=grant.steps,
+            granted_s=granted_s,
+            due_s=grant.due_s,
+            deadline_at_s=grant.deadline_at_s,
+            owed=grant.owed,
+            delivered=grant.delivered,
+        )
         others = tuple(x for x in self.leases if x.worker != grant.worker)
-        return replace(self, leases=(*others, lease), deadline_at_s=grant.deadline_at_s)
+        return replace(self, leases=(*others, lease), deadline_at_s=max(self.deadline_at_s, grant.deadline_at_s))
 
     def with_report(self, worker: str, steps_done: int, now_s: float) -> Round:
         """The round with this worker's update. A second report, or one without a step or a lease, changes nothing."""
         if steps_done < 1:
             return self
         leases = tuple(
-            replace(x, reported_s=now_s, steps_done=min(steps_done, x.steps))
+            replace(x, reported_s=now_s, steps_done=min(steps_done, x.steps), owed=0, delivered=0)
             if x.worker == worker and x.reported_s is None
             else x
             for x in self.leases
@@ -122,10 +155,12 @@ class Decision:
 
 
 def decide(round: Round, now_s: float, spec: SwarmSpec) -> Decision:
-    """A round closes when every lease at work has reported, or at the deadline with `min_updates`. With fewer updates,
-    a round whose leases have all reported waits until its deadline for others to join. It needs one update of its own:
-    late ones alone would make a version without advancing the schedule."""
-    at_work, fresh, late = len(round.at_work(now_s)), len(round.reported), len(round.late)
+    """A round closes when every awaited lease has reported, or at the deadline with `min_updates`. With fewer updates,
+    a round whose leases have all reported waits until its deadline for others to join, and one that waits for leases at
+    work until its ceiling. It needs one update of its own: late ones alone would make a version without advancing the
+    schedule."""
+    at_work, awaited = len(round.at_work(now_s)), len(round.awaited(now_s, spec))
+    fresh, late = len(round.reported), len(round.late)
     updates = fresh + late
     tally = f"{updates} {'update' if updates == 1 else 'updates'} in" + (f" ({late} late)" if late else "")
     if not fresh and not at_work:
@@ -133,9 +168,9 @@ def decide(round: Round, now_s: float, spec: SwarmSpec) -> Decision:
         return Decision("wait", f"{silent}: waiting for a worker", round.deadline_at_s)
     enough, left_s = updates >= spec.min_updates, round.deadline_at_s - now_s
     needed = f"min_updates = {spec.min_updates}" if fresh else "one of this round"
-    if not at_work and (enough or left_s <= 0):
+    if fresh and not awaited and (enough or left_s <= 0):
         dead = len(round.leases) - fresh
-        given_up = f", {dead} given up" if dead else ""
+        given_up = f", {dead} not waited for" if at_work else f", {dead} given up" if dead else ""
         return Decision("close", f"all leases are in: {tally}{given_up}", round.deadline_at_s)
     if not at_work:
         return Decision("wait", f"{tally}, {needed} needed, {left_s:.0f} s left to join", round.deadline_at_s)
@@ -143,7 +178,10 @@ def decide(round: Round, now_s: float, spec: SwarmSpec) -> Decision:
         return Decision("wait", f"{tally}, {at_work} at work, {left_s:.0f} s left", round.deadline_at_s)
     if fresh and enough:
         return Decision("close", f"deadline passed with {tally}, {at_work} missing", round.deadline_at_s)
-    return Decision("extend", f"deadline passed with {tally}, {needed} needed", now_s + round.limit_s)
+    if now_s >= round.ceiling_at_s:
+        return Decision("close", f"the longest time of a round passed with {tally}", round.deadline_at_s)
+    extended_s = min(now_s + round.limit_s, round.ceiling_at_s)
+    return Decision("extend", f"deadline passed with {tally}, {needed} needed", extended_s)
 
 
 def lateness(lease: Lease, round: Round, now_s: float) -> str | None:

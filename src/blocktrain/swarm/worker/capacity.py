@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from blocktrain.data.corpus import Bytes
+from blocktrain.data.windows import Bytes
 from blocktrain.model.block import block_shapes, initial_block_tensors
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.policy.leases import FILL_SHARE
 from blocktrain.train.flops import phase_flops
-from blocktrain.train.memory_estimate import training_memory_bytes
+from blocktrain.train.memory_estimate import least_memory_bytes, memory_plan
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs.table import make_codec, update_codec
 from blocktrain.wire.updates import max_update_bytes
@@ -46,6 +46,8 @@ class PhasePlan:
     blocks: tuple[int, ...]
     memory_bytes: int
     fits: bool
+    streamed: bool  # one block in memory at a time, because the phase does not fit otherwise
+    micro_windows: int  # windows that go through the blocks at once
     steps_per_s: float
     limit_s: float  # that a round may take
     steps_per_lease: int  # as a coordinator would lease them
@@ -73,12 +75,14 @@ def _planned(
     steps = min(spec.swarm.round_steps, phase.steps, int(FILL_SHARE * limit_s * speed)) if speed else 0
     round_s = max(steps / speed + rates.seconds(down, up), 1e-9) if steps else 0.0
     rounds = DAY_S / round_s if steps else 0.0
-    need = training_memory_bytes(spec, phase)
+    chosen = memory_plan(spec, phase, memory_bytes)
     return PhasePlan(
         phase=phase.index,
         blocks=phase.blocks,
-        memory_bytes=need,
-        fits=need <= memory_bytes,
+        memory_bytes=chosen.memory_bytes,
+        fits=chosen.memory_bytes <= memory_bytes,
+        streamed=chosen.streamed,
+        micro_windows=chosen.micro_windows,
         steps_per_s=speed,
         limit_s=limit_s,
         steps_per_lease=steps,
@@ -97,7 +101,7 @@ def round_bytes(spec: RunSpec, phase: Phase) -> tuple[int, int]:
 
 def measure_speeds(spec: RunSpec, memory_bytes: int, text: bytes, device: torch.device) -> dict[int, float]:
     """Steps per second of every phase that fits. The first phase is measured; the others follow from their FLOPs."""
-    fitting = [phase for phase in spec.phases if training_memory_bytes(spec, phase) <= memory_bytes]
+    fitting = [phase for phase in spec.phases if least_memory_bytes(spec, phase) <= memory_bytes]
     if not fitting:
         return {}
     flops_per_s = measure_flops_per_s(spec, fitting[0], _enough(text, spec), device)

@@ -39,12 +39,14 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SEND_BYTES = 2**20  # of an upload, given to the socket at once
 FEW_BYTES = 4 * 2**20  # an upload up to this size is sent without asking first how much of it has arrived
 TIMEOUT_S = 30.0
+NOT_TLS = ("WRONG_VERSION_NUMBER", "wrong version number", "RECORD_LAYER_FAILURE", "record layer failure")
 WAITING = {"Prefer": "wait=2"}  # the coordinator may wait 2 s for work before it answers; Ctrl-C waits as long
 LEASE_REPLY: TypeAdapter[LeaseReply] = TypeAdapter(LeaseReply)
 
 
 class CoordinatorClient:
-    """`patience_s` is how long a request is retried before CoordinatorUnreachable; workers set it high."""
+    """`patience_s` is how long a request is retried before CoordinatorUnreachable; workers set it high.
+    `failed` gets every error after which it is tried again."""
 
     def __init__(
         self,
@@ -54,8 +56,10 @@ class CoordinatorClient:
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        failed: Callable[[CoordinatorUnreachable], None] = lambda error: None,
     ) -> None:
         self.invite, self._patience_s, self._clock, self._sleep = invite, patience_s, clock, sleep
+        self._failed = failed
         pinned = invite.tls and transport is None
         self._http = httpx.Client(
             base_url=invite.url,
@@ -201,6 +205,7 @@ class CoordinatorClient:
                 after_s = error.after_s
                 if self._clock() + max(pause_s, after_s) > give_up_s:
                     raise
+                self._failed(error)
             # Random, so that workers do not come back all at once; and none before the time the coordinator asked for.
             self._sleep(after_s + pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -218,9 +223,19 @@ def _reached(invite: Invite) -> Iterator[None]:
         yield
     except httpx.HTTPError as error:
         detail = str(error) or type(error).__name__
+        _require_tls(invite, detail)
         raise CoordinatorUnreachable(
             f"the coordinator at {invite.url} does not answer ({detail}): check that it runs and can be reached"
         ) from None
+
+
+def _require_tls(invite: Invite, detail: str) -> None:
+    """OpenSSL's words for an answer that is not TLS."""
+    if invite.tls and any(words in detail for words in NOT_TLS):
+        raise ConfigError(
+            f"what answers at {invite.host}:{invite.port} does not use TLS, which an invite bts://… expects: "
+            f"ask for the present invite, it begins with bt://"
+        )
 
 
 def _require_success(response: httpx.Response) -> None:
@@ -229,8 +244,8 @@ def _require_success(response: httpx.Response) -> None:
         return
     problem = _problem(response)
     if problem.retry or response.status_code == 429 or response.status_code >= 500:
-        raise CoordinatorUnreachable(problem.message, _retry_after_s(response))
-    raise RequestRefused(problem.message, problem.code)
+        raise CoordinatorUnreachable(problem.message, _retry_after_s(response), answered=True)
+    raise RequestRefused(problem.message, problem.code, problem.number)
 
 
 def _retry_after_s(response: httpx.Response) -> float:
@@ -254,6 +269,7 @@ def _trusted(invite: Invite) -> ssl.SSLContext:
     try:
         certificate = ssl.get_server_certificate((invite.host, invite.port), timeout=TIMEOUT_S)
     except OSError as error:
+        _require_tls(invite, str(error))
         raise CoordinatorUnreachable(
             f"the coordinator at {invite.url} does not answer ({error}): check that it runs"
         ) from None

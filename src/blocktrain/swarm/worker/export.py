@@ -11,9 +11,9 @@ from blocktrain.io.arrays import as_tensors
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.io.tensor_file import stored_as
 from blocktrain.model.block import block_shapes
-from blocktrain.spec import RunSpec
+from blocktrain.spec import RunSpec, usable_weights
 from blocktrain.swarm.worker.client import CoordinatorClient
-from blocktrain.wire.messages import ModelManifest
+from blocktrain.wire.messages import TOKENIZER_BLOB, ModelManifest
 from blocktrain.wire.safetensors import decode
 
 
@@ -28,6 +28,8 @@ def export_model(
     One block is in memory at a time. The weights of the combination come last: they belong to exactly these blocks."""
     spec = RunSpec.model_validate(manifest.spec)
     run = RunDirectory.create(out, spec, manifest.corpus_sha256)
+    if spec.corpus.tokenizer_sha256 is not None:
+        run.save_tokenizer(bytes(client.download(client.run_info().corpus[TOKENIZER_BLOB], cache)))
     steps = _steps_of_blocks(spec, manifest)
     for each in manifest.blocks:
         client.download(each.tensors, cache)
@@ -37,7 +39,7 @@ def export_model(
         run.save_block(each.block, stored_as(as_tensors(tensors), precision), steps.get(each.block, 0))
     for phase in manifest.finished:
         run.finish_phase(phase, {}, spec.phases[phase].steps)
-    for path, weights in manifest.combine.items():
+    for path, weights in usable_weights(manifest.combine, spec.model.blocks).items():
         run.save_combine(path, weights)
     return run
 

@@ -46,10 +46,16 @@ class ProbeClient(CoordinatorClient):
         round_trip_s = _seconds(lambda: self._once("GET", "/healthz"))
         return data.tell() / max(seconds - round_trip_s, LEAST_S), data.getvalue()
 
-    def upload_rate(self) -> float:
-        """Bytes per second. Every upload of the protocol leaves something behind, so this sends blanks in place of a
-        message: the coordinator reads all of them and refuses them as malformed, which changes nothing."""
-        seconds = _seconds(lambda: self._send_blanks(UPLOAD_PROBE_BYTES))
+    def upload_rate(self) -> float | None:
+        """Bytes per second; None if the access token may not upload, since its body is not read. Every upload of the
+        protocol leaves something behind, so this sends blanks in place of a message: the coordinator reads all of them
+        and refuses them as malformed, which changes nothing."""
+        try:
+            seconds = _seconds(lambda: self._send_blanks(UPLOAD_PROBE_BYTES))
+        except RequestRefused as refused:
+            if refused.code == "role":
+                return None
+            raise
         return UPLOAD_PROBE_BYTES / max(seconds - _seconds(lambda: self._send_blanks(1)), LEAST_S)
 
     def _send_blanks(self, num_bytes: int) -> None:

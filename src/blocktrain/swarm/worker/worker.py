@@ -5,44 +5,52 @@ Next: block_cache.py, the blocks it holds; client.py, its requests to the coordi
 
 from __future__ import annotations
 
+import json
+import math
 import platform
 import time
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from blocktrain.data.corpus import Corpus
-from blocktrain.errors import RequestRefused
+from blocktrain.errors import RequestRefused, StorageError
 from blocktrain.io.arrays import as_arrays, as_tensors
+from blocktrain.io.shelf import Shelf, ShelvedArrays
 from blocktrain.model.block import block_shapes, build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.signatures import sign
+from blocktrain.swarm.signatures import is_signed, sign
 from blocktrain.swarm.worker.block_cache import BlockCache, prune_cache
 from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.swarm.worker.corpus_cache import DEFAULT_CACHE_BYTES, CorpusCache
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
-from blocktrain.train.trainer import BlockTrainer, pick_device
+from blocktrain.train.memory_estimate import memory_plan
+from blocktrain.train.samples import sample_prompts, write_samples
+from blocktrain.train.streamed import fitting_trainer
+from blocktrain.train.trainer import BlockTrainer, Weights, pick_device
 from blocktrain.wire.codecs.table import codec_type, update_codec
 from blocktrain.wire.error_feedback import ErrorFeedback
 from blocktrain.wire.messages import (
     MAX_LOSS,
+    MAX_SCORE,
     PROTOCOL_VERSION,
     EvaluateLease,
     EvaluationNotice,
     Finished,
+    LeaseReply,
     LeaseRequest,
-    RunInfo,
     TrainLease,
     UpdateNotice,
     UpdateReceipt,
     Wait,
 )
-from blocktrain.wire.safetensors import Array, by_block, flat
+from blocktrain.wire.safetensors import Array, flat
 
 Tensors = dict[str, Array]
 FINAL_CODES = (
@@ -53,6 +61,8 @@ FINAL_CODES = (
     "replayed",
 )  # refusals of the worker itself: no other lease helps
 REFUSED_PAUSE_S = 1.0
+RECEIPTS_FILE = "receipts.jsonl"  # what coordinators have signed for
+NUMBER_TRIES = 5  # to find a number that is larger than the last: another process may use the same key
 UNNEEDED_S = 60.0  # how long a cached blob that no lease needs is kept: another worker of the same home may read it
 UPLOAD_SHARE = 0.1  # of the time until the deadline, kept for the upload
 
@@ -61,14 +71,14 @@ UPLOAD_SHARE = 0.1  # of the time until the deadline, kept for the upload
 class WorkReport:
     """What a worker reports while it works."""
 
-    kind: str  # "lease", "step", "submitted", "refused", "wait", "evaluated", "finished"
+    kind: str  # "lease", "step", "submitted", "refused", "wait", "sample", "evaluated", "finished"
     text: str
     loss: float | None = None
 
 
 class Worker:
-    """One volunteer's machine. `home` holds the key and a cache of blobs: the corpus and what the current lease
-    needs."""
+    """One volunteer's machine. `home` holds the key, the receipts and a cache of blobs: the corpus and what the
+    current lease needs."""
 
     def __init__(
         self,
@@ -78,6 +88,7 @@ class Worker:
         key: Ed25519PrivateKey,
         name: str | None = None,
         memory_bytes: int,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
         device: torch.device | None = None,
         report: Callable[[WorkReport], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
@@ -85,9 +96,10 @@ class Worker:
         sleep: Callable[[float], None] = time.sleep,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._client, self._cache, self._key = client, home / "blobs", key
+        self._client, self._home, self._key = client, home, key
+        self._cache, self._scratch = home / "blobs", home / "scratch"
         self._name, self._memory_bytes = name or platform.node() or "worker", memory_bytes
-        self._device = device or pick_device()
+        self._device, self._cache_bytes = device or pick_device(), cache_bytes
         self._report, self._stop = report, stop
         self._clock, self._sleep, self._wall_clock = clock, sleep, wall_clock
         self._public_key = key.public_key().public_bytes_raw().hex()
@@ -96,7 +108,7 @@ class Worker:
 
     def run(self) -> None:
         """Works until the run is finished or `stop` returns true."""
-        info = self._client.run_info()
+        self._info = info = self._client.run_info()
         self._spec = RunSpec.model_validate(info.spec)
         self._block_cache = BlockCache(
             self._client,
@@ -105,16 +117,17 @@ class Worker:
             make_initial=lambda block: as_arrays(build_block(self._spec, block).state_dict()),
             keep_earlier=codec_type(self._spec.swarm.update).uses_course,
         )
-        self._feedback = ErrorFeedback()
-        self._corpus = self._fetch_corpus(info)
-        self._corpus_blobs = {blob.sha256 for blob in info.corpus.values()}
+        streams = any(memory_plan(self._spec, phase, self._memory_bytes).streamed for phase in self._spec.phases)
+        self._feedback = ErrorFeedback(ShelvedArrays(Shelf(self._scratch)) if streams else None)
+        self._corpus_cache = CorpusCache(self._client, info, self._cache, self._cache_bytes)
+        self._corpus = self._corpus_cache.corpus
         while not self._stop():
             if not self._work_once():
                 return
 
     def _work_once(self) -> bool:
         """Works on one lease. False if the run is finished and there will be no more."""
-        reply = self._client.lease(self._request)
+        reply = self._ask_for_work()
         match reply:
             case Finished():
                 self._report(WorkReport("finished", reply.reason))
@@ -123,7 +136,7 @@ class Worker:
                 self._report(WorkReport("wait", reply.reason))
                 self._sleep(reply.seconds)
             case TrainLease() | EvaluateLease():
-                needed = self._corpus_blobs | self._block_cache.needed_blobs(reply)
+                needed = self._corpus_cache.needed_blobs() | self._block_cache.needed_blobs(reply)
                 prune_cache(self._cache, needed, before_s=self._wall_clock() - UNNEEDED_S)
                 try:
                     self._train(reply) if isinstance(reply, TrainLease) else self._evaluate(reply)
@@ -139,8 +152,19 @@ class Worker:
         self._report(WorkReport("refused", str(refused)))
         self._sleep(REFUSED_PAUSE_S)
 
+    def _ask_for_work(self) -> LeaseReply:
+        """The coordinator knows the last number of this key, and this process may not: a refusal tells it."""
+        for _ in range(NUMBER_TRIES):
+            try:
+                return self._client.lease(self._request)
+            except RequestRefused as refused:
+                if refused.code != "replayed" or refused.number is None or refused.number < self._nonce:
+                    raise
+                self._nonce = refused.number
+        return self._client.lease(self._request)
+
     def _request(self) -> LeaseRequest:
-        self._nonce = max(self._nonce + 1, time.time_ns() // 1000)
+        self._nonce += 1
         unsigned = LeaseRequest(
             protocol=PROTOCOL_VERSION,
             nonce=self._nonce,
@@ -151,36 +175,46 @@ class Worker:
             steps_per_s=self._steps_per_s,
             phase=self._trainer.phase.index if self._trainer else None,
         )
-        return sign(unsigned, self._key)
+        return sign(unsigned, self._key, self._info.run)
 
     def _train(self, lease: TrainLease) -> None:
-        self._report(WorkReport("lease", f"phase {lease.phase}, shard {lease.shard}, {lease.steps} steps"))
+        self._report(WorkReport("lease", f"phase {lease.phase + 1}, shard {lease.shard}, {_steps(lease.steps)}"))
         started_s = self._clock()
-        around = self._block_cache.mapped((*lease.below, *lease.ahead))
-        trained = self._block_cache.trained(lease.trained)
-        trainer = self._prepare_trainer(lease, by_block(self._feedback.start(flat(trained))), around)
-        losses = self._run_steps(trainer, lease, started_s)
-        published, after = flat(trained), as_arrays(flat(trainer.current()))
-        earlier = self._block_cache.earlier(lease.trained)
         phase, steps_done = self._spec.phases[lease.phase], lease.step_start + self._spec.swarm.round_steps
+        around = self._block_cache.mapped((*lease.below, *lease.ahead))
+        streamed = memory_plan(self._spec, phase, self._memory_bytes).streamed
+        trained = (self._block_cache.mapped if streamed else self._block_cache.trained)(lease.trained)
+        published = flat(trained)
+        self._feedback.forget_others(published)
+        trainer = self._prepare_trainer(lease, _StartingPoints(self._feedback, trained), around)
+        self._corpus_cache.fetch_next(self._spec, lease)
+        losses = self._run_steps(trainer, lease, started_s)
+        after = as_arrays(flat(trainer.current()))
+        earlier = self._block_cache.earlier(lease.trained)
         codec = update_codec(self._spec.swarm, phase.steps, steps_done)
         payload = self._feedback.compress(published, after, codec, earlier)
         self._block_cache.keep_payload(payload)
         receipt = self._submit(lease, payload, len(losses), losses[-1])
         self._feedback.accepted(payload, published, after, earlier)  # not if it was refused: all stays unsent then
         self._report(
-            WorkReport("submitted", f"{len(losses)} steps, {len(payload)} bytes, lag {receipt.lag}", losses[-1])
+            WorkReport("submitted", f"{_steps(len(losses))}, {len(payload)} bytes, lag {receipt.lag}", losses[-1])
         )
 
-    def _prepare_trainer(
-        self, lease: TrainLease, start: dict[int, Tensors], around: dict[int, Tensors]
-    ) -> BlockTrainer:
+    def _prepare_trainer(self, lease: TrainLease, start: Weights, around: dict[int, Tensors]) -> BlockTrainer:
         """The trainer of the lease's phase: the current one with its optimiser state, or a new one."""
-        phase, trained, others = self._spec.phases[lease.phase], _as_weights(start), _as_weights(around)
+        phase, others = self._spec.phases[lease.phase], _as_weights(around)
         if self._trainer is None or self._trainer.phase != phase:
-            self._trainer = BlockTrainer(self._spec, phase, self._corpus.train, trained | others, device=self._device)
+            self._trainer = fitting_trainer(
+                self._spec,
+                phase,
+                self._corpus.train,
+                ChainMap(start, others),  # type: ignore[arg-type]  # it is only read
+                memory_bytes=self._memory_bytes,
+                scratch=self._scratch,
+                device=self._device,
+            )
         else:
-            self._trainer.adopt(trained)
+            self._trainer.adopt(start)
             self._trainer.refresh(others)
         self._trainer.shard, self._trainer.step_done = lease.shard, lease.step_start
         return self._trainer
@@ -207,7 +241,30 @@ class Worker:
             tokens=steps * self._spec.step_bytes,
             loss=min(loss, MAX_LOSS),  # a diverged block is judged by its norm
         )
-        return self._client.submit(sign(unsigned, self._key))
+        receipt = self._client.submit(sign(unsigned, self._key, self._info.run))
+        self._keep_receipt(receipt, unsigned)
+        return receipt
+
+    def _keep_receipt(self, receipt: UpdateReceipt, sent: UpdateNotice) -> None:
+        """Checks that the coordinator has signed for this update, and keeps what it signed."""
+        if receipt.coordinator not in self._info.coordinators:
+            self._info = self._client.run_info()  # a coordinator may have been added to the run
+        is_known = receipt.coordinator in self._info.coordinators
+        is_mine = (receipt.update, receipt.lease, receipt.worker) == (sent.payload.sha256, sent.lease, sent.worker)
+        if not (is_known and is_mine and is_signed(receipt, self._info.run)):
+            raise RequestRefused(
+                "the receipt of this update is not signed by a coordinator of the run: report it to the operator",
+                code="receipt",
+            )
+        line = json.dumps({"run": self._info.run, **receipt.model_dump(mode="json")}) + "\n"
+        try:
+            self._home.mkdir(parents=True, exist_ok=True)
+            with (self._home / RECEIPTS_FILE).open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            raise StorageError(
+                f"{self._home / RECEIPTS_FILE} cannot be written ({error.strerror}): free space there, or make it yours"
+            ) from None
 
     def _evaluate(self, lease: EvaluateLease) -> None:
         model = BlockModel.from_tensors(self._spec, _as_weights(self._block_cache.mapped(lease.blocks))).to(
@@ -217,23 +274,51 @@ class Worker:
         combine = {} if missing else fit_combination(model, self._corpus.valid)
         model.combine = dict(combine)
         scores = evaluate(model, self._corpus.valid, max_windows=lease.max_windows, missing=missing)
+        prompts = sample_prompts(self._corpus.valid, self._spec.model.context)
+        samples = write_samples(model, prompts, missing, tokenizer=self._corpus.tokenizer)
         unsigned = EvaluationNotice(
             lease=lease.lease,
             worker=self._public_key,
-            scores=tuple(score.as_dict() for score in scores),
+            scores=tuple(_in_range(score.as_dict()) for score in scores),
             combine=combine,
+            samples=samples,
         )
-        self._client.submit_evaluation(sign(unsigned, self._key))
+        self._client.submit_evaluation(sign(unsigned, self._key, self._info.run))
         loss = answer(scores).nats_per_byte
+        for each in samples:
+            self._report(WorkReport("sample", f'"{each.prompt}" → "{each.text}"'))
         self._report(WorkReport("evaluated", f"{loss:.4f} nats/byte", loss))
 
-    def _fetch_corpus(self, info: RunInfo) -> Corpus:
-        """The text of the run. The client checks the hash of every split."""
-        parts = {
-            split: np.frombuffer(self._client.download(blob, self._cache), dtype=np.uint8)
-            for split, blob in info.corpus.items()
-        }
-        return Corpus(parts["train"], parts["valid"], parts["test"], info.corpus_sha256)
+
+class _StartingPoints(Mapping[int, Mapping[str, torch.Tensor]]):
+    """What the blocks of a lease are trained from, made when it is asked for: one block at a time fits any worker."""
+
+    def __init__(self, feedback: ErrorFeedback, published: Mapping[int, Tensors]) -> None:
+        self._feedback, self._published = feedback, published
+
+    def __getitem__(self, block: int) -> dict[str, torch.Tensor]:
+        started = self._feedback.start(flat({block: self._published[block]}))
+        return as_tensors({name.partition(".")[2]: array for name, array in started.items()})
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._published
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._published)
+
+    def __len__(self) -> int:
+        return len(self._published)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _in_range(score: dict[str, Any]) -> dict[str, Any]:
+    """What the coordinator takes: the score of a diverged model is cut, and what is not a number is left out."""
+    limits = dict.fromkeys(score, MAX_SCORE) | {"nats_per_byte": MAX_LOSS}
+    kept = {name: value for name, value in score.items() if not (isinstance(value, float) and math.isnan(value))}
+    return {name: min(value, limits[name]) if isinstance(value, float) else value for name, value in kept.items()}
 
 
 def _as_weights(blocks: dict[int, Tensors]) -> dict[int, dict[str, torch.Tensor]]:

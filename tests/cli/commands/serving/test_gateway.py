@@ -26,6 +26,10 @@ def _no_key(monkeypatch):
         (["--stages", "http://a:1"], '"http://a:1" is not an address of a stage'),
         (["--stages", "tcp://192.0.2.7:7001"], "would be open to everyone: make a key with blocktrain keys"),
         ([*STAGES, "--keys", "no.key"], "no.key cannot be read"),
+        ([*STAGES, "--trusted-proxy", "a-name"], "give an IP address or a network"),
+        ([*STAGES, "--max-connections", "0"], "--max-connections 0 is too small"),
+        ([*STAGES, "--tls-cert", "cert.pem"], "give both --tls-cert and --tls-key"),
+        ([*STAGES, "--host", "::", "--api-key-file", "good"], "--host :: without TLS shows secrets"),
         ([*STAGES, "--host", "0.0.0.0"], "--host 0.0.0.0 would be open to all: put API keys into a file"),
         (
             [*STAGES, "--host", "no-such-host.invalid", "--insecure"],
@@ -44,6 +48,7 @@ def test_bad_options_are_refused_with_a_remedy(run, tmp_path, monkeypatch, optio
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").write_text("# nothing yet\n\n")
     (tmp_path / "weak").write_text("1234\n")
+    (tmp_path / "good").write_text("a-key-that-nobody-guesses\n")
     result = run("gateway", *options, *([] if "--port" in options else ["--port", "0"]))
     assert (result.exit_code, result.stdout) == (2, "")
     assert words in result.stderr
@@ -75,7 +80,7 @@ def record(facts: dict | None, message: str = "POST /v1/completions 200") -> log
     "facts, line",
     [
         (FACTS, "POST /v1/completions 200, 0.25 s"),
-        ({**FACTS, **WRITTEN}, "POST /v1/completions 200, 0.25 s, sweep: 200 bytes in 1 traversals"),
+        ({**FACTS, **WRITTEN}, "POST /v1/completions 200, 0.25 s, sweep: 200 bytes in 1 traversal"),
         (None, "POST /v1/completions 200"),
     ],
 )

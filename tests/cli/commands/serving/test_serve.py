@@ -12,6 +12,7 @@ import pytest
     [
         (["--stages", "9"], "--stages 9 does not fit a model of 4 blocks"),
         (["--host", "0.0.0.0"], "would be open to all"),
+        (["--host", "0.0.0.0", "--tls-cert", "c", "--tls-key", "k"], "c is not a file"),
         (["--poll", "-1"], "--poll -1 is too small"),
     ],
 )

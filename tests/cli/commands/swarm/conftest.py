@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from blocktrain.cli.main import app
 from blocktrain.http.server import Tls
-from blocktrain.io.private import INVITE_FILE, write_private
+from blocktrain.io.private import write_private
 from blocktrain.spec import preset
 from blocktrain.swarm.coordinator.server import OpenRun, opened, served_here
-from blocktrain.swarm.initial_blocks import make_in_torch_process
-from blocktrain.wire.invite import Invite
+from blocktrain.swarm.initial_blocks import make_initial_blocks
+from blocktrain.wire.invite import INVITE_FILE, Invite
 
 SENTENCES = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer. " for n in range(400))
 TOKEN, ADMIN = "a-token-for-the-workers", "a-token-for-the-admin"
@@ -36,7 +36,7 @@ class Swarm:
 @contextmanager
 def opened_tiny(folder: Path, text: Path, **changes: Any) -> Iterator[OpenRun]:
     settings = {"corpus.source": str(text), "train.steps": 4, "swarm.round_steps": 2}
-    with opened(folder, preset("tiny").with_(**settings, **changes), None, None, make_in_torch_process) as run:
+    with opened(folder, preset("tiny").with_(**settings, **changes), None, None, make_initial_blocks) as run:
         run.ledger.add_access_token("worker", "worker", TOKEN, 0.0)
         yield run
 

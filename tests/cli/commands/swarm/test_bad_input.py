@@ -29,6 +29,14 @@ NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
             ["coordinator", "--dir", "x", "--preset", "tiny", "--host", "0.0.0.0"],
             "machine with --public",
         ),
+        (
+            ["coordinator", "--dir", "x", "--preset", "tiny", "--host", "0.0.0.0", "--public", "here"],
+            "without TLS shows secrets and texts to the whole network: give --tls-self-signed",
+        ),
+        (
+            ["coordinator", "--dir", "x", "--preset", "tiny", "--trusted-proxy", "here"],
+            "give an IP address or a network",
+        ),
         (["coordinator", "--dir", "x", "--preset", "tiny", "--tls-cert", "c"], "give both --tls-cert and --tls-key"),
     ],
 )
@@ -52,3 +60,36 @@ def test_a_wrong_access_token_is_refused_with_a_remedy(run, swarm):
     result = run("worker", stranger, "--home", swarm.home)
     assert result.exit_code == 2
     assert "ask the operator of the swarm for an invite" in result.stderr
+
+
+def test_the_file_of_an_invite_is_read(run, swarm, tmp_path):
+    for place in (swarm.folder / "invite", swarm.folder):
+        assert run("status", place, "--json").exit_code == 0
+    assert "and no file or directory of this name is here" in run("status", tmp_path / "none").stderr
+    (tmp_path / "notes.txt").write_text("not an invite")
+    result = run("worker", tmp_path / "notes.txt")
+    assert result.exit_code == 2
+    assert "this is not an invite" in result.stderr
+    assert "invite cannot be read (No such file or directory): give the invite" in run("status", tmp_path).stderr
+
+
+@pytest.mark.parametrize("fingerprint", [None, "0" * 64])
+def test_an_invite_with_tls_to_a_coordinator_without_it_is_told_apart(run, swarm, fingerprint):
+    wrong = replace(parse_invite(swarm.invite), tls=True, fingerprint=fingerprint)
+    result = run("worker", wrong, "--home", swarm.home)
+    assert result.exit_code == 2
+    assert "does not use TLS, which an invite bts://… expects: ask for the present invite" in result.stderr
+
+
+def test_a_coordinator_s_directory_is_not_a_model(run, swarm):
+    for command in ("eval", "generate"):
+        result = run(command, swarm.folder)
+        assert result.exit_code == 2
+        assert f"download its model with blocktrain export {swarm.folder} model/" in result.stderr
+
+
+def test_the_preset_of_a_corpus_that_is_not_here_says_where_to_get_it(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("train", "--preset", "wikitext", "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "or download it with --corpus hf:Salesforce/wikitext:wikitext-2-raw-v1" in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 from dataclasses import replace
 
@@ -9,6 +10,8 @@ import pytest
 
 from blocktrain.cli.shared.certificates import tls_files
 from blocktrain.errors import ConfigError
+from blocktrain.swarm.coordinator.server import opened
+from blocktrain.swarm.initial_blocks import make_in_torch_process
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.invite import parse_invite
 from blocktrain.wire.messages import PROTOCOL_VERSION
@@ -20,10 +23,53 @@ def start(run, text, folder, *options):
     return run("coordinator", "--preset", "tiny", "--corpus", text, "--dir", folder, *SETTINGS, *options)
 
 
-def test_a_run_cannot_be_continued_with_other_settings(run, swarm):
-    result = start(run, swarm.text, swarm.folder, "--seed", 7)
+@pytest.mark.parametrize(
+    "changed, difference",
+    [
+        (["--seed", 7], "holds a run with seed = 0 and this run has seed = 7: use the same settings"),
+        (["--set", "swarm.max_lag=2"], "holds a run with swarm.max_lag = 4 and this run has swarm.max_lag = 2"),
+    ],
+)
+def test_a_run_cannot_be_continued_with_other_settings_and_the_first_one_is_named(run, swarm, changed, difference):
+    result = start(run, swarm.text, swarm.folder, *changed)
     assert result.exit_code == 2
-    assert "holds a run with another spec" in result.stderr
+    assert difference in result.stderr
+    assert "give only --dir to continue that run" in result.stderr
+
+
+def test_another_text_is_named_too(run, swarm, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("nothing of beer " * 500)
+    result = start(run, other, swarm.folder)
+    assert result.exit_code == 2
+    assert f'this run has corpus.source = "{other}"' in result.stderr
+
+
+def test_the_same_text_at_another_place_continues_the_run(run, swarm, tmp_path):
+    moved = tmp_path / "moved.txt"
+    moved.write_bytes(swarm.text.read_bytes())
+    result = start(run, moved, swarm.folder)
+    assert "is taken" in result.stderr  # by the coordinator that serves this run
+
+
+def test_a_directory_alone_continues_the_run_that_is_there_without_its_text(run, tmp_path, open_tiny, text):
+    with open_tiny() as before:
+        known = before.ledger.run()
+    text.unlink()
+    with opened(tmp_path / "state", None, None, None, make_in_torch_process) as again:
+        assert again.ledger.run() == known
+        assert again.coordinator.info().spec["train"]["steps"] == 4
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("coordinator", "--dir", tmp_path / "state", "--port", port)
+    assert f"port {port} on 127.0.0.1 is taken" in result.stderr  # it has got that far
+
+
+def test_an_empty_directory_alone_is_not_enough(run, tmp_path):
+    result = run("coordinator", "--dir", tmp_path / "new")
+    assert result.exit_code == 2
+    assert "no settings were given: name a TOML file, or --preset with one of" in result.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_taken_port_is_an_error(run, swarm):

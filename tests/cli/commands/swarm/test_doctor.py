@@ -15,7 +15,7 @@ from blocktrain.spec import preset
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.routes import build_service
 from blocktrain.swarm.coordinator.server import OpenRun, opened, served_here
-from blocktrain.swarm.initial_blocks import make_in_torch_process
+from blocktrain.swarm.initial_blocks import make_initial_blocks
 from blocktrain.swarm.worker.probe import ProbeClient
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import PROTOCOL_VERSION
@@ -31,7 +31,7 @@ def open_run(tmp_path_factory) -> Iterator[OpenRun]:
     folder = tmp_path_factory.mktemp("doctor")
     (folder / "text.txt").write_text("".join(f"{n} bottles of beer on the wall, " for n in range(500)))
     spec = preset("tiny").with_(**{"corpus.source": str(folder / "text.txt"), "train.steps": 4})
-    with opened(folder / "state", spec, None, None, make_in_torch_process) as run:
+    with opened(folder / "state", spec, None, None, make_initial_blocks) as run:
         run.ledger.add_access_token("worker", "worker", TOKEN, 0.0)
         run.ledger.add_access_token("viewer", "viewer", VIEWER, 0.0)
         run.coordinator.loop.tick()
@@ -99,8 +99,8 @@ def test_the_output_for_people_is_lines_and_a_table(run, invite, tmp_path):
         ({"access_token": "x" * 20}, "access token", "ask the operator of the swarm for an invite", THERE[5:]),
         ({"port": CLOSED_PORT}, "reachable", "start the coordinator", THERE[2:]),
         ({"host": "no-such-host.invalid"}, "DNS", "check the invite's host", THERE[1:]),
-        ({"tls": True}, "TLS", "check that it runs and can be reached", THERE[3:]),
-        ({"tls": True, "fingerprint": "0" * 64}, "TLS", "check that it runs", THERE[3:]),
+        ({"tls": True}, "TLS", "ask for the present invite", THERE[3:]),
+        ({"tls": True, "fingerprint": "0" * 64}, "TLS", "ask for the present invite", THERE[3:]),
     ],
 )
 def test_the_first_fault_is_named_with_its_remedy(run, invite, tmp_path, change, fails, words, not_tried):
@@ -141,7 +141,7 @@ def test_a_wrong_clock_is_a_warning(run, invite, tmp_path, monkeypatch):
 
 
 def test_a_run_whose_blocks_are_too_large_fails(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("blocktrain.cli.commands.swarm.worker.free_memory_bytes", lambda device: 10**6)
+    monkeypatch.setattr("blocktrain.cli.options.free_memory_bytes", lambda device: 10**6)
     document = examined(run, "--home", tmp_path, exit_code=1)
     assert not any(phase["fits"] for phase in document["phases"])
     assert levels(document)["blocks"] == "fail"

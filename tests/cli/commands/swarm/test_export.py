@@ -12,9 +12,24 @@ def test_an_exported_model_can_be_measured_and_writes(run, finished, tmp_path):
         result = run("export", finished.invite, tmp_path / "model", "--home", finished.home)
         assert result.exit_code == 0, result.stderr
         assert "training is finished" in result.stdout
-    scores = json.loads(run("eval", tmp_path / "model", "--json").stdout)["runs"][0]["scores"]
+    assert f"next: blocktrain eval {tmp_path / 'model'} --corpus PATH-OF-text.txt" in result.stderr
+    measured = run("eval", tmp_path / "model", "--json", "--corpus", finished.text).stdout
+    scores = json.loads(measured)["runs"][0]["scores"]
     assert scores[-1]["reading"] == "combined"
     assert run("generate", tmp_path / "model", "--max-bytes", 5).exit_code == 0
+
+
+def test_an_export_remembers_its_text_by_name_and_hash_and_no_path(run, finished, tmp_path, monkeypatch):
+    assert run("export", finished.invite, tmp_path / "model", "--home", finished.home).exit_code == 0
+    for path in (tmp_path / "model").iterdir():
+        assert str(finished.text.parent).encode() not in path.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    result = run("eval", tmp_path / "model")
+    assert result.exit_code == 2
+    assert 'was trained on the text "text.txt" (sha256 ' in result.stderr
+    assert "name the file or folder with --corpus PATH" in result.stderr
+    monkeypatch.chdir(finished.text.parent)
+    assert run("eval", tmp_path / "model").exit_code == 0  # where the text is, its name is enough
 
 
 def test_a_model_can_be_exported_in_half_the_bytes(run, finished, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blocktrain.cli.commands.swarm.worker import Shift, WorkLines, own_key
-from blocktrain.errors import ConfigError
+from blocktrain.errors import ConfigError, CoordinatorUnreachable
 from blocktrain.io.private import cache_home
 from blocktrain.swarm.worker.worker import WorkReport
 
@@ -34,6 +34,18 @@ def test_the_cache_is_where_the_user_has_it(monkeypatch, tmp_path):
     assert cache_home() == tmp_path / "blocktrain"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache_home() == Path.home() / ".cache" / "blocktrain"
+
+
+def test_why_a_coordinator_cannot_go_on_is_printed_once_if_it_says_so(capsys):
+    shift = Shift(lambda _: None, stop=lambda: False, once=False, url="http://there")
+    for _ in range(3):
+        shift.failed(CoordinatorUnreachable("the coordinator's disk is full", answered=True))
+        shift.unreachable(0.0)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "the coordinator at http://there cannot go on, trying again until it can (Ctrl-C stops): "
+        "the coordinator's disk is full"
+    ]
 
 
 def test_an_unreachable_coordinator_and_its_return_are_printed_once(capsys):

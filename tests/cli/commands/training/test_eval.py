@@ -57,12 +57,15 @@ def test_text_that_changed_since_training_is_refused(run, tiny, text, tmp_path):
     assert f'was trained on other text than corpus "{text}" holds now' in result.stderr
 
 
-def test_a_run_with_untrained_blocks_is_refused_unless_they_are_left_out(run, tiny, tmp_path):
+def test_a_run_with_untrained_blocks_is_measured_as_far_as_it_is_and_marked(run, tiny, tmp_path):
     assert run("train", *tiny, "--block", 0).exit_code == 0
     result = run("eval", tmp_path / "run")
-    assert (result.exit_code, sorted(RunDirectory.open(tmp_path / "run").manifest().blocks)) == (2, [0, 1])
-    assert "has no trained block 2, 3 yet" in result.stderr
+    assert (result.exit_code, sorted(RunDirectory.open(tmp_path / "run").manifest().blocks)) == (0, [0, 1])
+    assert "is half trained: phase 1 of 3, step 3 of 3; blocks 0 to 1 of 4 answer" in result.stderr
+    assert f"{tmp_path / 'run'} (half trained)" in result.stdout
     assert run("eval", tmp_path / "run", "--missing", "2,3").exit_code == 0
+    (record,) = json.loads(run("eval", tmp_path / "run", "--json").stdout)["runs"]
+    assert record["half_trained"].startswith("phase 1 of 3")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -78,11 +80,18 @@ def test_options_that_make_no_sense_are_named(run, trained, options, complaint):
     assert complaint in result.stderr
 
 
-def test_an_unfinished_run_cannot_generate(run, tiny, tmp_path):
+def test_a_half_trained_run_writes_with_what_it_has_and_says_so(run, tiny, tmp_path):
     assert run("train", *tiny, "--block", 0).exit_code == 0
-    result = run("generate", tmp_path / "run")
-    assert result.exit_code == 2
-    assert "has no trained block 2, 3 yet: run the same blocktrain train command again" in result.stderr
+    result = run("generate", tmp_path / "run", "--max-bytes", 5)
+    assert result.exit_code == 0
+    assert "is half trained: phase 1 of 3, step 3 of 3; blocks 0 to 1 of 4 answer" in result.stderr
+
+
+@pytest.mark.parametrize("mode, read", [("autoregressive", 44), ("sweep", 56)])
+def test_of_a_prompt_longer_than_the_context_the_end_is_read_and_the_user_is_told(run, trained, mode, read):
+    result = run("generate", trained[0], "--prompt", "x" * 76, "--max-bytes", 8, "--mode", mode, "--json")
+    assert json.loads(result.stdout)["prompt_bytes_unread"] == 76 - read
+    assert f"the prompt has 76 bytes, which is more than the model reads: it read the last {read}" in result.stderr
 
 
 EVENTS = [
@@ -146,3 +155,9 @@ def test_an_unreachable_gateway_is_named(run, gateway):
     result = run("generate", gateway.url)
     assert result.exit_code == 2
     assert f"{gateway.url} cannot be reached" in result.stderr
+
+
+def test_asking_a_gateway_does_not_load_torch(gateway):
+    code = "import sys; from blocktrain.cli.main import app; app(sys.argv[1:], standalone_mode=False)"
+    words = [sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)", "generate", gateway.url]
+    assert subprocess.run(words, check=False, capture_output=True).returncode == 0

@@ -28,7 +28,7 @@ def swarm_folders(tmp_path_factory) -> tuple[Path, Path]:
     settings = {"corpus.source": str(folder / "text.txt"), "train.steps": 4, "swarm.round_steps": 2}
     with local_swarm(preset("tiny").with_(**settings), workers=0, folder=folder / "swarm") as swarm:
         swarm.add_worker(HOSTILE)
-        swarm.wait(60)
+        assert swarm.wait(100)
         arguments = ["export", swarm.invite, str(folder / "model"), "--home", str(folder)]
         assert CliRunner().invoke(app, arguments).exit_code == 0
     return folder / "swarm", folder / "model"
@@ -40,13 +40,16 @@ def page_of(run, *arguments: object) -> str:
     return Path(result.stdout.strip()).read_text()
 
 
+WRITTEN = "What it wrote"
+
+
 def headings(page: str) -> list[str]:
     return [line.removeprefix("<h2>").removesuffix("</h2>") for line in page.splitlines() if line.startswith("<h2>")]
 
 
 def test_the_report_of_a_local_run_has_curves_blocks_and_held_out_loss(run, trained, tmp_path):
     page = page_of(run, trained[0], "--out", tmp_path / "page.html", "--max-windows", 2)
-    assert headings(page) == ["The run", "Held-out loss", "Blocks", "Training loss", "Workers and bytes"]
+    assert headings(page) == ["The run", "Held-out loss", "Blocks", WRITTEN, "Training loss", "Workers and bytes"]
     assert "phase 2 of 3, blocks 1+2" in page
     assert "stack, combined" in page
     assert list(tmp_path.glob("*.png")) == []
@@ -55,8 +58,21 @@ def test_the_report_of_a_local_run_has_curves_blocks_and_held_out_loss(run, trai
 @pytest.mark.parametrize(
     "which, expected",
     [
-        (0, ["The run", "Held-out loss", "Training loss", "Workers", "Bytes", "Events"]),
-        (1, ["The run", "Held-out loss", "Blocks", "Held-out loss", "Training loss", "Workers", "Bytes", "Events"]),
+        (0, ["The run", WRITTEN, "Held-out loss", "Training loss", "Workers", "Bytes", "Events"]),
+        (
+            1,
+            [
+                "The run",
+                "Held-out loss",
+                "Blocks",
+                WRITTEN,
+                "Held-out loss",
+                "Training loss",
+                "Workers",
+                "Bytes",
+                "Events",
+            ],
+        ),
     ],
 )
 def test_a_swarm_s_report_comes_from_a_coordinator_s_directory_or_an_export(

@@ -8,8 +8,9 @@ import pytest
 
 from blocktrain.cli.shared import training
 from blocktrain.cli.shared.signals import StopOnInterrupt
+from blocktrain.data.corpus import load_corpus
 from blocktrain.io.checkpoint import RunDirectory
-from blocktrain.spec import Denoise
+from blocktrain.spec import Denoise, preset
 
 
 def test_training_prints_what_it_will_do_and_what_it_did(run, tiny, tmp_path):
@@ -98,3 +99,55 @@ def test_every_step_is_on_record(trained: tuple[Path, Path]):
     run = RunDirectory.open(trained[0])
     steps = [(phase.index, step + 1) for phase in run.spec.phases for step in range(phase.steps)]
     assert [(record["phase"], record["step"]) for record in run.metrics()] == steps
+
+
+def test_a_text_that_is_not_plain_is_named_before_the_training(run, tiny, text):
+    text.write_bytes(text.read_text().encode("utf-16"))
+    result = run("train", *tiny)
+    assert result.exit_code == 0
+    assert "warning: the text text.txt is UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8" in result.stderr
+
+
+def test_the_same_prompts_are_continued_after_every_phase(run, tiny, tmp_path):
+    result = run("train", *tiny)
+    records = RunDirectory.open(tmp_path / "run").samples()
+    assert [records[at]["where"].split(",")[0] for at in (0, -1)] == ["phase 1 of 3", "phase 3 of 3"]
+    assert len({tuple(sample["prompt"] for sample in record["samples"]) for record in records}) == 1
+    assert f"held-out loss {records[-1]['nats_per_byte']:.3f} nats/byte" in result.stderr
+    page = tmp_path / "page.html"
+    assert run("report", tmp_path / "run", "--out", page, "--no-png").exit_code == 0
+    assert "What it wrote" in page.read_text()
+
+
+def test_looking_at_a_run_takes_a_small_share_of_the_time(run, tiny, tmp_path, text):
+    assert run("train", *tiny, "--block", 0).exit_code == 0
+    folder = RunDirectory.open(tmp_path / "run")
+    seconds = iter([0.0, 10.0, 10.0, 100.0, 211.0, 212.0, 212.0])  # a look of 10 s, one asked for too soon, one in time
+    before = len(folder.samples())
+    look = training.Look(folder, load_corpus(folder.spec.corpus, 64), clock=lambda: next(seconds))
+    for taken in (1, 1, 2):
+        look()
+        assert len(folder.samples()) == before + taken
+
+
+@pytest.mark.parametrize(
+    "memory, said",
+    [
+        ("20MB", None),
+        ("5MB", "it trains with 2 windows at once ("),
+        ("3MB", "it trains with 4 windows at once and one block in memory at a time ("),
+        ("1MB", "the system may end the training; use a smaller model"),
+    ],
+)
+def test_training_says_how_it_fits_the_memory(run, tiny, tmp_path, memory, said):
+    result = run("train", *tiny, "--set", "objective.schedule=whole", "--memory", memory)
+    assert result.exit_code == 0
+    assert said in result.stderr if said else "of memory" not in result.stderr
+    assert sorted(RunDirectory.open(tmp_path / "run").manifest().blocks) == [0, 1, 2, 3]
+
+
+def test_a_run_is_not_looked_at_where_its_training_needs_the_memory(tmp_path):
+    paper = preset("paper")
+    assert training.has_room_to_look(paper, paper.phases, None)
+    assert training.has_room_to_look(paper, paper.phases, 10**12)
+    assert not training.has_room_to_look(paper, paper.phases, 6 * 10**9)

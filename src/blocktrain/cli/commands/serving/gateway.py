@@ -6,28 +6,40 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktrain.cli.options import EXIT_INTERRUPTED, Insecure, KeyFile, require_above_zero, require_positive
+from blocktrain.cli.options import (
+    EXIT_INTERRUPTED,
+    Insecure,
+    KeyFile,
+    MaxConnections,
+    MaxPerAddress,
+    TlsCert,
+    TlsKey,
+    TrustedProxies,
+    http_limits,
+    require_above_zero,
+    require_positive,
+)
 from blocktrain.cli.shared.address_file import AddressFile
 from blocktrain.cli.shared.gateway import (
     ApiKeyFile,
     Degraded,
+    Front,
     OldTopology,
     WireFormat,
     WireOption,
     answer_http,
+    checked_access,
     read_api_keys,
     requests_logged,
-    require_api_key,
 )
 from blocktrain.cli.shared.signals import run_until_stopped
 from blocktrain.errors import ConfigError
+from blocktrain.http.limits import HttpLimits
 
 if TYPE_CHECKING:
     from blocktrain.serve.chain.pipeline import PipelineSettings
@@ -62,6 +74,11 @@ def gateway(
     json_logs: Annotated[
         bool, typer.Option("--json-logs", help="Log one JSON object per request instead of one line.")
     ] = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    max_connections: MaxConnections = HttpLimits.max_connections,
+    max_per_address: MaxPerAddress = HttpLimits.max_connections_per_address,
+    trusted_proxies: TrustedProxies = None,
     address_file: AddressFile = None,
 ) -> None:
     """Answer HTTP requests with a model that stages serve.
@@ -79,7 +96,8 @@ def gateway(
     from blocktrain.serve.chain.sockets import read_key
     from blocktrain.serve.gateway.app import GatewaySettings
 
-    require_api_key(host, api_keys, insecure)
+    tls = checked_access(host, api_keys, tls_cert, tls_key, insecure)
+    bounds = http_limits(max_connections, max_per_address, trusted_proxies)
     access = GatewaySettings(
         api_keys=api_keys,
         any_host=insecure,
@@ -95,7 +113,8 @@ def gateway(
     addresses = [address.strip() for address in stages.split(",") if address.strip()]
     key = read_key(key_file) if key_file else None
     with listening(host, port, "another gateway") as listener, requests_logged(json_logs):
-        stopped_by = asyncio.run(run_until_stopped(_serve(addresses, chain, key, access, listener, address_file)))
+        front = Front(listener, tls, bounds, address_file)
+        stopped_by = asyncio.run(run_until_stopped(_serve(addresses, chain, key, access, front)))
     if stopped_by == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -112,10 +131,9 @@ async def _serve(
     chain: PipelineSettings,
     key: ChainKey | None,
     access: GatewaySettings,
-    listener: socket.socket,
-    address_file: Path | None,
+    front: Front,
 ) -> None:
     from blocktrain.serve.chain.pipeline import Pipeline
 
     async with Pipeline(addresses, chain, key=key) as pipeline:
-        await answer_http(pipeline, access, listener, address_file)
+        await answer_http(pipeline, access, front)

@@ -13,11 +13,11 @@ from typing import Annotated
 import typer
 
 from blocktrain.cli.console import say, show_table
-from blocktrain.cli.options import Command, LedgerUrl, StateFolder
+from blocktrain.cli.options import Command, Group, LedgerUrl, StateFolder
 from blocktrain.cli.shared.ledger import opened_ledger
 from blocktrain.errors import ConfigError
-from blocktrain.io.private import INVITE_FILE, read_private
-from blocktrain.wire.invite import parse_invite
+from blocktrain.io.private import read_private
+from blocktrain.wire.invite import INVITE_FILE, parse_invite
 
 
 class RoleName(StrEnum):
@@ -26,7 +26,7 @@ class RoleName(StrEnum):
     ADMIN = "admin"
 
 
-access_token = typer.Typer(no_args_is_help=True, help="Control who may work on a run or watch it.")
+access_token = typer.Typer(cls=Group, no_args_is_help=True, help="Control who may work on a run or watch it.")
 
 
 @access_token.command(cls=Command, epilog="Example:  blocktrain access-token add alice --role viewer --dir run/")

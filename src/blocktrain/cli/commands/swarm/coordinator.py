@@ -3,6 +3,7 @@ Next: swarm/coordinator/server.py, which does it."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktrain.cli.console import say
-from blocktrain.cli.options import Changes, CorpusSource, Preset, Seed, Toml, read_spec
+from blocktrain.cli.options import (
+    Changes,
+    CorpusSource,
+    MaxConnections,
+    MaxPerAddress,
+    Preset,
+    Seed,
+    TlsCert,
+    TlsKey,
+    Toml,
+    TrustedProxies,
+    http_limits,
+    read_spec,
+    warn_about_text,
+)
 from blocktrain.errors import ConfigError
+from blocktrain.http.limits import HttpLimits
+from blocktrain.io.private import LEDGER_FILE
 
 if TYPE_CHECKING:
     from blocktrain.spec import RunSpec
@@ -47,23 +64,46 @@ def coordinator(
         float,
         typer.Option(metavar="N", min=0.1, help="Requests per second per address and access token."),
     ] = 300.0,
-    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM format.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key in PEM format.")] = None,
+    max_storage: Annotated[
+        float | None,
+        typer.Option(metavar="GB", min=0.001, help="Blobs and uploads take at most this much; default: the disk."),
+    ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     tls_self_signed: Annotated[
         bool, typer.Option("--tls-self-signed", help="Make a certificate. The invite contains its fingerprint.")
     ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Need no TLS beyond this machine. Only on a network you trust.")
+    ] = False,
+    max_connections: MaxConnections = HttpLimits.max_connections,
+    max_per_address: MaxPerAddress = HttpLimits.max_connections_per_address,
+    trusted_proxies: TrustedProxies = None,
 ) -> None:
     """Coordinate a swarm of workers and print its invite.
 
-    It may be killed at any time: the same command continues the run. Ctrl-C or SIGTERM stops it."""
-    _check_tls(tls_cert, tls_key, tls_self_signed)
+    It may be killed at any time: the same command, or --dir alone, continues the run. Ctrl-C or SIGTERM stops it."""
+    limits = http_limits(max_connections, max_per_address, trusted_proxies)
+    if tls_cert and tls_self_signed:
+        raise ConfigError("--tls-cert and --tls-self-signed exclude each other: give only one of them")
     if public is None and host in EVERYWHERE:
         raise ConfigError(f'workers cannot reach --host "{host}": give the name of this machine with --public')
-    spec = read_spec(toml, preset, corpus, seed, changes)
 
-    from blocktrain.cli.shared.certificates import tls_files
+    from blocktrain.cli.shared.certificates import check_tls_files, require_tls, tls_files
+
+    check_tls_files(tls_cert, tls_key)
+    remedy = "give --tls-self-signed, or --tls-cert and --tls-key"
+    require_tls(host, bool(tls_cert) or tls_self_signed, insecure, remedy)
+    found = ledger is not None or (folder / LEDGER_FILE).is_file()
+    no_settings = all(each is None for each in (toml, preset, corpus, seed)) and not changes
+    spec = None if found and no_settings else read_spec(toml, preset, corpus, seed, changes)
+
+    if spec is not None:
+        warn_about_text(spec)
+
     from blocktrain.http.rate_limit import Rate
     from blocktrain.http.server import Tls
+    from blocktrain.swarm.coordinator.quotas import StorageLimits
     from blocktrain.swarm.coordinator.server import Address, opened, serve
     from blocktrain.swarm.initial_blocks import make_in_torch_process
 
@@ -72,9 +112,12 @@ def coordinator(
         tls = tls_files(folder, public or host, tls_cert, tls_key)
     announce = partial(_announce, folder)
     make_initial_blocks = partial(make_in_torch_process, describe=_describe)
-    with opened(folder, spec, ledger, blobs, make_initial_blocks) as run:
+    storage = StorageLimits(total_bytes=None if max_storage is None else int(max_storage * 1e9))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the shell that started it ignores interrupts
+    with opened(folder, spec, ledger, blobs, make_initial_blocks, storage) as run:
         try:
-            serve(run, Address(host, port, public), tls, Rate.per_second(rate), announce=announce, say=say)
+            address, allowed = Address(host, port, public), Rate.per_second(rate)
+            serve(run, address, tls, allowed, limits, announce=announce, say=say)
         except SystemExit:
             say("stopped: everything is saved, run the same command again to continue")
             raise
@@ -96,13 +139,3 @@ def _announce(folder: Path, invites: Invites) -> None:
         say(f"dashboard for the admin, with pause and invite: {invites.admin.page}")
     say(f"the admin's invite is in {folder / ADMIN_FILE}; workers join with:")
     print(f"blocktrain worker '{invites.worker}'", flush=True)
-
-
-def _check_tls(cert: Path | None, key: Path | None, self_signed: bool) -> None:
-    if (cert is None) != (key is None):
-        raise ConfigError("a certificate needs its key: give both --tls-cert and --tls-key, or neither")
-    if cert and self_signed:
-        raise ConfigError("--tls-cert and --tls-self-signed exclude each other: give only one of them")
-    for path in (cert, key):
-        if path is not None and not path.is_file():
-            raise ConfigError(f"{path} is not a file: give the path of a PEM file")

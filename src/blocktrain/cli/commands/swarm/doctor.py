@@ -19,13 +19,15 @@ import typer
 
 from blocktrain.cli.commands.swarm import doctor_checks as checks
 from blocktrain.cli.commands.swarm.doctor_checks import Check
-from blocktrain.cli.console import duration, quantity, say, show_table
+from blocktrain.cli.console import duration, quantity, say, show_line, show_table, wrapped
+from blocktrain.cli.options import INVITE_VARIABLE, read_secret
 from blocktrain.errors import BlockTrainError, RequestRefused
 from blocktrain.io.private import cache_home
+from blocktrain.logs import visible
 from blocktrain.presets import PRESETS
 from blocktrain.spec import RunSpec, preset
-from blocktrain.wire.invite import Invite, parse_invite
-from blocktrain.wire.messages import PROTOCOL_VERSION
+from blocktrain.wire.invite import Invite, read_invite
+from blocktrain.wire.messages import INDEX_BLOB, PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from blocktrain.swarm.worker.capacity import PhasePlan
@@ -59,7 +61,13 @@ class Findings:
 
 def doctor(
     invite: Annotated[
-        str | None, typer.Argument(metavar="INVITE", help="Also check the run of this invite bt://…#…, in quotes.")
+        str | None,
+        typer.Argument(
+            metavar="INVITE",
+            help="Also check the run of this invite: bt://…#… in quotes, @FILE or - for stdin.",
+            envvar=INVITE_VARIABLE,
+            callback=read_secret,
+        ),
     ] = None,
     preset_name: Annotated[
         str, typer.Option("--preset", metavar="NAME", help=f"Without an invite, estimate for: {', '.join(PRESETS)}.")
@@ -73,7 +81,7 @@ def doctor(
 
     Prints what is wrong, how to fix it, and how much this machine could train. It changes nothing, here or at the
     coordinator. Warnings do not stop a worker; a failed check does."""
-    address = parse_invite(invite) if invite else None
+    address = read_invite(invite) if invite else None
     spec = preset(preset_name)
     findings = Findings()
     torch_works = _examine_software(findings)
@@ -110,7 +118,7 @@ def _examine_machine(findings: Findings, home: Path) -> int:
     """Returns the free memory in bytes."""
     import torch
 
-    from blocktrain.cli.commands.swarm.worker import free_memory_bytes
+    from blocktrain.cli.options import free_memory_bytes
     from blocktrain.train.trainer import pick_device
 
     device = pick_device()
@@ -181,9 +189,10 @@ def _use_access_token(findings: Findings, client: ProbeClient) -> bool:
         return False
     findings.spec = RunSpec.model_validate(info.spec)
     findings.limits_s = _limits_s(status)
+    train = info.corpus["train/0" if INDEX_BLOB in info.corpus else "train"]
     blobs = (*info.corpus.values(), *(each.tensors for each in manifest.blocks))
     findings.room_bytes = 2 * sum(blob.num_bytes for blob in blobs)  # older versions stay for a while
-    findings.rates["download"], findings.text = client.download_rate(info.corpus["train"])
+    findings.rates["download"], findings.text = client.download_rate(train)
     return findings.add(checks.role_check(client.may_work()))
 
 
@@ -192,11 +201,14 @@ def _measure_line(findings: Findings, client: ProbeClient) -> bool:
 
     assert findings.spec is not None
     spec = findings.spec
-    findings.rates["upload"] = client.upload_rate()
+    upload_rate = client.upload_rate()
     down, up = (max(sizes) for sizes in zip(*(round_bytes(spec, phase) for phase in spec.phases), strict=True))
     limit_s = min(findings.limits_s.values(), default=spec.swarm.deadline_ceiling_s)
-    findings.add(checks.rate_check("download", findings.rates["download"], down, limit_s))
-    return findings.add(checks.rate_check("upload", findings.rates["upload"], up, limit_s))
+    go_on = findings.add(checks.rate_check("download", findings.rates["download"], down, limit_s))
+    if upload_rate is None:
+        return go_on
+    findings.rates["upload"] = upload_rate
+    return findings.add(checks.rate_check("upload", upload_rate, up, limit_s))
 
 
 def _limits_s(status: dict[str, Any]) -> dict[int, float]:
@@ -248,23 +260,26 @@ def _not_tried(findings: Findings) -> list[str]:
 def _show(findings: Findings, plans: Sequence[PhasePlan], spec: RunSpec, asked: bool) -> None:
     width = max(len(check.name) for check in findings.checks)
     for check in findings.checks:
-        print(f"{check.level:<4}  {check.name:<{width}}  {check.found}")
+        print(wrapped(visible(f"{check.level:<4}  {check.name:<{width}}  {check.found}"), width + 8))
         if check.remedy:
-            print(f"{'':<{width + 8}}→ {check.remedy}")
+            print(wrapped(visible(f"{'':<{width + 8}}→ {check.remedy}"), width + 10))
     if asked and (left_out := _not_tried(findings)):
-        say(f"not checked after that: {', '.join(left_out)}")
+        say(*wrapped(f"not checked after that: {', '.join(left_out)}", stream=sys.stderr).split("\n"))
     if plans:
-        print(f"\nwhat this machine could do for {'the run' if asked else 'a run'} {spec.name} in a day:")
+        print()
+        show_line(f"what this machine could do for {'the run' if asked else 'a run'} {spec.name} in a day:")
         show_table(PLAN_COLUMNS, [_plan_row(each) for each in plans])
-        say("steps/s was measured on one block, not compiled; traffic is an upper limit for the run's codecs")
+        note = "steps/s was measured on one block, not compiled; traffic is an upper limit for the run's codecs"
+        say(*wrapped(note, stream=sys.stderr).split("\n"))
 
 
-PLAN_COLUMNS = ["phase", "blocks", "memory", "fits", "steps/s", "deadline", "steps in it", "down per day", "up per day"]
+PLAN_COLUMNS = ["phase", "blocks", "memory", "fits", "steps/s", "deadline", "steps", "down/day", "up/day"]
 
 
 def _plan_row(each: PhasePlan) -> list[str]:
-    cells = [str(each.phase), "+".join(map(str, each.blocks)), quantity(each.memory_bytes, "B")]
+    cells = [str(each.phase + 1), "+".join(map(str, each.blocks)), quantity(each.memory_bytes, "B")]
     if not each.fits:
         return [*cells, "no", "", "", "", "", ""]
     work = [f"{each.steps_per_s:.3g}", duration(each.limit_s), str(each.steps_per_lease)]
-    return [*cells, "yes", *work, quantity(each.down_bytes_a_day, "B"), quantity(each.up_bytes_a_day, "B")]
+    traffic = [quantity(each.down_bytes_a_day, "B"), quantity(each.up_bytes_a_day, "B")]
+    return [*cells, "by block" if each.streamed else "yes", *work, *traffic]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktrain.cli.console import say
-from blocktrain.cli.options import Home
+from blocktrain.cli.options import Home, read_secret
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.private import cache_home
-from blocktrain.wire.invite import Invite, parse_invite
+from blocktrain.wire.invite import Invite, read_invite
 
 if TYPE_CHECKING:
     from blocktrain.io.checkpoint import RunDirectory
@@ -31,7 +31,12 @@ class Precision(StrEnum):
 
 def export(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="An invite bt://…#…, in quotes. With --hf also the directory of a run.")
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="An invite: bt://…#… in quotes, @FILE or - for stdin. With --hf also the directory of a run.",
+            callback=read_secret,
+        ),
     ],
     out: Annotated[
         Path | None, typer.Argument(metavar="DIR", help="Directory for the model. An older export there is updated.")
@@ -54,8 +59,8 @@ def export(
             raise CheckpointError(f"{folder} is a file: name a directory")
     if out is None and hf is None:
         raise ConfigError("no output was given: name a directory, or --hf DIR for a folder that transformers loads")
-    if source.startswith(SCHEMES):
-        _from_swarm(parse_invite(source), out, hf, (home or cache_home()) / "blobs", precision)
+    if source.startswith(SCHEMES) or (out is not None and Path(source).exists()):
+        _from_swarm(read_invite(source), out, hf, (home or cache_home()) / "blobs", precision)
     elif out is not None or hf is None:
         raise ConfigError(
             f"{source} is not an invite: give bt://…#… to download a model, or only --hf DIR to convert one"
@@ -95,7 +100,8 @@ def _describe(out: Path, run: RunDirectory, manifest: ModelManifest) -> None:
     finished = len(manifest.finished) == len(spec.phases)
     print(f"{out} holds blocks {versions or 'none'}; {'training is finished' if finished else 'training continues'}")
     if not missing:
-        say(f"next: blocktrain eval {out}")
+        elsewhere = "" if spec.corpus.has_name else f" --corpus PATH-OF-{spec.corpus.source}"
+        say(f"next: blocktrain eval {out}{elsewhere}")
 
 
 def _write_hf(folder: Path, out: Path) -> None:

@@ -13,17 +13,20 @@ from typing import Annotated, Any
 import typer
 
 from blocktrain.cli.console import quantity, show_table
-from blocktrain.cli.options import LedgerUrl
+from blocktrain.cli.options import LedgerUrl, read_secret
 from blocktrain.cli.shared.ledger import all_pages, opened_ledger
 from blocktrain.errors import ConfigError
-from blocktrain.wire.invite import parse_invite
+from blocktrain.wire.invite import read_invite
 
 COLUMNS = ["update", "when", "worker", "key", "phase", "round", "shard", "steps", "text", "sent", "lag", "loss", "fate"]
 
 
 def ledger(
     invite: Annotated[
-        str | None, typer.Argument(metavar="INVITE", help="An invite bt://…#…, in quotes.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="INVITE", help="An invite bt://…#… in quotes, @FILE or - for stdin.", callback=read_secret
+        ),
     ] = None,
     folder: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="The coordinator's --dir, instead of an invite.")
@@ -37,7 +40,7 @@ def ledger(
     if invite:
         from blocktrain.swarm.worker.client import CoordinatorClient
 
-        with CoordinatorClient(parse_invite(invite)) as client:
+        with CoordinatorClient(read_invite(invite)) as client:
             records = list(all_pages(client.contributions))
     else:
         with opened_ledger(folder or Path(), ledger_url) as book:
@@ -55,7 +58,7 @@ def _row(record: Mapping[str, Any]) -> list[str]:
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(update["received_s"])),
         record["worker_name"],
         f"{update['worker'][:8]}…",
-        str(update["phase"]),
+        str(update["phase"] + 1),
         str(record["round"]),
         str(record["shard"]),
         str(update["steps"]),

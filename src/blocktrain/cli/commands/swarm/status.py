@@ -7,17 +7,24 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktrain.cli.console import duration, quantity, show_table, visible
+from blocktrain.cli.console import counted, duration, quantity, sample_lines, say, show_table, wrapped
 from blocktrain.cli.options import InviteText
 from blocktrain.cli.shared.progress import num_finished
+from blocktrain.errors import CoordinatorUnreachable
+from blocktrain.logs import visible
 from blocktrain.spec import Phase, RunSpec
-from blocktrain.wire.invite import parse_invite
+from blocktrain.wire.invite import read_invite
+
+if TYPE_CHECKING:
+    from blocktrain.swarm.worker.client import CoordinatorClient
 
 REFRESH_S = 2.0
+PATIENCE_S = 10.0
 CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -27,24 +34,31 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of tables.")] = False,
 ) -> None:
     """Show the progress of a run: phases, rounds, workers, loss."""
-    address = parse_invite(invite)
+    address = read_invite(invite)
 
     from blocktrain.swarm.worker.client import CoordinatorClient
 
-    with CoordinatorClient(address) as client:
+    with CoordinatorClient(address, patience_s=0.0 if watch else PATIENCE_S) as client:
         spec = RunSpec.model_validate(client.run_info().spec)
-        try:
+        if not watch:
+            _print(spec, client.status(), as_json, indent=2)
+            return
+        with suppress(KeyboardInterrupt):
             while True:
-                facts = client.status()
-                if watch and not as_json and sys.stdout.isatty():
-                    print(CLEAR, end="")
-                _print(spec, facts, as_json, indent=None if watch else 2)
-                if not watch:
-                    return
+                _print_again(spec, client, as_json)
                 time.sleep(REFRESH_S)
-        except KeyboardInterrupt:
-            if not watch:
-                raise
+
+
+def _print_again(spec: RunSpec, client: CoordinatorClient, as_json: bool) -> None:
+    """A coordinator that restarts is waited for."""
+    try:
+        facts = client.status()
+    except CoordinatorUnreachable as error:
+        say(f"{error}; trying again every {REFRESH_S:g} s (Ctrl-C stops)")
+        return
+    if not as_json and sys.stdout.isatty():
+        print(CLEAR, end="")
+    _print(spec, facts, as_json, indent=None)
 
 
 def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int | None) -> None:
@@ -52,9 +66,12 @@ def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int |
         print(json.dumps(facts, indent=indent), flush=True)
         return
     paused = ", paused" if facts["paused"] else ""
-    print(f"{visible(facts['name'])}: {num_finished(facts)} of {facts['num_phases']} phases finished{paused}\n")
+    left_s = facts.get("time_left_s")
+    left = f", {duration(left_s)} left" if left_s else ""
+    phases = f"{num_finished(facts)} of {counted(facts['num_phases'], 'phase')} finished"
+    print(f"{visible(facts['name'])}: {phases}{paused}{left}\n")
     show_table(
-        ["phase", "blocks", "step", "version", "round", "at work", "deadline", "why"],
+        ["phase", "blocks", "step", "version", "round", "deadline", "why"],
         phase_rows(spec.phases, facts),
     )
     print()
@@ -62,7 +79,10 @@ def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int |
         ["worker", "device", "steps/s", "updates", "text", "last seen"],
         [_worker_row(each, facts["now_s"]) for each in facts["workers"]] or [["nobody yet", *[""] * 5]],
     )
-    print(f"\n{visible(evaluation_line(facts['evaluations']))}", flush=True)
+    print(f"\n{wrapped(visible(evaluation_line(facts['evaluations'])))}")
+    if facts["samples"]:
+        print("\n".join(sample_lines(facts["samples"][-1]["samples"])))
+    sys.stdout.flush()
 
 
 def phase_rows(phases: Sequence[Phase], facts: Mapping[str, Any]) -> list[list[str]]:
@@ -73,16 +93,15 @@ def phase_rows(phases: Sequence[Phase], facts: Mapping[str, Any]) -> list[list[s
 def _phase_row(phase: Phase, facts: Mapping[str, Any] | None, versions: Mapping[str, int]) -> list[str]:
     blocks = "+".join(map(str, phase.blocks))
     if facts is None:
-        return [str(phase.index), blocks, f"0/{phase.steps}", "", "", "", "", "not open yet: earlier phases come first"]
+        return [str(phase.index + 1), blocks, f"0/{phase.steps}", "", "", "", "not open yet: earlier phases come first"]
     version = "+".join(str(versions.get(str(block), "–")) for block in phase.blocks)
-    cells = [str(phase.index), blocks, f"{facts['step']}/{facts['steps']}", version]
+    cells = [str(phase.index + 1), blocks, f"{facts['step']}/{facts['steps']}", version]
     current = facts["round"]
     if current is None:
-        return [*cells, "", "", "", "finished"]
-    at_work = sum(lease["reported_s"] is None for lease in current["leases"])
+        return [*cells, "", "", "finished"]
     left_s = current["time_left_s"]
     deadline = "" if not current["leases"] else duration(left_s) if left_s >= 0 else f"−{duration(-left_s)}"
-    return [*cells, str(current["number"]), str(at_work), deadline, current["reason"]]
+    return [*cells, str(current["number"]), deadline, current["reason"]]
 
 
 def _worker_row(facts: Mapping[str, Any], now_s: float) -> list[str]:

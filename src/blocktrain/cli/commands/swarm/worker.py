@@ -4,7 +4,6 @@ Next: swarm/worker/worker.py, which does the work."""
 from __future__ import annotations
 
 import math
-import os
 import platform
 import re
 import sys
@@ -18,16 +17,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktrain.cli.console import quantity, say
-from blocktrain.cli.options import EXIT_INTERRUPTED, InviteText, require_positive
+from blocktrain.cli.options import (
+    EXIT_INTERRUPTED,
+    DeviceName,
+    InviteText,
+    MemorySize,
+    Threads,
+    chosen_device,
+    chosen_memory,
+    use_threads,
+)
 from blocktrain.cli.shared.metrics import metrics_file, metrics_server, report_to
 from blocktrain.cli.shared.progress import LINE_EVERY_S
 from blocktrain.cli.shared.signals import StopOnInterrupt
-from blocktrain.errors import ConfigError, StorageError
+from blocktrain.errors import ConfigError, CoordinatorUnreachable, StorageError
 from blocktrain.io.private import cache_home, read_private, write_private
-from blocktrain.wire.invite import parse_invite
+from blocktrain.logs import visible
+from blocktrain.wire.invite import read_invite
 
 if TYPE_CHECKING:
-    import torch
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from rich.status import Status
 
@@ -46,7 +54,12 @@ def worker(
     home: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory for key and downloads. Default: ~/.cache/blocktrain.")
     ] = None,
-    memory: Annotated[int | None, typer.Option(metavar="BYTES", help="Memory to use. Default: what is free.")] = None,
+    memory: MemorySize = None,
+    cache_gb: Annotated[
+        float, typer.Option(metavar="GB", help="Most text to keep on disk, if the run's text is prepared.")
+    ] = 2.0,
+    device: DeviceName = None,
+    threads: Threads = None,
     once: Annotated[bool, typer.Option("--once", help="Stop after one lease.")] = False,
     metrics: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Append every event to this file, one JSON line each.")
@@ -59,18 +72,19 @@ def worker(
     """Join a run by its invite and train for it.
 
     Ctrl-C finishes the current step, submits what is trained and stops."""
-    address = parse_invite(invite)
-    require_positive("--memory", memory)
+    address = read_invite(invite)
+    if not 0 < cache_gb < math.inf:
+        raise ConfigError(f"--cache-gb {cache_gb:g} is out of range: give gigabytes above 0")
     if name is not None and not 1 <= len(name) <= LONGEST_NAME:
         raise ConfigError(f"--name has {len(name)} characters: give 1 to {LONGEST_NAME}")
 
     from blocktrain.swarm.aliases import alias_of
     from blocktrain.swarm.worker.client import CoordinatorClient
     from blocktrain.swarm.worker.worker import Worker
-    from blocktrain.train.trainer import pick_device
 
-    home, device = home or cache_home(), pick_device()
-    memory_bytes = memory or free_memory_bytes(device)
+    use_threads(threads)
+    home, own_device = home or cache_home(), chosen_device(device)
+    memory_bytes = chosen_memory(memory, own_device)
     with (
         own_key(home) as (key, number),
         metrics_file(metrics) as log,
@@ -79,17 +93,18 @@ def worker(
         StopOnInterrupt() as stop,
     ):
         name = name or (platform.node() or "worker")[: LONGEST_NAME - 4] + (f"-{number}" if number > 1 else "")
-        say(f"{name} on {device.type} with {quantity(memory_bytes, 'B')} of memory joins the run at {address.url}")
+        say(f"{name} on {own_device.type} with {quantity(memory_bytes, 'B')} of memory joins the run at {address.url}")
         say(f"others see this worker as {alias_of(key.public_key().public_bytes_raw().hex())}")
         shift = Shift(report_to(show, log, counted), stop, once, address.url)
-        with CoordinatorClient(address, patience_s=math.inf, sleep=shift.unreachable) as client:
+        with CoordinatorClient(address, patience_s=math.inf, sleep=shift.unreachable, failed=shift.failed) as client:
             Worker(
                 client,
                 home,
                 key=key,
                 name=name,
                 memory_bytes=memory_bytes,
-                device=device,
+                cache_bytes=int(cache_gb * 10**9),
+                device=own_device,
                 report=shift.report,
                 stop=shift.over,
                 sleep=shift.sleep,
@@ -104,7 +119,7 @@ class Shift:
 
     def __init__(self, show: Callable[[WorkReport], None], stop: Callable[[], bool], once: bool, url: str) -> None:
         self._show, self._stop, self._once, self._url = show, stop, once, url
-        self._done, self._away = False, False
+        self._done, self._away, self._said = False, False, ""
 
     def over(self) -> bool:
         return self._stop() or (self._once and self._done)
@@ -112,7 +127,7 @@ class Shift:
     def report(self, report: WorkReport) -> None:
         if self._away:
             say(f"the coordinator at {self._url} answers again")
-        self._away = False
+        self._away, self._said = False, ""
         self._done = self._done or report.kind in DONE
         self._show(report)
 
@@ -121,6 +136,12 @@ class Shift:
         end_s = time.monotonic() + seconds
         while not self._stop() and (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(NAP_S, left_s))
+
+    def failed(self, error: CoordinatorUnreachable) -> None:
+        """Prints why the coordinator cannot go on, if it says so: for example that its disk is full."""
+        if error.answered and str(error) != self._said:
+            self._said, self._away = str(error), True
+            say(f"the coordinator at {self._url} cannot go on, trying again until it can (Ctrl-C stops): {error}")
 
     def unreachable(self, seconds: float) -> None:
         """Sleeps between two attempts. A Ctrl-C then ends the worker at once: the coordinator may never come back."""
@@ -168,7 +189,7 @@ class WorkStatus:
 def line_of(report: WorkReport) -> str:
     has_loss = report.loss is not None and report.kind != "evaluated"  # its text is the loss
     kind = "" if report.kind == "step" else f"{report.kind}: "
-    return f"{kind}{report.text}" + (f", loss {report.loss:.3f} nats/byte" if has_loss else "")
+    return visible(f"{kind}{report.text}") + (f", loss {report.loss:.3f} nats/byte" if has_loss else "")
 
 
 @contextmanager
@@ -228,18 +249,3 @@ def _key(path: Path) -> Ed25519PrivateKey:
         if isinstance(key, Ed25519PrivateKey):
             return key
     raise ConfigError(f"{path} is not an Ed25519 key in PEM format: restore it, or delete it to join as a new worker")
-
-
-def free_memory_bytes(device: torch.device) -> int:
-    """Free memory of the device. For a CPU: what the system can give without swapping, or else all memory."""
-    if device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    with suppress(OSError, ValueError, AttributeError):  # not on every system
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    raise ConfigError("the free memory of this system is unknown: give --memory BYTES")

@@ -16,6 +16,7 @@ from blocktrain.cli.options import (
     Toml,
     read_spec,
     require_positive,
+    warn_about_text,
 )
 
 
@@ -37,11 +38,11 @@ def compare(
     spec = read_spec(toml, preset, corpus, seed, changes)
 
     from blocktrain.cli.shared.comparison import Side, show, write
-    from blocktrain.cli.shared.training import describe, train_into, twin_of
-    from blocktrain.data.corpus import load_corpus
+    from blocktrain.cli.shared.training import describe, open_text, train_into, twin_of
 
+    warn_about_text(spec)
+    spec, text = open_text(spec)
     twin = twin_of(spec, work)
-    text = load_corpus(spec.corpus, spec.model.context)
     describe(spec)
     blocks = train_into(out / "blocks", spec, text, jobs=jobs)
     describe(twin)

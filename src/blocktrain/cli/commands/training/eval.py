@@ -29,14 +29,21 @@ def evaluate(
         str | None, typer.Option(metavar="PATH", help="Measure on this text instead of the run's.")
     ] = None,
 ) -> None:
-    """Measure the loss of trained runs on held-out text."""
+    """Measure the loss of trained runs on held-out text.
+
+    A run whose training has not ended is measured as it is saved now, and marked as half trained."""
     require_positive("--max-windows", max_windows)
     left_out = _blocks(missing)
 
-    from blocktrain.cli.shared.scoring import measure, open_trained, text_of
+    from blocktrain.cli.shared.scoring import half_trained, measure, open_trained, text_of
+    from blocktrain.io.checkpoint import RunDirectory
 
-    opened = [open_trained(path, left_out) for path in runs]
-    measured = [measure(r, text_of(r, corpus), split, missing=left_out, max_windows=max_windows) for r in opened]
+    measured = []
+    for path in runs:
+        so_far = half_trained(path, left_out)
+        run = RunDirectory.open(path) if so_far else open_trained(path, left_out)
+        text = text_of(run, corpus)
+        measured.append(measure(run, text, split, missing=left_out, max_windows=max_windows, so_far=so_far))
     if as_json:
         print(json.dumps(_document(measured, split, left_out, max_windows), indent=2))
     else:
@@ -56,15 +63,21 @@ def _show(measured: Sequence[Measured]) -> None:
     base = baseline(measured)
     pairs = [(each, score) for each in measured for score in each.scores]
     columns = ["run", "path", "reading", "nats/byte", "± s.e.", "bits/byte", "perplexity", ""]
+    with_tokens = any(score.num_tokens != score.num_bytes for _, score in pairs)
+    rows = [_row(each, score, base) for each, score in pairs]
+    if with_tokens:
+        columns.insert(-1, "nats/token")
+        for row, (_, score) in zip(rows, pairs, strict=True):
+            row.insert(-1, f"{score.nats_per_token:.4f}")
     answers = [index for index, (each, score) in enumerate(pairs) if score is each.answer]
-    show_table(columns, [_row(each, score, base) for each, score in pairs], marked=answers)
+    show_table(columns, rows, marked=answers)
     say(f"measured on {base.answer.num_bytes:,} bytes; answer: the reading that generate uses")
 
 
 def _row(each: Measured, score: Score, base: Measured) -> list[str]:
     from blocktrain.cli.shared.scoring import error_cell
 
-    names = [str(each.run.path), score.path, score.reading]
+    names = [each.name, score.path, score.reading]
     numbers = [f"{score.nats_per_byte:.4f}", error_cell(score), f"{score.bits_per_byte:.4f}", f"{score.perplexity:.3f}"]
     return [*names, *numbers, _remark(each, base) if score is each.answer else ""]
 
@@ -96,6 +109,7 @@ def _record(each: Measured, base: Measured) -> dict[str, Any]:
         "objective": each.run.spec.objective.kind,
         "spec_digest": each.run.spec.digest(),
         "text_sha256": each.text_sha256,
+        "half_trained": each.half_trained,
         "scores": [score_record(score) for score in each.scores],
         "answer": score_record(each.answer),
         "gap_nats_per_byte": each.gap_to(base),

@@ -17,6 +17,7 @@ from blocktrain.cli.options import (
     TensorBoard,
     Toml,
     read_spec,
+    warn_about_text,
 )
 
 
@@ -36,11 +37,11 @@ def reference(
     It has the same shape, text, order of the text and optimiser as the blocks."""
     spec = read_spec(toml, preset, corpus, seed, changes)
 
-    from blocktrain.cli.shared.training import describe, show_parameters_side_by_side, train_into, twin_of
-    from blocktrain.data.corpus import load_corpus
+    from blocktrain.cli.shared.training import describe, open_text, show_parameters_side_by_side, train_into, twin_of
 
+    warn_about_text(spec)
+    spec, text = open_text(spec)
     twin = twin_of(spec, work, steps)
-    text = load_corpus(twin.corpus, twin.model.context)
     describe(twin)
     show_parameters_side_by_side(spec, twin)
     train_into(out, twin, text, tensorboard=tensorboard)

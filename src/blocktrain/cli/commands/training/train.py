@@ -6,7 +6,24 @@ from typing import Annotated
 
 import typer
 
-from blocktrain.cli.options import Changes, CorpusSource, Jobs, Out, Preset, Seed, TensorBoard, Toml, read_spec
+from blocktrain.cli.options import (
+    Changes,
+    CorpusSource,
+    DeviceName,
+    Jobs,
+    MemorySize,
+    Out,
+    Preset,
+    Seed,
+    TensorBoard,
+    Threads,
+    Toml,
+    chosen_device,
+    chosen_memory,
+    read_spec,
+    use_threads,
+    warn_about_text,
+)
 
 
 def train(
@@ -19,19 +36,34 @@ def train(
     block: Annotated[int | None, typer.Option(metavar="K", help="Train only the phase of block K.")] = None,
     jobs: Jobs = 1,
     tensorboard: TensorBoard = None,
+    device: DeviceName = None,
+    threads: Threads = None,
+    memory: MemorySize = None,
 ) -> None:
-    """Train the blocks of a model, each block alone.
+    """Train the blocks of a model.
 
     Ctrl-C saves and stops; the same command continues. DIR/metrics.jsonl gets one line per step."""
     spec = read_spec(toml, preset, corpus, seed, changes)
 
-    from blocktrain.cli.shared.training import describe, train_into
-    from blocktrain.data.corpus import load_corpus
+    from blocktrain.cli.shared.training import describe, open_text, train_into
     from blocktrain.train.run import wanted_phases
 
+    use_threads(threads)
+    own_device = chosen_device(device)
     wanted_phases(spec, block)  # refuses an unknown block before the text is loaded
-    text = load_corpus(spec.corpus, spec.model.context)
-    describe(spec)
-    run = train_into(out, spec, text, only_block=block, jobs=jobs, tensorboard=tensorboard)
+    warn_about_text(spec)
+    spec, text = open_text(spec)
+    describe(spec, own_device)
+    memory_bytes = chosen_memory(memory, own_device)
+    run = train_into(
+        out,
+        spec,
+        text,
+        only_block=block,
+        jobs=jobs,
+        tensorboard=tensorboard,
+        device=own_device,
+        memory_bytes=memory_bytes,
+    )
     trained = ", ".join(map(str, sorted(run.manifest().blocks)))
     print(f"{out} holds trained blocks {trained} of {spec.model.blocks}; next: blocktrain eval {out}")

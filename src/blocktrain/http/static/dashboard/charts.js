@@ -73,12 +73,12 @@ export function drawTraining(curves) {
   const all = curves.flatMap((curve) => curve.points);
   if (all.length === 0) return;
   const axis = timeAxis(all, Math.min(...all.map((point) => point.at_s)));
-  const name = (curve) => `phase ${curve.phase} (${curve.blocks.length > 1 ? "blocks" : "block"} ${curve.blocks.join(", ")})`;
+  const name = (curve) => `phase ${curve.phase + 1} (${curve.blocks.length > 1 ? "blocks" : "block"} ${curve.blocks.join(", ")})`;
   const traces = curves.map((curve) =>
     line(name(curve), curve.points.map(axis.at), curve.points.map((point) => point.nats_per_byte), series(curve.phase), 2));
   const newest = curves.map((curve) => `${name(curve)} at ${nats(curve.points[curve.points.length - 1].nats_per_byte)}`);
   describe("training", `Training loss in nats/byte: ${newest.join(", ")}, after ${plural(all.length, "round")}.`);
   table(document.getElementById("training-table"), "Mean training loss of each round, nats/byte", ["phase", "round", axis.title, "loss", "updates"],
-    curves.flatMap((curve) => curve.points.map((point) => [curve.phase, point.round, axis.at(point).toFixed(1), nats(point.nats_per_byte), point.updates])));
+    curves.flatMap((curve) => curve.points.map((point) => [curve.phase + 1, point.round, axis.at(point).toFixed(1), nats(point.nats_per_byte), point.updates])));
   draw("training", traces, axis.title);
 }

@@ -175,7 +175,7 @@ function announce(before) {
   const known = before.events.length ? before.events[before.events.length - 1].number : 0;
   const matters = status.events.filter((event) => event.number > known && ["late", "paused", "resumed"].includes(event.kind));
   const ended = status.phases.filter((phase) => phase.finished && !before.phases.find((old) => old.phase === phase.phase)?.finished);
-  const parts = [...matters.map((event) => `${event.kind}: ${eventText(event, status)}`), ...ended.map((phase) => `phase ${phase.phase} is finished`)];
+  const parts = [...matters.map((event) => `${event.kind}: ${eventText(event, status)}`), ...ended.map((phase) => `phase ${phase.phase + 1} is finished`)];
   if (parts.length) say(`${parts.join("; ")}.`);
 }
 

@@ -65,6 +65,8 @@ export function showStatus(status, curves, isAdmin) {
   const facts = [status.blocks, status.phases.map((phase) => ({ ...phase, round: phase.round?.leases })), curves.training];
   whenChanged("blocks", facts, (target) => target.replaceChildren(...status.blocks.map((block) => card(block, status, curves))));
   whenChanged("rounds", status.phases.map(withoutSeconds), (target) => showRounds(target, status));
+  byId("no-samples").hidden = (status.samples ?? []).length > 0;
+  whenChanged("samples", status.samples ?? [], (target) => target.replaceChildren(...[...(status.samples ?? [])].reverse().map(sampleItem)));
   whenChanged("workers", [status.workers, isAdmin], (target) => showWorkers(target, status, isAdmin));
   whenChanged("events", status.events, (target) => target.replaceChildren(...[...status.events].reverse().map((event) => eventItem(event, status))));
 }
@@ -78,11 +80,25 @@ function showFigures(status) {
   const late = status.workers.filter((worker) => worker.state === "late").length;
   byId("progress").textContent = percent(done / status.steps);
   byId("progress-steps").textContent = `${count(done)} of ${count(status.steps)} steps`;
+  showTimeLeft(status);
   byId("present").textContent = count(here);
   byId("present-of").textContent = `active now, of ${count(status.workers.length)}${late ? `; ${count(late)} late` : ""}`;
   byId("up").textContent = bytes(status.traffic.up_bytes);
   byId("down").textContent = bytes(status.traffic.down_bytes);
   byId("down-since").textContent = `since the coordinator started at ${clock(status.traffic.down_since_s)}`;
+}
+
+function showTimeLeft(status) {
+  const known = status.time_left_s !== null && status.time_left_s !== undefined;
+  byId("time-left").textContent = finished(status) ? "none" : known ? span(status.time_left_s) : "–";
+  byId("time-left-of").textContent = finished(status) ? "every phase is trained" : status.paused ? "the run is paused" : known ? "at the speed of the last rounds" : "known when a round has closed";
+}
+
+function sampleItem(written) {
+  const loss = written.nats_per_byte === null ? "" : ` · ${nats(written.nats_per_byte)} nats/byte`;
+  return element("li", {},
+    element("p", { class: "hint" }, `${clock(written.at_s)}${loss}`),
+    ...written.samples.map((sample) => element("p", { class: "sample" }, element("span", { class: "prompt" }, sample.prompt), sample.text)));
 }
 
 export function showLoss(heldOut) {
@@ -137,12 +153,12 @@ function showRounds(target, status) {
   const rows = status.phases.map((phase) => {
     const steps = `${count(phase.step)} of ${count(phase.steps)}`;
     const blocks = phase.blocks.join(", ");
-    if (!phase.round) return [`Phase ${phase.phase}`, blocks, steps, "–", "–", "finished"];
+    if (!phase.round) return [`Phase ${phase.phase + 1}`, blocks, steps, "–", "–", "finished"];
     const { round } = phase;
     const due = round.leases.length ? timed(status.now_s + round.time_left_s, "until") : "starts with the first worker";
     const again = round.extensions ? `, extended ${plural(round.extensions, "time")}` : "";
     const why = element("span", {}, reason(round), element("small", {}, `time limit ${span(round.limit_s)}: ${round.limit_reason}${again}`));
-    return [`Phase ${phase.phase}`, blocks, steps, count(round.number), due, why];
+    return [`Phase ${phase.phase + 1}`, blocks, steps, count(round.number), due, why];
   });
   target.className = "wide";
   table(target, "The open round of each phase, its deadline and what it waits for", ["phase", "blocks", "steps", "round", "deadline", "reason"], rows);
@@ -184,7 +200,7 @@ function contribution(worker, all) {
 export function eventText(event, status) {
   const worker = status.workers.find((each) => each.id === event.data.worker);
   if (event.kind === "joined" && worker) return `${worker.alias}, ${worker.device}`;
-  if (event.kind === "late") return `${alias(status, event.data.worker)} in phase ${event.data.phase}, round ${event.data.round}: the round closed without its update`;
+  if (event.kind === "late") return `${alias(status, event.data.worker)} in phase ${event.data.phase + 1}, round ${event.data.round}: the round closed without its update`;
   return worker ? `${worker.alias}: ${event.text}` : event.text;
 }
 

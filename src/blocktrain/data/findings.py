@@ -1,0 +1,139 @@
+"""Findings: what a file holds that is probably not plain UTF-8 text, and how to go on. Pure functions of some bytes and
+a name. Nothing is refused here: a model of bytes can learn any bytes. Next: corpus.py, which reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+SAMPLE_BYTES = 2**16  # of the start of a file: enough to see what it is
+PACKED = "unpack it first"
+SIGNATURES = {  # how files of a kind begin -> (what they are, how to go on)
+    b"\x1f\x8b": ("compressed by gzip", f"{PACKED} (gunzip)"),
+    b"PK\x03\x04": ("a zip archive or an Office document", f"{PACKED}, or save the document as plain text"),
+    b"BZh": ("compressed by bzip2", f"{PACKED} (bunzip2)"),
+    b"\xfd7zXZ\x00": ("compressed by xz", f"{PACKED} (unxz)"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", f"{PACKED} (unzstd)"),
+    b"%PDF": ("a PDF document", "extract its text first (pdftotext)"),
+    b"PAR1": ("a Parquet table", "name it as a data set, --corpus hf:{name}"),
+    b"{\\rtf": ("a Rich Text document", "save it as plain text"),
+    b"\x89PNG": ("a PNG image", "leave it out"),
+    b"\xff\xd8\xff": ("a JPEG image", "leave it out"),
+}
+BYTE_ORDER_MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+TEXT_CONTROLS = frozenset(b"\t\n\r\f\v\x1b")
+MOST_CONTROLS = 0.02  # share of control characters in a text
+MOST_DAMAGED = 0.05  # share of the bytes beyond ASCII
+MOST_NULS = 0.3  # every second byte of English UTF-16 is 0
+JSON_ENDINGS = (".json", ".jsonl")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`what` completes "the file …"; `remedy` is how to go on."""
+
+    what: str
+    remedy: str
+
+
+def examine(data: bytes, name: str) -> Finding | None:
+    """What a file that begins with these bytes probably is. None: plain UTF-8 text, or nothing."""
+    data = data[:SAMPLE_BYTES]
+    for start, (what, remedy) in SIGNATURES.items():
+        if data.startswith(start):
+            return Finding(f"is {what}", remedy.format(name=name))
+    if encoding := _wide_encoding(data):
+        return Finding(f"is {encoding} text", _convert(encoding, name))
+    controls = sum(byte < 32 and byte not in TEXT_CONTROLS for byte in data)
+    if b"\x00" in data or controls > MOST_CONTROLS * len(data):
+        return Finding("is binary", "leave it out, unless the model is to learn exactly these bytes")
+    if not _is_utf8(data):
+        return Finding("is not UTF-8, perhaps Latin-1", _convert("LATIN1", name))
+    return _json(data, name)
+
+
+def remarks_on(files: Sequence[tuple[str, bytes]]) -> tuple[str, ...]:
+    """One sentence per kind of finding, for files given by name and start: at most one example of each."""
+    found: dict[str, list[tuple[str, Finding]]] = {}
+    for name, data in files:
+        if finding := examine(data, name):
+            found.setdefault(finding.what, []).append((name, finding))
+    return tuple(_sentence(each, len(files)) for each in found.values())
+
+
+def _sentence(found: Sequence[tuple[str, Finding]], num_files: int) -> str:
+    name, finding = found[0]
+    if num_files == 1:
+        return f"the text {name} {finding.what}: {finding.remedy}"
+    which = f"for example {name}, {finding.what}" if len(found) > 1 else f"{name}, {finding.what}"
+    return f"{len(found)} of the {num_files} files, {which}: {finding.remedy}"
+
+
+def _convert(encoding: str, name: str) -> str:
+    return f"convert it with iconv -f {encoding} -t UTF-8 {name} > text.txt"
+
+
+def _wide_encoding(data: bytes) -> str | None:
+    for mark, encoding in BYTE_ORDER_MARKS.items():
+        if data.startswith(mark):
+            return encoding
+    even, odd = data[0::2], data[1::2]
+    for order, nuls, letters in (("LE", odd, even), ("BE", even, odd)):
+        if len(data) >= 4 and nuls.count(0) > MOST_NULS * len(nuls) and letters.count(0) < 0.02 * len(letters):
+            return f"UTF-16{order}"
+    return None
+
+
+def _is_utf8(data: bytes) -> bool:
+    """The sample may end within a character, and a long text may hold a few damaged bytes."""
+    damaged = data.decode("utf-8", "replace").count("�") - data.count("�".encode())
+    return damaged <= 1 or damaged < MOST_DAMAGED * sum(byte > 127 for byte in data)
+
+
+def _json(data: bytes, name: str) -> Finding | None:
+    """JSON lines, or a JSON document that is a list of objects."""
+    lines = data.decode("utf-8", "replace").splitlines()
+    lines = [line for line in (lines[:-1] if len(data) == SAMPLE_BYTES else lines) if line.strip()][:20]
+    records = [record for record in map(_object, lines) if record is not None]
+    if len(lines) >= 2 and len(records) == len(lines):
+        return _of_records("holds JSON lines", records, name)
+    try:
+        whole = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    objects = [each for each in whole if isinstance(each, dict)] if isinstance(whole, list) else []
+    return _of_records("is a JSON document", objects, name) if objects else None
+
+
+def _of_records(what: str, records: Sequence[dict[str, Any]], name: str) -> Finding:
+    fields = list(dict.fromkeys(key for record in records for key, value in record.items() if isinstance(value, str)))
+    if not fields:
+        return Finding(f"{what} without text fields", "extract the text first")
+    chosen = "text" if "text" in fields else max(fields, key=lambda field: _length(records, field))
+    path = PurePath(name)
+    renamed = name if path.suffix in JSON_ENDINGS else str(path.with_suffix(".jsonl"))
+    rename = "" if renamed == name else f"rename it to {renamed} and "
+    return Finding(
+        f"{what} with the fields {', '.join(map(repr, fields[:5]))}, which the model would learn with the text",
+        f'{rename}name one field, --corpus "hf:{renamed}::{chosen}" (it needs the extra hf)',
+    )
+
+
+def _length(records: Iterable[dict[str, Any]], field: str) -> int:
+    return sum(len(value) for record in records if isinstance(value := record.get(field), str))
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

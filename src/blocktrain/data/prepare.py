@@ -1,0 +1,182 @@
+"""Preparing: documents of any number become shards of tokens in three splits. It reads the documents twice: first to
+choose the held-out ones and to learn the tokenizer, then to write. A kill loses at most one shard; the same command
+continues. Next: documents.py, where they come from; shards.py, what is written; duplicates.py, what is left out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from blocktrain.data.documents import LONGEST_SECTION, TEXT_COLUMN, documents, sections, source_facts
+from blocktrain.data.scan import Scan, scan
+from blocktrain.data.shards import (
+    INDEX_FILE,
+    SHARD_BYTES,
+    SPLITS,
+    CorpusIndex,
+    PreparedCorpus,
+    read_index,
+    token_size,
+)
+from blocktrain.data.tokenizer import (
+    BpeTokenizer,
+    Tokenizer,
+    learn_tokenizer,
+    learned_size,
+    load_tokenizer,
+)
+from blocktrain.data.writing import Writing
+from blocktrain.errors import ConfigError, CorpusError
+from blocktrain.io.files import make_folder, write_whole
+from blocktrain.io.private import cache_home
+from blocktrain.settings import BYTES, TOKENIZER_FILE, CorpusSpec
+
+WORK_FOLDER = ".preparing"
+SAMPLE_BYTES = 32 * 2**20  # of the train split, from which a tokenizer is learned
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """How far preparing is. `total_bytes` is None while nobody knows."""
+
+    task: str
+    done_bytes: int
+    total_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a prepared corpus depends on."""
+
+    sources: tuple[str, ...]
+    tokenizer: str = BYTES
+    valid_share: float = 0.05
+    test_share: float = 0.05
+    column: str = TEXT_COLUMN
+    shard_bytes: int = SHARD_BYTES
+
+    def sha256(self) -> str:
+        """Changes when a setting, a source or the tokenizer's file changes."""
+        chosen = self.tokenizer if learned_size(self.tokenizer) else load_tokenizer(self.tokenizer).sha256
+        facts = [asdict(self), source_facts(self.sources), chosen]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+Report = Callable[[PrepareReport], None]
+
+
+def prepare(plan: Plan, out: Path, report: Report = lambda report: None) -> PreparedCorpus:
+    """Writes the corpus, or what is left of it. Does nothing if it is complete."""
+    digest = plan.sha256()
+    make_folder(out)
+    if (out / INDEX_FILE).exists():
+        _require_same_plan(out, read_index(out).plan_sha256, digest)
+        return PreparedCorpus.open(out)
+    with _alone_in(out):
+        work = out / WORK_FOLDER
+        make_folder(work)
+        if (work / "plan").exists():
+            _require_same_plan(out, (work / "plan").read_text(), digest)
+        else:
+            write_whole(work / "plan", digest.encode())
+        scanned = Scan.load(work) or _scanned(plan, work, report)
+        tokenizer = _tokenizer(plan, work, scanned, report)
+        total, writing = sum(scanned.text_bytes.values()), Writing(out, work, scanned, tokenizer, plan.shard_bytes)
+        for done in writing.run(documents(plan.sources, plan.column)):
+            report(PrepareReport("writing", done, total))
+        index = _index(plan, digest, tokenizer, writing)
+        if tokenizer.file is not None:
+            write_whole(out / TOKENIZER_FILE, tokenizer.file)
+        write_whole(out / INDEX_FILE, index.model_dump_json(indent=1).encode())
+        shutil.rmtree(work)
+    return PreparedCorpus.open(out)
+
+
+def prepared_for(spec: CorpusSpec, report: Report = lambda report: None) -> PreparedCorpus:
+    """A source that is not prepared, in the user's cache folder."""
+    assert spec.tokenizer is not None
+    plan = Plan((spec.source,), spec.tokenizer, spec.valid_share, spec.test_share)
+    return prepare(plan, cache_home() / "corpora" / plan.sha256()[:32], report)
+
+
+def _scanned(plan: Plan, work: Path, report: Report) -> Scan:
+    found = scan(
+        documents(plan.sources, plan.column),
+        plan.valid_share,
+        plan.test_share,
+        lambda done: report(PrepareReport("reading", done, None)),
+    )
+    sources = ", ".join(plan.sources)
+    if not found.text_bytes["train"] + found.text_bytes["valid"] + found.text_bytes["test"]:
+        raise CorpusError(f'"{sources}" holds no text: give a file or folder that holds text')
+    for split in SPLITS:
+        if not found.text_bytes[split]:
+            remedy = "give more documents" if split == "train" else f"raise --{split}-share, or give more documents"
+            raise CorpusError(f'no document of "{sources}" falls into the {split} split: {remedy}')
+    found.save(work)
+    return found
+
+
+def _tokenizer(plan: Plan, work: Path, scanned: Scan, report: Report) -> Tokenizer:
+    size, path = learned_size(plan.tokenizer), work / TOKENIZER_FILE
+    if size is None:
+        return load_tokenizer(plan.tokenizer)
+    if not path.exists():
+        report(PrepareReport(f"learning {plan.tokenizer}", 0, None))
+        learned = learn_tokenizer(_sample(plan, scanned), size)
+        assert learned.file is not None
+        write_whole(path, learned.file)
+    return BpeTokenizer(plan.tokenizer, path.read_bytes(), str(path))
+
+
+def _sample(plan: Plan, scanned: Scan) -> Iterator[str]:
+    """The first texts of the train split."""
+    taken = 0
+    for document in documents(plan.sources, plan.column):
+        text = document.text.encode()
+        if scanned.split_of(document, text) == "train":
+            taken += len(text)
+            yield from sections([document.text], LONGEST_SECTION)
+        if taken >= SAMPLE_BYTES:
+            return
+
+
+def _index(plan: Plan, digest: str, tokenizer: Tokenizer, writing: Writing) -> CorpusIndex:
+    progress = writing.progress
+    return CorpusIndex(
+        plan_sha256=digest,
+        sources=plan.sources,
+        tokenizer=plan.tokenizer,
+        tokenizer_sha256=tokenizer.sha256,
+        vocabulary=tokenizer.vocabulary,
+        token_bytes=token_size(tokenizer.vocabulary),
+        shard_tokens=writing.writers["train"].shard_tokens,
+        splits={split: writer.finish() for split, writer in writing.writers.items()},
+        documents=progress.documents,
+        duplicates=progress.duplicates,
+        duplicate_bytes=progress.duplicate_bytes,
+        longest=tuple(progress.longest),
+    )
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    try:
+        with FileLock(out / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise ConfigError(f"{out} is being prepared by another process: wait for it, or choose another --out") from None
+
+
+def _require_same_plan(out: Path, found: str, expected: str) -> None:
+    if found != expected:
+        raise ConfigError(
+            f"{out} was prepared from other text or with other settings: choose another --out, or delete it"
+        )

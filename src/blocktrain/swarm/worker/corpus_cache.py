@@ -1,0 +1,101 @@
+"""The text of a run at a worker: all of it if it is raw bytes. Of a prepared corpus only the shards that leases need
+are fetched; the next ones come while the worker trains, and the oldest go when the cache is full. Next: worker.py."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from blocktrain.data.corpus import Corpus
+from blocktrain.data.shards import CorpusIndex, ShardEntry, TokenShards
+from blocktrain.data.tokenizer import tokenizer_of_run
+from blocktrain.data.windows import STEPS_PER_SHARDS, shards_of_steps
+from blocktrain.errors import BlockTrainError, CorpusError
+from blocktrain.spec import RunSpec
+from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.wire.messages import INDEX_BLOB, TOKENIZER_BLOB, Blob, RunInfo, TrainLease
+
+DEFAULT_CACHE_BYTES = 2 * 10**9
+FEWEST_SHARDS = 4  # that the cache holds, however small it is: those of a lease and the next ones
+
+
+class CorpusCache:
+    """`corpus` reads shards through this cache."""
+
+    def __init__(self, client: CoordinatorClient, info: RunInfo, folder: Path, cache_bytes: int) -> None:
+        self._client, self._info, self._folder, self._cache_bytes = client, info, folder, cache_bytes
+        self._shards: OrderedDict[str, int] = OrderedDict()  # those that were used, the newest last; their sizes
+        self._lock = threading.Lock()
+        self._fetcher: threading.Thread | None = None
+        self.corpus = self._prepared() if INDEX_BLOB in info.corpus else self._raw()
+
+    def needed_blobs(self) -> set[str]:
+        """What must stay in the folder."""
+        if INDEX_BLOB not in self._info.corpus:
+            return {blob.sha256 for blob in self._info.corpus.values()}
+        small = {blob.sha256 for name, blob in self._info.corpus.items() if name in (INDEX_BLOB, TOKENIZER_BLOB)}
+        with self._lock:
+            return small | set(self._shards)
+
+    def fetch_next(self, spec: RunSpec, lease: TrainLease) -> None:
+        """Fetches the shards that follow those of the lease, in a thread of its own. A shard that does not come is
+        fetched again when it is needed."""
+        train = self.corpus.train
+        if not isinstance(train, TokenShards) or (self._fetcher is not None and self._fetcher.is_alive()):
+            return
+        end = lease.step_start + lease.steps
+        upcoming = range(end, end + STEPS_PER_SHARDS)
+        block = spec.phases[lease.phase].block
+        numbers = shards_of_steps(train, spec.model.context + 1, spec.seed, block, lease.shard, upcoming)
+        entries = [train.entries[number] for number in numbers]
+
+        def fetch() -> None:
+            with suppress(BlockTrainError, OSError):
+                for entry in entries:
+                    self._open_shard(entry)
+
+        self._fetcher = threading.Thread(target=fetch, daemon=True)
+        self._fetcher.start()
+
+    def _raw(self) -> Corpus:
+        parts = {split: np.frombuffer(self._get(blob), dtype=np.uint8) for split, blob in self._info.corpus.items()}
+        return Corpus(parts["train"], parts["valid"], parts["test"], self._info.corpus_sha256)
+
+    def _prepared(self) -> Corpus:
+        blobs = self._info.corpus
+        try:
+            index = CorpusIndex.model_validate_json(bytes(self._get(blobs[INDEX_BLOB])))
+        except ValidationError as error:
+            raise CorpusError(
+                f"the coordinator's index of the text cannot be read ({error.errors()[0]['msg']}): install the "
+                f"coordinator's version of blocktrain"
+            ) from None
+        file = bytes(self._get(blobs[TOKENIZER_BLOB])) if TOKENIZER_BLOB in blobs else None
+        tokenizer = tokenizer_of_run(index.tokenizer, file)
+        if index.sha256 != self._info.corpus_sha256 or tokenizer.sha256 != index.tokenizer_sha256:
+            raise CorpusError("the coordinator's index of the text is not the one of its run: ask its operator")
+        self._token_bytes = index.token_bytes
+        train, valid, test = (
+            TokenShards(index, split, tokenizer, self._open_shard) for split in ("train", "valid", "test")
+        )
+        return Corpus(train, valid, test, index.sha256, tokenizer)
+
+    def _open_shard(self, entry: ShardEntry) -> tuple[Path, memoryview]:
+        num_bytes = entry.num_tokens * self._token_bytes
+        data = self._get(Blob(sha256=entry.sha256, num_bytes=num_bytes))
+        with self._lock:
+            self._shards[entry.sha256] = num_bytes
+            self._shards.move_to_end(entry.sha256)
+            while len(self._shards) > FEWEST_SHARDS and sum(self._shards.values()) > self._cache_bytes:
+                oldest, _ = self._shards.popitem(last=False)
+                with suppress(OSError):
+                    (self._folder / oldest).unlink()
+        return self._folder / entry.sha256, data
+
+    def _get(self, blob: Blob) -> memoryview:
+        return self._client.download(blob, self._folder)

@@ -1,0 +1,214 @@
+"""StreamedTrainer: trains all blocks of a phase through one loss with one block in memory. The other blocks, their
+gradients and their optimiser state wait on disk. Its weights are bit-identical to BlockTrainer's; a step takes one more
+forward pass of every block but the last. Next: trainer.py; io/shelf.py, where blocks wait; memory_estimate.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktrain.data.windows import Tokens
+from blocktrain.io.shelf import Shelf
+from blocktrain.model.block import StackedBlock
+from blocktrain.spec import Phase, RunSpec
+from blocktrain.train.flops import FORWARD, layers_flops, run_flops
+from blocktrain.train.memory_estimate import can_stream, memory_plan
+from blocktrain.train.optim import BlockOptimizer, gradient_norms, total_norm
+from blocktrain.train.trainer import BlockTrainer, Weights, byte_cross_entropy, maybe_compile
+
+
+def streamed_run_flops(spec: RunSpec) -> int:
+    """The work of a run whose phases are streamed: every block but a phase's last runs forward once more."""
+    again = sum(
+        phase.steps * layers_flops(spec, block, FORWARD)
+        for phase in spec.phases
+        if can_stream(spec, phase)
+        for block in phase.blocks[:-1]
+    )
+    return run_flops(spec) + again
+
+
+def fitting_trainer(
+    spec: RunSpec,
+    phase: Phase,
+    train_bytes: Tokens,
+    published: Weights,
+    *,
+    memory_bytes: int | None,
+    scratch: Path,
+    **options: Any,
+) -> BlockTrainer:
+    """The trainer of a phase on a machine with this much memory."""
+    plan = memory_plan(spec, phase, memory_bytes)
+    options["micro_windows"] = plan.micro_windows
+    if plan.streamed:
+        return StreamedTrainer(spec, phase, train_bytes, published, scratch=scratch, **options)
+    return BlockTrainer(spec, phase, train_bytes, published, **options)
+
+
+class StreamedTrainer(BlockTrainer):
+    """`scratch` is a folder for the blocks that wait: 16 bytes per trained parameter. A block is copied to the device
+    when it is used. One module per depth takes all blocks of that depth in turn."""
+
+    def __init__(
+        self, spec: RunSpec, phase: Phase, train_bytes: Tokens, published: Weights, *, scratch: Path, **options: Any
+    ) -> None:
+        assert can_stream(spec, phase)
+        self._shelf = Shelf(scratch)
+        super().__init__(spec, phase, train_bytes, published, **options)
+
+    def _start(self, published: Weights) -> None:
+        self.trained = []
+        self._run = maybe_compile(_run_block, self._compiled)
+        self._modules: dict[tuple[int, int], StackedBlock] = {}
+        self._loaded: dict[tuple[int, int], int] = {}  # depth -> the block whose weights are in its module
+        for index in self.phase.blocks:
+            block = self._block(index, published)
+            assert isinstance(block, StackedBlock)
+            self._shelf.put(("weights", index), block.state_dict())
+            self._modules[self._depth(index)] = block
+            self._loaded[self._depth(index)] = index
+
+    def _learn(self, inputs: Tensor, targets: Tensor, factor: float) -> tuple[float, float]:
+        keep = self._kept_states(inputs.size(0))
+        states = self._run_forward(inputs, keep)
+        gradient: Tensor | None = None
+        norms: dict[int, list[Tensor]] = {}
+        loss = 0.0
+        for position in reversed(range(len(self.phase.blocks))):
+            index = self.phase.blocks[position]
+            block = self._load(index)
+            entropy, gradient = self._run_backward(block, position, inputs, targets, states.pop(), gradient, keep)
+            loss = entropy if position == len(self.phase.blocks) - 1 else loss
+            norms[index] = gradient_norms(block.parameters())
+            self._put_gradients(block, index)
+        norm = total_norm([each for index in self.phase.blocks for each in norms[index]])
+        for index in self.phase.blocks:
+            self._update(index, factor, norm)
+        return loss, float(norm)
+
+    def _run_forward(self, inputs: Tensor, keep: Tensor | None) -> list[Tensor | None]:
+        """The state that enters each block of the chain, without gradients."""
+        states = [self._state_below(inputs)]
+        for position, index in enumerate(self.phase.blocks[:-1]):
+            block, entering = self._load(index), _dropped(states[-1], keep, position)
+            with self._autocast():
+                states.append(
+                    torch.cat(
+                        [
+                            self._run_below(block, inputs[part], None if entering is None else entering[part])
+                            for part in self._parts(inputs.size(0))
+                        ]
+                    )
+                )
+        return states
+
+    def _run_backward(
+        self,
+        block: StackedBlock,
+        position: int,
+        inputs: Tensor,
+        targets: Tensor,
+        state: Tensor | None,
+        gradient: Tensor | None,
+        keep: Tensor | None,
+    ) -> tuple[float, Tensor | None]:
+        """Runs the block again with gradients, given the gradient of its output (None: the end of the chain). Returns
+        its own cross entropy and the gradient of the state that entered it."""
+        entropy, weight = 0.0, 1.0 if gradient is None else self._own_weight
+        entering_gradients: list[Tensor] = []
+        for part in self._parts(inputs.size(0)):
+            entering = None if state is None else state[part].detach().requires_grad_(position > 0)
+            kept = None if keep is None else keep[:, part]
+            roots: list[Tensor] = []
+            gradients: list[Tensor | None] = []
+            with self._autocast():
+                leaving, own = self._run(
+                    block, inputs[part], targets[part] if weight else None, _dropped(entering, kept, position)
+                )
+            if own is not None:
+                share = inputs[part].size(0) / inputs.size(0)
+                entropy += share * own.item()
+                roots.append(weight * share * own)
+                gradients.append(None)
+            if gradient is not None:
+                roots.append(leaving)
+                gradients.append(gradient[part])
+            torch.autograd.backward(roots, gradients)
+            if entering is not None and entering.grad is not None:
+                entering_gradients.append(entering.grad)
+        return entropy, torch.cat(entering_gradients) if entering_gradients else None
+
+    def _put_gradients(self, block: StackedBlock, index: int) -> None:
+        parameters = dict(block.named_parameters())
+        gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
+        self._shelf.put(("gradients", index), gradients)
+        for parameter in parameters.values():
+            parameter.grad = None
+
+    def _update(self, index: int, factor: float, norm: Tensor) -> None:
+        """One step of the optimiser on a block whose gradients wait on the shelf."""
+        block = self._load(index)
+        optimizer = BlockOptimizer([block], self.spec.optim)
+        with self._shelf.taken(("gradients", index)) as gradients:
+            for name, parameter in block.named_parameters():
+                parameter.grad = gradients[name].to(self._device, copy=True) if name in gradients else None
+        with self._shelf.taken(("optim", index)) as state:
+            optimizer.load(state)
+        optimizer.apply(factor, norm)
+        self._shelf.put(("weights", index), block.state_dict())
+        self._shelf.put(("optim", index), optimizer.state())
+
+    def _load(self, index: int) -> StackedBlock:
+        depth = self._depth(index)
+        block = self._modules[depth]
+        if self._loaded.get(depth) != index:
+            with self._shelf.taken(("weights", index)) as weights:
+                block.load_state_dict(weights)
+            self._loaded[depth] = block.index = index
+        return block
+
+    def current(self) -> dict[int, dict[str, Tensor]]:
+        """The trained blocks' tensors as they lie on the disk: the next step changes them."""
+        return {index: self._shelf.lying(("weights", index)) for index in self.phase.blocks}
+
+    def weights(self) -> dict[int, dict[str, Tensor]]:
+        """The same: a copy would take the memory that the machine does not have."""
+        return self.current()
+
+    def adopt(self, weights: Weights) -> None:
+        for index in self.phase.blocks:
+            self._shelf.put(("weights", index), weights[index])
+        self._loaded.clear()
+
+    def state(self) -> dict[str, Tensor]:
+        weights = {f"weights:{k}.{name}": t for k, block in self.current().items() for name, t in block.items()}
+        optim = (self._shelf.lying(("optim", index)) for index in self.phase.blocks)
+        return weights | {f"optim:{name}": tensor for each in optim for name, tensor in each.items()}
+
+    def restore(self, state: Mapping[str, Tensor], step_done: int) -> None:
+        for index in self.phase.blocks:
+            self._shelf.put(("weights", index), dict(_beginning(state, f"weights:{index}.", "")))
+            self._shelf.put(("optim", index), dict(_beginning(state, f"optim:{index}.", f"{index}.")))
+        self._loaded.clear()
+        self.step_done = step_done
+
+
+def _run_block(
+    block: StackedBlock, inputs: Tensor, targets: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The state that leaves the block, and the cross entropy of its own read-out if targets are given."""
+    leaving = block.advance(inputs, state)
+    return leaving, None if targets is None else byte_cross_entropy(block.read_out(leaving), targets)
+
+
+def _beginning(state: Mapping[str, Tensor], prefix: str, new_prefix: str) -> Iterator[tuple[str, Tensor]]:
+    return ((new_prefix + name.removeprefix(prefix), t) for name, t in state.items() if name.startswith(prefix))
+
+
+def _dropped(state: Tensor | None, keep: Tensor | None, position: int) -> Tensor | None:
+    return state if state is None or keep is None else state * keep[position, :, None, None]

@@ -1,0 +1,38 @@
+"""blocktrain verify, on the directory that a real coordinator and its workers left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def folder(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished.folder, tmp_path / "copy"))
+
+
+def test_a_run_that_was_trained_is_good(run, folder):
+    result = run("verify", folder)
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "all is well")
+    found = json.loads(run("verify", folder, "--json").stdout)
+    assert found["good"]
+    assert found["updates"] == found["signatures"] > 0
+    assert found["versions"] > 0
+
+
+def test_what_is_wrong_is_listed_with_exit_code_1_and_repaired_on_request(run, folder):
+    newest = max((folder / "blobs" / "blobs").iterdir(), key=lambda path: path.stat().st_mtime)
+    newest.write_bytes(newest.read_bytes()[:-1])
+    listed = run("verify", folder)
+    assert listed.exit_code == 1
+    assert "WRONG" in listed.stdout
+    assert run("verify", folder, "--repair").exit_code == 0
+    assert run("verify", folder).exit_code == 0
+
+
+def test_a_directory_that_is_no_coordinator_s_is_a_user_error(run, tmp_path):
+    result = run("verify", tmp_path)
+    assert (result.exit_code, result.stdout) == (2, "")

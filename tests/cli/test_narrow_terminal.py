@@ -1,0 +1,154 @@
+"""On a terminal of 80 columns no word is cut: every word that is shown there is also shown on a wide one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from blocktrain.cli.commands import demo
+from blocktrain.cli.commands.swarm import doctor, status
+from blocktrain.cli.commands.swarm.doctor_checks import Check
+from blocktrain.cli.main import COMMANDS
+from blocktrain.cli.shared import progress
+from blocktrain.spec import preset
+from blocktrain.swarm.worker.capacity import PhasePlan
+
+NARROW, WIDE = 80, 400
+FRAME, COLOUR = re.compile("[│╭╮╰╯─━╸╺╴╶]"), re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+PAPER = preset("paper")
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, width: int, show: Callable[[], Any]) -> list[str]:
+    screen = Terminal()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    show()
+    monkeypatch.undo()
+    return FRAME.sub(" ", COLOUR.sub("", screen.getvalue())).splitlines()
+
+
+def assert_no_word_is_cut(monkeypatch: pytest.MonkeyPatch, show: Callable[[], Any]) -> None:
+    narrow, wide = (printed(monkeypatch, width, show) for width in (NARROW, WIDE))
+    assert max(map(len, narrow)) <= NARROW
+    assert {word for line in narrow for word in line.split()} <= {word for line in wide for word in line.split()}
+
+
+def round_of(reason: str) -> dict:
+    return {"number": 123, "reason": reason, "time_left_s": 754.0, "leases": [{"reported_s": None}]}
+
+
+STATUS = {
+    "name": "paper",
+    "now_s": 1000.0,
+    "paused": True,
+    "num_phases": 3,
+    "time_left_s": 86000.0,
+    "versions": {"0": 250, "1": 250},
+    "phases": [
+        {"phase": 0, "step": 25000, "steps": 25000, "finished": True, "round": None},
+        {
+            "phase": 1,
+            "step": 1250,
+            "steps": 6250,
+            "finished": False,
+            "round": round_of("2 updates in, 14 at work, min_updates = 3 needed, 754 s left"),
+        },
+    ],
+    "workers": [
+        {
+            "name": "the-third-machine.example.org",
+            "device": "cuda:0",
+            "steps_per_s": 12.345,
+            "updates": 1234,
+            "tokens": 10**11,
+            "last_seen_s": 1.0,
+        }
+    ],
+    "evaluations": [
+        {
+            "scores": [{"path": "stack", "reading": "combined", "nats_per_byte": 1.2345}],
+            "versions": {str(block): 250 for block in range(12)},
+        }
+    ],
+    "samples": [
+        {"samples": [{"prompt": "everywhere in their stru", "text": "ction of the people and the states of this"}]}
+    ],
+}
+CHECKS = [
+    Check("access token", "ok", "valid"),
+    Check(
+        "TLS",
+        "warn",
+        "none: others on the network can read the access token and change updates",
+        "start the coordinator with --tls-self-signed, or only use this invite on a network that you trust",
+    ),
+]
+PLANS = [
+    PhasePlan(
+        phase=0,
+        blocks=(0, 1),
+        memory_bytes=40_123_456_789,
+        fits=True,
+        streamed=True,
+        micro_windows=4,
+        steps_per_s=12.3,
+        limit_s=900.0,
+        steps_per_lease=50,
+        rounds_a_day=96.0,
+        down_bytes_a_day=3.3e12,
+        up_bytes_a_day=4.4e12,
+    )
+]
+
+
+def show_status() -> None:
+    status._print(PAPER, STATUS, as_json=False, indent=None)
+
+
+def show_doctor() -> None:
+    doctor._show(doctor.Findings(checks=list(CHECKS)), PLANS, PAPER, asked=True)
+
+
+def show_demo() -> None:
+    demo.tell(
+        "Starting a coordinator. Everything is saved in demo-run; logs are in demo-run/logs, one for each process."
+    )
+    demo.tell(
+        "The coordinator is running. Watch the training in a browser:\n  http://127.0.0.1:45525/#7ScQ_zPPZybfULNDNvlS"
+    )
+
+
+def show_bars() -> None:
+    labels = {
+        phase.index: f"phase {phase.index + 1} of 3, blocks {phase.index}+{phase.index + 1}" for phase in PAPER.phases
+    }
+    with progress.swarm_progress(labels) as show:
+        losses = [{"phase": 0, "points": [{"nats_per_byte": 1.2345}]}]
+        show(STATUS, {"training": losses, "held_out": [{"nats_per_byte": 1.25}]})
+
+
+@pytest.mark.parametrize("show", [show_status, show_doctor, show_demo, show_bars])
+def test_what_is_shown_while_a_model_is_trained_cuts_no_word(monkeypatch, show):
+    assert_no_word_is_cut(monkeypatch, show)
+
+
+@pytest.mark.parametrize("name", ["", *(example.split()[0] for _, _, example in COMMANDS)])
+def test_help_cuts_no_word(run, monkeypatch, name):
+    words = []
+    for width in (NARROW, WIDE):
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setenv("TERMINAL_WIDTH", str(width))
+        shown = FRAME.sub(" ", COLOUR.sub("", run(*name.split(), "--help").stdout))
+        words.append(set(shown.split()))
+    assert words[0] <= words[1]

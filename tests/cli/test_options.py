@@ -1,0 +1,63 @@
+"""Options that several commands share: sizes and devices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blocktrain.cli.options import chosen_device, parse_size
+from blocktrain.errors import ConfigError
+from blocktrain.train import trainer
+
+
+@pytest.mark.parametrize(
+    "text, num_bytes",
+    [("4GB", 4_000_000_000), ("4g", 4_000_000_000), ("1.5 GiB", 3 * 2**29), ("512MB", 512_000_000), ("700", 700)],
+)
+def test_a_size_has_a_unit(text, num_bytes):
+    assert parse_size("--memory", text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("much", "is not a size"),
+        ("4XB", "is not a size"),
+        ("-1GB", "is not a size"),
+        ("0", "is too small"),
+        ("4i", "not a"),
+    ],
+)
+def test_what_is_no_size_is_refused_with_an_example(text, complaint):
+    with pytest.raises(ConfigError, match=rf"--memory {text} .*{complaint}.*4GB"):
+        parse_size("--memory", text)
+
+
+def test_the_gpu_is_used_when_there_is_one_and_nothing_else_was_asked_for(monkeypatch):
+    monkeypatch.setattr(trainer, "pick_device", lambda: torch.device("cuda"))
+    assert chosen_device(None).type == "cuda"
+    assert chosen_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize("command", ["train", "worker", "stage", "serve", "demo"])
+def test_a_device_that_is_not_here_is_refused_before_anything_starts(run, trained, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "train": ["--preset", "tiny", "--out", "run"],
+        "worker": ["bt://127.0.0.1:1/#a-token-for-nobody-at-all"],
+        "demo": ["--dir", "demo"],
+    }.get(command, [trained[0]])
+    for options, complaint in (
+        (["--device", "abacus"], "--device abacus cannot be used"),
+        (["--threads", 0], "--threads 0"),
+    ):
+        result = run(command, *given, *options)
+        assert result.exit_code == 2
+        assert complaint in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_says_on_which_device_it_runs(run, tiny):
+    result = run("train", *tiny, "--device", "cpu", "--threads", 1)
+    assert result.exit_code == 0
+    assert ", on cpu" in result.stderr

@@ -1,0 +1,185 @@
+"""Preparing: what is in the splits, that a kill loses nothing, and what is refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blocktrain.data import prepare as module
+from blocktrain.data import scan as scanning
+from blocktrain.data import writing
+from blocktrain.data.prepare import Plan, PrepareReport, prepare
+from blocktrain.data.shards import SPLITS, PreparedCorpus, shard_file
+from blocktrain.errors import ConfigError, CorpusError, StorageError
+
+SHARD_BYTES = 16384
+
+
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch):
+    monkeypatch.setattr(writing, "BATCH_BYTES", 8000)
+
+
+def plan(source: object, tokenizer: str = "bpe:300", **settings: object) -> Plan:
+    return Plan((str(source),), tokenizer, 0.1, 0.1, shard_bytes=SHARD_BYTES, **settings)
+
+
+def text_of(corpus: PreparedCorpus, split: str) -> str:
+    tokens = corpus.split(split)
+    return corpus.tokenizer.decode(tokens.take(np.arange(len(tokens))).tolist()).decode()
+
+
+def documents_of(path: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
+def test_every_document_is_in_exactly_one_split(rows, tmp_path, tokenizer):
+    corpus = prepare(plan(rows, tokenizer), tmp_path / "corpus")
+    found = {split: text_of(corpus, split) for split in SPLITS}
+    held = [sum(text in found[split] for split in SPLITS) for text in documents_of(rows)]
+    assert held == [1] * 300
+    assert len("\n".join(found.values()).encode()) == len("\n".join(documents_of(rows)).encode())
+    assert all(0.03 < len(found[split]) / sum(map(len, found.values())) < 0.2 for split in ("valid", "test"))
+
+
+def test_the_index_counts_tokens_and_bytes_of_every_shard(rows, tmp_path):
+    corpus = prepare(plan(rows), tmp_path / "corpus")
+    train = corpus.index.splits["train"]
+    assert len(train) > 3
+    assert {shard.num_tokens for shard in train[:-1]} == {SHARD_BYTES // 2}
+    for number, shard in enumerate(train):
+        tokens = np.fromfile(shard_file(corpus.folder, shard.sha256), dtype="<u2")
+        assert len(corpus.tokenizer.decode(tokens.tolist())) == shard.text_bytes, number
+    assert sum(corpus.index.documents.values()) == 300
+
+
+def test_the_same_text_gives_the_same_corpus_elsewhere(rows, tmp_path):
+    elsewhere = tmp_path / "elsewhere" / "rows.jsonl"
+    elsewhere.parent.mkdir()
+    shutil.copy(rows, elsewhere)
+    ours, theirs = prepare(plan(rows), tmp_path / "a"), prepare(plan(elsewhere), tmp_path / "b")
+    assert ours.index.sha256 == theirs.index.sha256
+    assert ours.tokenizer.sha256 == theirs.tokenizer.sha256
+
+
+def test_the_tokenizer_is_learned_from_train_alone(tmp_path):
+    for split, word in (("train", "river"), ("valid", "zebra"), ("test", "yacht")):
+        (tmp_path / f"{split}.txt").write_text(f"{word} {word} {word}, " * 50 + split)
+    corpus = prepare(plan(tmp_path), tmp_path / "corpus")
+    assert len(corpus.tokenizer.encode(b" river")) == 1
+    assert len(corpus.tokenizer.encode(b" zebra")) > 2
+
+
+def test_a_near_duplicate_of_a_held_out_document_is_left_out_of_train(rows, tmp_path):
+    first = prepare(plan(rows, "bytes"), tmp_path / "first")
+    held = next(text for text in documents_of(rows) if text in text_of(first, "valid"))
+    with rows.open("a") as file:
+        file.write(json.dumps({"text": held + " Edited at the end."}) + "\n")
+    second = prepare(plan(rows, "bytes"), tmp_path / "second")
+    assert (second.index.duplicates, second.index.documents["train"]) == (1, first.index.documents["train"])
+    assert "Edited at the end" not in text_of(second, "train")
+
+
+def count_calls(monkeypatch, function: str, at: int, error: BaseException) -> Callable[[], None]:
+    """The call number `at` of os.replace or os.fsync raises."""
+    real, calls = getattr(os, function), iter(range(10**6))
+
+    def call(*arguments: object, **settings: object) -> object:
+        if next(calls) == at:
+            raise error
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(os, function, call)
+    return lambda: monkeypatch.setattr(os, function, real)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 4, 5, 6, 9, 12, 15])
+def test_a_kill_at_any_write_loses_nothing_and_the_same_command_continues(rows, tmp_path, monkeypatch, at):
+    whole = prepare(plan(rows), tmp_path / "whole")
+    undo = count_calls(monkeypatch, "replace", at, Killed())
+    with pytest.raises(Killed):
+        prepare(plan(rows), tmp_path / "killed")
+    undo()
+    with pytest.raises(CorpusError, match=r"is not a prepared corpus.*after it has finished"):
+        PreparedCorpus.open(tmp_path / "killed")
+    assert prepare(plan(rows), tmp_path / "killed").index == whole.index
+    names = sorted(path.name for path in (tmp_path / "killed").rglob("*"))
+    assert names == sorted(path.name for path in (tmp_path / "whole").rglob("*"))
+
+
+def test_after_a_kill_only_the_last_shard_is_made_again(rows, tmp_path, monkeypatch):
+    undo = count_calls(monkeypatch, "replace", 12, Killed())
+    with pytest.raises(Killed):
+        prepare(plan(rows), tmp_path / "corpus")
+    undo()
+    reports: list[PrepareReport] = []
+    prepare(plan(rows), tmp_path / "corpus", reports.append)
+    assert {report.task for report in reports} == {"writing"}
+    assert reports[0].done_bytes > 2 * 8000
+
+
+def test_a_disk_that_fills_is_named_and_leaves_no_corpus(rows, tmp_path, monkeypatch):
+    undo = count_calls(monkeypatch, "fsync", 8, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(StorageError, match=r"No space left on device\): free .* run the command again"):
+        prepare(plan(rows), tmp_path / "corpus")
+    undo()
+    with pytest.raises(CorpusError, match="is not a prepared corpus"):
+        PreparedCorpus.open(tmp_path / "corpus")
+    assert prepare(plan(rows), tmp_path / "corpus").index.documents["train"] > 200
+
+
+def test_a_finished_corpus_is_not_made_again(rows, tmp_path):
+    first, reports = prepare(plan(rows), tmp_path / "corpus"), []
+    assert prepare(plan(rows), tmp_path / "corpus", reports.append).index == first.index
+    assert reports == []
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_settings_or_other_text_need_another_folder(rows, tmp_path, monkeypatch, finished):
+    if not finished:
+        undo = count_calls(monkeypatch, "replace", 5, Killed())
+    with pytest.raises(Killed) if not finished else pytest.MonkeyPatch.context():
+        prepare(plan(rows), tmp_path / "corpus")
+    if not finished:
+        undo()
+    with pytest.raises(ConfigError, match="from other text or with other settings: choose another --out, or delete"):
+        prepare(plan(rows, "bpe:301"), tmp_path / "corpus")
+    rows.write_text(rows.read_text() + json.dumps({"text": "more"}) + "\n")
+    with pytest.raises(ConfigError, match="from other text or with other settings"):
+        prepare(plan(rows), tmp_path / "corpus")
+
+
+def test_two_processes_do_not_prepare_the_same_folder(rows, tmp_path):
+    with module._alone_in(tmp_path), pytest.raises(ConfigError, match="is being prepared by another process: wait"):
+        prepare(plan(rows), tmp_path)
+
+
+def test_text_that_falls_into_train_alone_asks_for_more(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "only one document"}\n')
+    with pytest.raises(CorpusError, match=r"no document of .* falls into the (valid|test|train) split: .*documents"):
+        prepare(plan(tmp_path / "a.jsonl"), tmp_path / "corpus")
+
+
+def test_a_source_without_any_text_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(CorpusError, match="holds no text: give a file or folder that holds text"):
+        prepare(plan(tmp_path / "a.jsonl"), tmp_path / "corpus")
+
+
+def test_held_out_text_stops_growing_with_the_corpus(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(scanning, "MAX_HELD_OUT_BYTES", 3000)
+    corpus = prepare(plan(rows, "bytes"), tmp_path / "corpus")
+    assert 1000 < corpus.index.text_bytes("valid") < 6000
+    assert sum(corpus.index.documents.values()) == 300
