@@ -36,10 +36,11 @@ PATIENCE_S = 300.0
 DOWNLOADS = {"fp32": "fp32"}  # with any other codec the mean comes as the swarm's default
 
 
-def swarm_spec(spec: RunSpec, codec: str, trains: bool) -> RunSpec:
-    """Nobody is late and nothing is evaluated. Where nothing is trained, a round is one step of every worker's lease
-    and the end is far."""
+def swarm_spec(spec: RunSpec, codec: str, workers: int, trains: bool) -> RunSpec:
+    """Every round has an update of every worker, nobody is late and nothing is evaluated. Where nothing is trained, a
+    round is one step of every worker's lease and the end is far."""
     changes = {
+        "swarm.min_updates": workers,
         "swarm.update": codec,
         "swarm.download": DOWNLOADS.get(codec, spec.swarm.download),
         "swarm.deadline_floor_s": PATIENCE_S,
@@ -106,7 +107,7 @@ def work(cell: Cell, number: int, invite: str) -> None:
 
 
 def drive(cell: Cell) -> None:
-    spec = swarm_spec(RunSpec.model_validate(cell.spec), cell.codec, cell.trains)
+    spec = swarm_spec(RunSpec.model_validate(cell.spec), cell.codec, cell.workers, cell.trains)
     with running_coordinator(spec, Path(cell.folder) / "coordinator") as coordinator:
         commands = [
             [sys.executable, __file__, "work", str(cell), str(number), str(coordinator.invite)]

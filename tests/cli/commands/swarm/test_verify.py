@@ -8,10 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from blocktrain.io.private import LEDGER_FILE
+from blocktrain.swarm.ledger.ledger import Ledger
+
 
 @pytest.fixture
 def folder(finished, tmp_path) -> Path:
     return Path(shutil.copytree(finished.folder, tmp_path / "copy"))
+
+
+def newest_version(folder: Path) -> str:
+    """The blob of a version whose updates are kept, so that it can be merged again."""
+    ledger = Ledger(folder / LEDGER_FILE)
+    versions = [version for version in ledger.all_versions() if version.round is not None]
+    ledger.close()
+    return max(versions, key=lambda version: (version.phase, version.round)).sha256
 
 
 def test_a_run_that_was_trained_is_good(run, folder):
@@ -24,8 +35,8 @@ def test_a_run_that_was_trained_is_good(run, folder):
 
 
 def test_what_is_wrong_is_listed_with_exit_code_1_and_repaired_on_request(run, folder):
-    newest = max((folder / "blobs" / "blobs").iterdir(), key=lambda path: path.stat().st_mtime)
-    newest.write_bytes(newest.read_bytes()[:-1])
+    blob = folder / "blobs" / "blobs" / newest_version(folder)
+    blob.write_bytes(blob.read_bytes()[:-1])
     listed = run("verify", folder)
     assert listed.exit_code == 1
     assert "WRONG" in listed.stdout
