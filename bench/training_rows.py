@@ -17,6 +17,7 @@ import torch
 
 from blocktrain.data.corpus import Corpus, load_corpus
 from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.io.files import written_whole
 from blocktrain.model.stack import BlockModel, count_parameters
 from blocktrain.spec import RunSpec
 from blocktrain.train.evaluate import evaluate, fit_combination
@@ -26,6 +27,7 @@ from blocktrain.train.trainer import BlockTrainer
 from common import Document, machine, num_threads, portable, read_json, write_json
 
 AVERAGE_EVERY_STEPS = 20
+SAVE_EVERY_S = 60.0  # of several workers that are trained side by side
 MISSING_WINDOWS = 400
 Record = dict[str, Any]
 Weights = dict[int, dict[str, torch.Tensor]]
@@ -125,18 +127,24 @@ def run_row(name: str, spec_data: Document, way: Way, replicas: int = 1, without
 
 
 def _trained(name: str, spec: RunSpec, corpus: Corpus, work: Path, replicas: int) -> BlockModel:
+    place = work / f"{name}-{spec.seed}-{spec.digest()[:8]}"
     if replicas > 1:
-        return train_replicas(spec, corpus, replicas)
-    run = RunDirectory.create(work / f"{name}-{spec.seed}-{spec.digest()[:8]}", spec, corpus.sha256)
+        return train_replicas(spec, corpus, replicas, place.with_suffix(".pt"))
+    run = RunDirectory.create(place, spec, corpus.sha256)
     train_run(run, corpus)
     return load_model(run)
 
 
-def train_replicas(spec: RunSpec, corpus: Corpus, replicas: int) -> BlockModel:
-    """Every phase by several workers, each on its own shard, their weights averaged every AVERAGE_EVERY_STEPS."""
-    published: Weights = {}
-    for phase in spec.phases:
+def train_replicas(spec: RunSpec, corpus: Corpus, replicas: int, kept: Path) -> BlockModel:
+    """Every phase by several workers, each on its own shard, their weights averaged every AVERAGE_EVERY_STEPS. All that
+    is needed to go on is kept in a file now and then, which is removed at the end."""
+    saved = torch.load(kept) if kept.exists() else {"phase": 0, "published": {}}
+    published: dict[int, Any] = saved["published"]
+    for phase in spec.phases[saved["phase"] :]:
         workers = [BlockTrainer(spec, phase, corpus.train, published, shard=shard) for shard in range(replicas)]
+        for worker, state in zip(workers, saved.pop("states", []), strict=False):
+            worker.restore(state, saved["step"])
+        mean, saved_s = _mean([worker.weights() for worker in workers]), time.monotonic()
         while not workers[0].finished:
             for worker in workers:
                 for _ in range(min(AVERAGE_EVERY_STEPS, phase.steps - worker.step_done)):
@@ -144,10 +152,22 @@ def train_replicas(spec: RunSpec, corpus: Corpus, replicas: int) -> BlockModel:
             mean = _mean([worker.weights() for worker in workers])
             for worker in workers:
                 worker.adopt(mean)
+            if time.monotonic() > saved_s + SAVE_EVERY_S:
+                states = [worker.state() for worker in workers]
+                now = {"phase": phase.index, "step": workers[0].step_done, "states": states, "published": published}
+                _keep(now, kept)
+                saved_s = time.monotonic()
         published |= mean
+    kept.unlink(missing_ok=True)
     model = BlockModel.from_tensors(spec, published)
     model.combine = dict(fit_combination(model, corpus.valid))
     return model
+
+
+def _keep(progress: Document, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as file:
+        torch.save(progress, file)
 
 
 def _mean(replicas: list[Weights]) -> Weights:

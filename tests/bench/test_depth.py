@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 
+from blocktrain.data.corpus import load_corpus
 from blocktrain.spec import preset
 from blocktrain.train.flops import run_flops
 from blocktrain.train.streamed import streamed_run_flops
@@ -17,7 +19,7 @@ def depth(bench):
 @pytest.fixture(scope="module")
 def document(depth, small_text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("depth")
-    rows = "end-to-end,whole-bare,one-block"
+    rows = "end-to-end,whole-bare,one-block,whole-bare-x4,one-block-x4,two-blocks-x4"
     depth.main(
         ["--quick", "--corpus", str(small_text), "--rows", rows, "--out", str(folder), "--work", str(folder / "runs")]
     )
@@ -36,6 +38,35 @@ def test_the_section_tells_every_row_and_the_memory_of_a_streamed_worker(depth, 
     text = depth.section(document)
     assert "whole model, one block in memory" in text or "without the blocks' own losses" in text
     assert "whole, one block in memory | 2 |" in text
+
+
+def test_workers_that_average_are_compared_with_the_best_model_that_fits_one_of_them(depth, document):
+    lines = {line["kind"]: line for line in depth._swarm_lines(document)}
+    best = min(lines["one-block-x4"]["valid"], lines["two-blocks-x4"]["valid"])
+    assert lines["whole-bare-x4"]["against"] == pytest.approx(lines["whole-bare-x4"]["valid"] - best)
+    assert "against the best that fits" in depth.section(document)
+
+
+def test_averaged_workers_that_were_stopped_go_on_to_the_same_weights(bench, small_text, tmp_path, monkeypatch):
+    rows = bench("training_rows")
+    spec = preset("tiny").with_(**{"corpus.source": str(small_text), "train.steps": 4})
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    monkeypatch.setattr(rows, "AVERAGE_EVERY_STEPS", 1)
+    whole = rows.train_replicas(spec, corpus, 2, tmp_path / "whole.pt")
+    monkeypatch.setattr(rows, "SAVE_EVERY_S", -1.0)
+    keep, kept = rows._keep, []
+
+    def keep_and_stop(progress, path):
+        keep(progress, path)
+        kept.append(progress["phase"])
+        if len(kept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(rows, "_keep", keep_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        rows.train_replicas(spec, corpus, 2, tmp_path / "stopped.pt")
+    again = rows.train_replicas(spec, corpus, 2, tmp_path / "stopped.pt")
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
 def test_what_is_recovered_is_one_at_the_loss_of_end_to_end_training(depth):
