@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from blocktrain.errors import ConfigError
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
+from blocktrain.model.continuation import Continuation
 from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec, usable_weights
 
 Readings = list[Tensor]  # the logits of each block that took part, [B, T, vocabulary] each
@@ -57,13 +58,15 @@ class BlockModel(nn.Module):
     def combined(self, readings: Readings, path: str) -> Tensor:
         """log p(x) = Σ_k w_k logits_k + const. Before the weights are fitted: the last block (stack) or equal weights.
         If blocks are missing, the others have equal weights."""
-        if len(readings) == len(self.blocks) and path in self.combine:
-            weights = self.combine[path]
-        elif path == "stack":
+        weights = self._weights(len(readings), path)
+        if not any(weights[:-1]) and weights[-1] == 1:
             return readings[-1]
-        else:
-            weights = [1 / len(readings)] * len(readings)
         return torch.stack([weight * logits for weight, logits in zip(weights, readings, strict=True)]).sum(0)
+
+    def _weights(self, count: int, path: str) -> Sequence[float]:
+        if count == len(self.blocks) and path in self.combine:
+            return self.combine[path]
+        return [0.0] * (count - 1) + [1.0] if path == "stack" else [1 / count] * count
 
     @torch.no_grad()
     def logits(self, bytes_BT: Tensor) -> Tensor:
@@ -81,10 +84,11 @@ class BlockModel(nn.Module):
     ) -> Iterator[int]:
         """Yields one token after the other, each read from its window of the text. The tokens of a model without
         tokenizer are bytes."""
-        text = list(prompt or EMPTY_PROMPT)
+        text, blocks = list(prompt or EMPTY_PROMPT), [block for block in self.blocks if isinstance(block, Block)]
+        continuation = Continuation(self.spec.model, blocks, self._weights(len(blocks), self.paths[0]))
         for _ in range(max_tokens):
-            window = torch.tensor([text[window_start(len(text), self.spec.model.context) :]], device=self._device)
-            token = draw(self.logits(window)[0, -1].cpu(), generator, temperature, top_p)
+            logits = continuation.logits(text, window_start(len(text), self.spec.model.context))
+            token = draw(logits.cpu(), generator, temperature, top_p)
             text.append(token)
             yield token
 
