@@ -75,6 +75,20 @@ def test_greedy_text_is_the_model_s_beyond_its_context_too(exported, loaded):
     assert theirs[0, IDS.size(1) :].tolist() == ours
 
 
+@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"do_sample": True, "top_k": 5}], ids=["beams", "drawn"])
+def test_text_with_kv_caches_is_the_text_without_them(loaded, settings):
+    def text(**more):
+        torch.manual_seed(3)
+        return loaded.generate(IDS, max_new_tokens=40, **{"do_sample": False, **settings}, **more).tolist()
+
+    assert text() == text(use_cache=False)
+
+
+def test_assisted_decoding_is_refused_with_the_remedy(loaded):
+    with pytest.raises(ConfigError, match="does not decode with prompt_lookup_num_tokens: leave it out"):
+        loaded.generate(IDS, max_new_tokens=12, prompt_lookup_num_tokens=3)
+
+
 def test_padding_changes_nothing_for_the_other_rows(loaded):
     short = IDS[:, :7]
     for left, right in ((3, 0), (0, 3)):

@@ -33,10 +33,12 @@ from blocktrain.errors import ConfigError, StorageError
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.io.files import write_whole
 from blocktrain.model.block import Block, build_block
+from blocktrain.model.continuation import Continuation
 from blocktrain.model.stack import BlockModel, window_start
 from blocktrain.spec import NUM_SYMBOLS, RunSpec
 from blocktrain.train.run import load_model
 
+ASSISTED = ("assistant_model", "prompt_lookup_num_tokens")
 CODE_FILE = "modeling_blocktrain.py"
 CODE = '''"""For trust_remote_code: the classes are those of the installed package blocktrain."""
 
@@ -72,8 +74,8 @@ class BlockTrainConfig(PreTrainedConfig):
 
 
 class BlockTrainForCausalLM(PreTrainedModel, GenerationMixin):
-    """One token is one byte. There is no KV cache: every step reads its whole window of the text again, the same window
-    that BlockModel.generate reads."""
+    """One token is one byte, unless the model has a tokenizer. `generate` has one KV cache per row and reads the same
+    windows as BlockModel.generate."""
 
     config_class = BlockTrainConfig
     base_model_prefix = "model"
@@ -91,24 +93,58 @@ class BlockTrainForCausalLM(PreTrainedModel, GenerationMixin):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        continuations: dict[int, Continuation] | None = None,
         **_: object,
     ) -> CausalLMOutput:
+        if continuations is not None:
+            return CausalLMOutput(logits=self._next_logits(input_ids, attention_mask, continuations))
         if attention_mask is None or bool(attention_mask.all()):
             logits = self._logits(input_ids)
         else:
             logits = self._logits_of_rows(input_ids, attention_mask.bool())
         return CausalLMOutput(loss=None if labels is None else _loss(logits, labels), logits=logits)
 
+    def generate(self, *inputs: Any, **settings: Any) -> Any:
+        """As transformers has it, but for assisted decoding, which cuts back caches of its own kind."""
+        for name in ASSISTED:
+            if settings.get(name) or getattr(settings.get("generation_config"), name, None):
+                raise ConfigError(
+                    f"this model does not decode with {name}: leave it out, or serve the model with blocktrain serve, "
+                    f"which drafts with its own first blocks"
+                )
+        if settings.get("use_cache") is not False:
+            settings["continuations"] = {}
+        return super().generate(*inputs, **settings)
+
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: object
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        continuations: dict[int, Continuation] | None = None,
+        **_: object,
     ) -> dict[str, Any]:
-        """The window of each row that the model reads next."""
+        """The window of each row that the model reads next; or the rows themselves, if they have KV caches."""
+        if continuations is not None:
+            return {"input_ids": input_ids, "attention_mask": attention_mask, "continuations": continuations}
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.clone()
         for row in mask:
             (places,) = row.nonzero(as_tuple=True)
             row[places[: window_start(len(places), self.config.max_position_embeddings)]] = 0
         first = int(mask.any(0).nonzero()[0])
         return {"input_ids": input_ids[:, first:], "attention_mask": mask[:, first:]}
+
+    def _next_logits(
+        self, input_ids: Tensor, attention_mask: Tensor | None, continuations: dict[int, Continuation]
+    ) -> Tensor:
+        """The logits after each row, [B, 1, vocabulary]. A row that takes another one's place, as in a beam search, is
+        computed again from where they differ."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        logits = []
+        for row, (ids, read) in enumerate(zip(input_ids, mask.bool(), strict=True)):
+            text = ids[read].tolist()
+            continuation = continuations.get(row) or continuations.setdefault(row, self.model.continuation())
+            logits.append(continuation.logits(text, window_start(len(text), self.config.max_position_embeddings)))
+        return torch.stack(logits)[:, None].to(input_ids.device)
 
     def _logits(self, input_ids: Tensor) -> Tensor:
         context = self.config.max_position_embeddings

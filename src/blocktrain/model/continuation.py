@@ -28,13 +28,14 @@ class Continuation:
 
     @torch.no_grad()
     def logits(self, text: Sequence[int], start: int) -> Tensor:
-        """Of the token after `text`, which is read from `start` on, [vocabulary]. Each text continues the one
-        before."""
+        """Of the token after `text`, which is read from `start` on, [vocabulary]. Only the positions after what it has
+        in common with the text before are computed."""
         if start != self._start:
             self._begin(start)
-        new = text[start + self._done :]
+        window = list(text[start:])
+        self._done = min(_common_prefix(self._window, window), len(window) - 1)  # the last position is always read
+        self._window, new = window, window[self._done :]
         streams = self._run_one(new[0]) if len(new) == 1 and self._done and self._is_quick else self._run(new)
-        self._done += len(new)
         read = [
             weight * block.answer(stream)[-1]
             for block, weight, stream in zip(self._blocks, self._weights, streams, strict=True)
@@ -48,13 +49,14 @@ class Continuation:
 
     def _begin(self, start: int) -> None:
         """A new window. Its positions count from 0, so that nothing of the window before can be used."""
-        self._start, self._done = start, 0  # where it begins in the text, and how many positions are computed
+        self._start, self._done = start, 0
+        self._window: list[int] = []
         model, like = self._model, self._blocks[0].embedding
         self._cache = KVCache(self._first_layers[-1], model.heads, model.width // model.heads, like)
         self._cache.reserve(model.context)
         if self._is_quick:
-            sides = ([each[None] for each in side] for side in (self._cache.keys, self._cache.values))
-            self._rows = DraftRows(*sides, filled=0)
+            keys, values = ([each[None] for each in side] for side in (self._cache.keys, self._cache.values))
+            self._rows = DraftRows(keys, values, filled=0)
             self._stepper = DraftStepper(self._drafts, (self._blocks[0].cos, self._blocks[0].sin), [self._rows])
 
     def _run_one(self, token: int) -> list[Tensor]:
@@ -70,3 +72,9 @@ class Continuation:
             before = streams[-1] if streams else None
             streams.append(block.step(tokens_T, before, CacheView(batch, first_layer)))
         return streams
+
+
+def _common_prefix(old: list[int], new: list[int]) -> int:
+    if new[: len(old)] == old:
+        return len(old)
+    return next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(new))

@@ -74,6 +74,11 @@ class BlockModel(nn.Module):
         path = self.paths[0]
         return self.combined(self.readings(bytes_BT, path), path)
 
+    def continuation(self) -> Continuation:
+        """Gives the last position of `logits` for one text after the other, fast if each continues the one before."""
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        return Continuation(self.spec.model, blocks, self._weights(len(blocks), self.paths[0]))
+
     def generate(
         self,
         prompt: Sequence[int],
@@ -84,8 +89,7 @@ class BlockModel(nn.Module):
     ) -> Iterator[int]:
         """Yields one token after the other, each read from its window of the text. The tokens of a model without
         tokenizer are bytes."""
-        text, blocks = list(prompt or EMPTY_PROMPT), [block for block in self.blocks if isinstance(block, Block)]
-        continuation = Continuation(self.spec.model, blocks, self._weights(len(blocks), self.paths[0]))
+        text, continuation = list(prompt or EMPTY_PROMPT), self.continuation()
         for _ in range(max_tokens):
             logits = continuation.logits(text, window_start(len(text), self.spec.model.context))
             token = draw(logits.cpu(), generator, temperature, top_p)
