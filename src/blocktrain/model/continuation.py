@@ -24,6 +24,7 @@ class Continuation:
         self._first_layers = np.cumsum([0, *(block.num_layers for block in blocks)]).tolist()
         drafts = [DraftBlock.of(block, first) for block, first in zip(blocks, self._first_layers, strict=False)]
         self._drafts = [draft for draft in drafts if draft is not None]
+        self._window: list[int] = []  # what the KV cache holds, and perhaps more
         self._begin(0)
 
     @torch.no_grad()
@@ -34,7 +35,8 @@ class Continuation:
             self._begin(start)
         window = list(text[start:])
         self._done = min(_common_prefix(self._window, window), len(window) - 1)  # the last position is always read
-        self._window, new = window, window[self._done :]
+        self._window = window
+        new = window[self._done :]
         streams = self._run_one(new[0]) if len(new) == 1 and self._done and self._is_quick else self._run(new)
         read = [
             weight * block.answer(stream)[-1]
@@ -50,7 +52,7 @@ class Continuation:
     def _begin(self, start: int) -> None:
         """A new window. Its positions count from 0, so that nothing of the window before can be used."""
         self._start, self._done = start, 0
-        self._window: list[int] = []
+        self._window = []
         model, like = self._model, self._blocks[0].embedding
         self._cache = KVCache(self._first_layers[-1], model.heads, model.width // model.heads, like)
         self._cache.reserve(model.context)
