@@ -24,7 +24,7 @@ class Continuation:
         self._first_layers = np.cumsum([0, *(block.num_layers for block in blocks)]).tolist()
         drafts = [DraftBlock.of(block, first) for block, first in zip(blocks, self._first_layers, strict=False)]
         self._drafts = [draft for draft in drafts if draft is not None]
-        self._window: list[int] = []  # what the KV cache holds, and perhaps more
+        self._window: list[int] = []  # the tokens whose positions are in the KV cache
         self._begin(0)
 
     @torch.no_grad()
