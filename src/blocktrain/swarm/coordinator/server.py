@@ -43,6 +43,7 @@ from blocktrain.swarm.coordinator.setup import continued_run, found_run, spec_of
 from blocktrain.swarm.ledger.chain import HEAD_FILE, NotedHead
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Role
+from blocktrain.swarm.ledger.upgrading import Upgrade, upgrade_ledger
 from blocktrain.wire.invite import INVITE_FILE, Invite, parse_invite
 
 BLOBS_FOLDER, INITIAL_BLOCKS_FOLDER = "blobs", "initial-blocks"
@@ -65,6 +66,7 @@ class OpenRun:
     folder: Path
     ledger: Ledger
     coordinator: Coordinator
+    upgrade: Upgrade | None = None  # of a ledger of an older version
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,11 @@ def opened(
     except OSError as error:
         raise StorageError(f"{folder} cannot be made ({error.strerror}): choose another --dir") from None
     _require_ledger(folder, ledger_url)
+    upgrade = upgrade_ledger(ledger_url or folder / LEDGER_FILE, backups=folder)
     ledger = Ledger(ledger_url or folder / LEDGER_FILE)
     try:
+        if upgrade is not None:
+            ledger.add_event("upgraded", str(upgrade), time.time())
         noted_head = NotedHead(folder / HEAD_FILE)
         _require_head(ledger, noted_head)
         blobs = Blobs(blobs_url or folder / BLOBS_FOLDER)
@@ -112,7 +117,7 @@ def opened(
             receipt_key=_receipt_key(folder / RECEIPT_KEY_FILE),
             noted_head=noted_head,
         )
-        yield OpenRun(folder, ledger, coordinator)
+        yield OpenRun(folder, ledger, coordinator, upgrade)
     finally:
         ledger.close()
 

@@ -22,6 +22,7 @@ from sqlalchemy.schema import CreateSchema
 from blocktrain.errors import ConfigError, LedgerConflict, LedgerUnavailable, StorageError
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.queries import OpenRounds
+from blocktrain.swarm.ledger.schema import prepare
 
 WAL_ATTEMPTS, WAL_PAUSE_S = 500, 0.01
 LOCK_TIMEOUT_S = 30.0
@@ -91,7 +92,8 @@ def changed(result: CursorResult[Any]) -> int:
 class Database:
     """One database. Threads may share this object; processes and machines may share the database."""
 
-    def __init__(self, url_or_path: str | Path, tables: MetaData, lock_timeout_s: float) -> None:
+    def __init__(self, url_or_path: str | Path, tables: MetaData | None, lock_timeout_s: float) -> None:
+        """Without `tables` it is opened as it is, of whatever version."""
         url = _url(url_or_path)
         is_sqlite = url.get_backend_name() == "sqlite"
         url, self._schema = _without_schema(url)
@@ -105,7 +107,8 @@ class Database:
         self._turn = threading.Lock() if is_sqlite else nullcontext()
         self._thread = threading.local()
         try:
-            self._create(tables)
+            if tables is not None:
+                self._create(tables)
         except BaseException:
             self.close()
             raise
@@ -130,6 +133,16 @@ class Database:
             finally:
                 self._thread.writes = False
 
+    @contextmanager
+    def migrating(self) -> Iterator[Connection]:
+        """One transaction in which tables may be replaced: SQLite looks at foreign keys only after it."""
+        with self._border(), self._turn, self._writer.connect() as connection:
+            if connection.dialect.name == "sqlite":
+                driver: Any = connection.connection.driver_connection
+                driver.execute("PRAGMA foreign_keys = OFF").close()
+            with connection.begin():
+                yield connection
+
     def close(self) -> None:
         self.engine.dispose()
 
@@ -152,9 +165,9 @@ class Database:
             with suppress(LedgerConflict), self.writing() as connection:
                 connection.execute(CreateSchema(self._schema, if_not_exists=True))
         with suppress(LedgerConflict, StorageError), self.writing() as connection:
-            tables.create_all(connection)
+            prepare(connection, tables, self.where)
         with self.writing() as connection:  # finds what another process was creating at the same time
-            tables.create_all(connection)
+            prepare(connection, tables, self.where)
 
     @contextmanager
     def _border(self) -> Iterator[None]:

@@ -115,6 +115,8 @@ def coordinator(
     storage = StorageLimits(total_bytes=None if max_storage is None else int(max_storage * 1e9))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the shell that started it ignores interrupts
     with opened(folder, spec, ledger, blobs, make_initial_blocks, storage) as run:
+        if run.upgrade is not None:
+            say(str(run.upgrade))
         try:
             address, allowed = Address(host, port, public), Rate.per_second(rate)
             serve(run, address, tls, allowed, limits, announce=announce, say=say)
