@@ -1,4 +1,5 @@
-"""What all tests share: a text and a tiny run on it, and the machine's Chromium for pages. Hypothesis draws the same
+"""What all tests share: a text and a tiny run on it, a real PostgreSQL and a real bucket (services.py), and the
+machine's Chromium for pages. Hypothesis draws the same
 examples on every machine and does not time them; torch computes with one thread, in child processes too, since two on a
 busy machine wait for each other longer than tiny models take."""
 
@@ -6,6 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +26,37 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("house")
 
+sys.path.insert(0, str(Path(__file__).parent))  # for services.py, which no folder of tests can import otherwise
+import services  # noqa: E402
+
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that started the others, if there are others, owns the servers that tests share."""
+    if not hasattr(config, "workerinput"):
+        shared = Path(tempfile.mkdtemp(prefix="blocktrain-tests-", suffix=f"-{os.getpid()}"))
+        shared.chmod(0o755)  # PostgreSQL runs as another user if this is root
+        os.environ[services.SHARED] = str(shared)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and (shared := os.environ.pop(services.SHARED, None)):
+        services.end_services(Path(shared))
+
+
+@pytest.fixture
+def postgres() -> str:
+    """The URL of a ledger without tables, in a real PostgreSQL."""
+    return f"{services.service('postgres')['url']}?schema=test_{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty folder in a bucket of a real S3 server, for this process and those that it starts."""
+    for name, value in services.bucket_environment().items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{services.BUCKET}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocktrain.errors import ConfigError
-from blocktrain.wire.invite import Invite, parse_invite
+from blocktrain.wire.invite import Invite, parse_address, parse_invite
 
 TOKEN = "t0ken-of-sixteen_or-more"
 
@@ -16,6 +16,8 @@ TOKEN = "t0ken-of-sixteen_or-more"
         Invite("127.0.0.1", 8000, TOKEN),
         Invite("swarm.example", 443, TOKEN, tls=True),
         Invite("::1", 8000, TOKEN, tls=True, fingerprint="ab" * 32),
+        Invite("a", 1, TOKEN, others=(Invite("::1", 2, TOKEN), Invite("c", 3, TOKEN))),
+        Invite("a", 1, TOKEN, True, "ab" * 32, others=(Invite("b", 2, TOKEN, True, "cd" * 32),)),
     ],
 )
 def test_an_invite_reads_back_as_it_was_written(invite):
@@ -39,6 +41,8 @@ def test_an_invite_leads_to_its_coordinator():
         ("", "starts with"),
         ("bt://[::1:8000/#" + TOKEN, r"stands in brackets.*: copy the whole line"),
         ("bt://[nonsense]:8000/#" + TOKEN, "its host is no address"),
+        ("bt://a:1/,b/#" + TOKEN, "no host and port"),
+        ("bt://a:1/" + ",b:2/" * 16 + "#" + TOKEN, "more than 16 coordinators"),
         ("bt://ho\u2100st:1/#" + TOKEN, "its host is no address"),
     ],
 )
@@ -53,8 +57,14 @@ def test_a_refused_invite_does_not_show_its_token():
     assert TOKEN not in str(refused.value)
 
 
+@pytest.mark.parametrize("text", ["", "b", "b:0", "b:1/short", "bt://b:1", "b:1,c:2"])
+def test_what_is_no_address_of_another_coordinator_is_refused(text):
+    with pytest.raises(ConfigError, match="no address of a coordinator: give HOST:PORT"):
+        parse_address(text, tls=False)
+
+
 parts_of_invites = st.sampled_from(
-    ["bt://", "bts://", "[", "]", "::1", ":", "8000", "/", "#", "@", "%", TOKEN, "ab" * 32]
+    ["bt://", "bts://", ",", "[", "]", "::1", ":", "8000", "/", "#", "@", "%", TOKEN, "ab" * 32]
 )
 
 

@@ -4,12 +4,13 @@ Next: swarm/worker/client.py, which connects with it.
 
     bt://HOST:PORT/#TOKEN          plain HTTP
     bts://HOST:PORT/#TOKEN         HTTPS with a certificate that the system trusts
-    bts://HOST:PORT/SHA256#TOKEN   HTTPS with exactly this certificate"""
+    bts://HOST:PORT/SHA256#TOKEN   HTTPS with exactly this certificate
+    bt://HOST:PORT/,HOST:PORT/#TOKEN   several coordinators of one run: whoever loses one goes on with the next"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from blocktrain.errors import ConfigError
 ACCESS_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 INVITE_FILE = "invite"  # in a coordinator's directory
 MOST_CHARACTERS = 2000  # of a file: an invite is much shorter
+MOST_COORDINATORS = 16
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -28,6 +30,12 @@ class Invite:
     access_token: str
     tls: bool = False
     fingerprint: str | None = None  # SHA-256 of the certificate, in hex
+    others: tuple[Invite, ...] = ()  # the same run at its other coordinators; these have no others themselves
+
+    @property
+    def places(self) -> tuple[Invite, ...]:
+        """One invite per coordinator."""
+        return (replace(self, others=()), *self.others)
 
     @property
     def url(self) -> str:
@@ -43,13 +51,36 @@ class Invite:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        return f"{'bts' if self.tls else 'bt'}://{self._address}/{self.fingerprint or ''}#{self.access_token}"
+        addresses = ",".join(f"{place._address}/{place.fingerprint or ''}" for place in self.places)
+        return f"{'bts' if self.tls else 'bt'}://{addresses}#{self.access_token}"
 
 
 def parse_invite(text: str) -> Invite:
     """ConfigError names what is wrong. No message repeats the access token."""
+    start, hash_sign, token = text.strip().partition("#")
+    first, *more = start.split(",")
+    if len(more) >= MOST_COORDINATORS:
+        raise _refused(f"it names more than {MOST_COORDINATORS} coordinators")
+    scheme = first.partition("://")[0]
+    invite = _parse_one(first + hash_sign + token)
+    return replace(invite, others=tuple(_parse_one(f"{scheme}://{each}{hash_sign}{token}") for each in more))
+
+
+def parse_address(text: str, tls: bool) -> tuple[str, int, str | None]:
+    """HOST:PORT of another coordinator, or HOST:PORT/SHA256 if its certificate is self-signed."""
     try:
-        parts = urlsplit(text.strip())
+        place = _parse_one(f"{'bts' if tls else 'bt'}://{text.strip()}#{'x' * 16}")
+    except ConfigError:
+        raise ConfigError(
+            f'"{text}" is no address of a coordinator: give HOST:PORT as in its invite, with TLS and a certificate of '
+            f"its own HOST:PORT/SHA256"
+        ) from None
+    return place.host, place.port, place.fingerprint
+
+
+def _parse_one(text: str) -> Invite:
+    try:
+        parts = urlsplit(text)
     except ValueError:  # a bracket of an IPv6 address is missing, or what it holds is no address
         raise _refused("its host is no address (an IPv6 address stands in brackets, bt://[::1]:PORT/)") from None
     if parts.scheme not in ("bt", "bts"):

@@ -1,5 +1,5 @@
-"""The ledger in a real SQLite file, and in PostgreSQL when BLOCKTRAIN_TEST_POSTGRES holds the URL of a database that
-may be emptied. Faults are planned: a process ends at its n-th statement, or before the commit, without another step."""
+"""The ledger in a real SQLite file and in a real PostgreSQL. Faults are planned: a process ends at
+its n-th statement, or before the commit, without another step."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine, event
+from sqlalchemy import event
 
 from blocktrain.errors import ConfigError, LedgerConflict, LedgerUnavailable, StorageError
 from blocktrain.spec import Phase, SwarmSpec
 from blocktrain.swarm.ledger import database as ledger_database
-from blocktrain.swarm.ledger import tables as ledger_tables
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import NewUpdate, NewVersion, RoundLoss, Run
 from blocktrain.swarm.policy.rounds import Grant, LateUpdate, Round, next_round, open_round
@@ -39,15 +38,7 @@ RUN = Run(spec="name = 'r'", spec_digest="5" * 64, corpus_sha256="c" * 64, proto
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return str(tmp_path / "ledger.db")
-    url = os.environ.get("BLOCKTRAIN_TEST_POSTGRES")
-    if not url:
-        pytest.skip("BLOCKTRAIN_TEST_POSTGRES holds no URL")
-    engine = create_engine(url)
-    ledger_tables.tables.drop_all(engine)
-    engine.dispose()
-    return url
+    return str(request.getfixturevalue("postgres") if request.param == "postgresql" else tmp_path / "ledger.db")
 
 
 @pytest.fixture
@@ -773,3 +764,19 @@ def _check(ledger: Ledger, sent: dict[str, NewUpdate], num_merges: int) -> None:
     assert {x.update.id for x in ledger.contributions()} == set(sent)
     merged = {x.update.id for x in ledger.contributions() if x.update.merged_round is not None}
     assert {x.id for x in ledger.waiting_updates(0)} == set(sent) - merged
+
+
+def test_one_database_holds_several_runs_each_in_a_schema_of_its_own(postgres):
+    with closing(Ledger(postgres)) as one, closing(Ledger(f"{postgres}_b")) as other:
+        one.create_run(RUN)
+        assert other.create_run(replace(RUN, spec_digest="6" * 64)).spec_digest == "6" * 64
+        start(one)
+        assert (len(one.workers()), len(other.workers())) == (3, 0)
+        with pytest.raises(ConfigError, match=r"another spec.*another\s+schema"):
+            other.create_run(RUN)
+
+
+@pytest.mark.parametrize("schema", ["Run-A", "a;drop", "x" * 64])
+def test_a_schema_with_a_strange_name_is_refused(schema):
+    with pytest.raises(ConfigError, match="not the name of a schema"):
+        Ledger(f"postgresql://nobody@127.0.0.1:1/none?schema={schema}")

@@ -1,4 +1,4 @@
-"""A ledger of an older version opens unchanged, and its run continues. The file older_ledger.sql is a dump of one,
+"""A ledger from before revisions is upgraded, and its run continues. The file older_ledger.sql is a dump of one,
 taken before columns had other names in the code."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from blocktrain.data.corpus import load_corpus
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.setup import found_run
 from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.ledger.upgrading import upgrade_ledger
 from blocktrain.swarm.policy.rounds import Grant
 
 ADA, BOB, EVE = (name * 64 for name in "abe")
@@ -23,13 +24,8 @@ ADA, BOB, EVE = (name * 64 for name in "abe")
 def older(tmp_path: Path) -> Path:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as database:
         database.executescript((Path(__file__).parent / "older_ledger.sql").read_text())
+    assert upgrade_ledger(tmp_path / "ledger.db", tmp_path) is not None
     return tmp_path / "ledger.db"
-
-
-def schema(path: Path) -> set[str]:
-    with closing(sqlite3.connect(path)) as database:
-        rows = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-        return {" ".join(sql.split()) for (sql,) in rows}
 
 
 def test_its_facts_are_read(older):
@@ -47,8 +43,8 @@ def test_its_facts_are_read(older):
         assert evaluation.deadline_at_s == 60.0
 
 
-def test_it_is_written_to_and_keeps_its_tables(older, tmp_path):
-    with closing(Ledger(older)) as ledger, closing(Ledger(tmp_path / "new.db")):
+def test_it_is_written_to(older):
+    with closing(Ledger(older)) as ledger:
         round = ledger.open_rounds()[0]
         grant = Grant(EVE, 0, 0, round.base, 2, 0, 10, 105.0, 222.0, "")
         assert ledger.grant(grant, round, now_s=102.0) is not None
@@ -56,7 +52,6 @@ def test_it_is_written_to_and_keeps_its_tables(older, tmp_path):
         assert ledger.extend_round(ledger.open_rounds()[0], 300.0, "too few")
     with closing(Ledger(older)) as again:
         assert again.open_rounds()[0].deadline_at_s == 300.0
-    assert schema(older) == schema(tmp_path / "new.db")
 
 
 def test_a_run_that_was_recorded_with_the_hash_of_its_text_goes_on(tiny_run, tmp_path):

@@ -378,3 +378,46 @@ def test_every_try_for_a_lease_is_a_request_of_its_own():
 
     assert client_of(answer).lease(request).reason == "all done"
     assert [json.loads(one.content)["nonce"] for one in asked] == [1, 2]
+
+
+SEVERAL = Invite("a", 1, TOKEN, others=(Invite("b", 2, TOKEN), Invite("c", 3, TOKEN)))
+
+
+def several(answers: dict[str, Answerer], time: Time, patience_s: float = 60.0) -> tuple[CoordinatorClient, list[str]]:
+    """A client of three coordinators that answer so, and whom it asked."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        return answers[request.url.host](request)
+
+    transport = httpx.MockTransport(answer)
+    client = CoordinatorClient(SEVERAL, patience_s=patience_s, transport=transport, clock=time.clock, sleep=time.sleep)
+    return client, asked
+
+
+def fine(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json={})
+
+
+@pytest.mark.parametrize("fault", [silence, lambda _: problem(503, retry=True)])
+def test_who_loses_a_coordinator_goes_on_with_the_next_at_once_and_stays_there(fault):
+    client, asked = several({"a": fault, "b": fine, "c": fine}, time := Time())
+    for _ in range(2):
+        client.status()
+    assert (asked, time.pauses_s) == (["a", "b", "b"], [])
+
+
+def test_there_is_a_pause_once_all_coordinators_were_asked():
+    client, asked = several({"a": silence, "b": silence, "c": silence}, time := Time(), patience_s=2.0)
+    with pytest.raises(CoordinatorUnreachable):
+        client.status()
+    assert asked == [*"abc"] * (len(time.pauses_s) + 1)
+    assert len(time.pauses_s) > 0
+
+
+def test_a_coordinator_that_asks_for_patience_gets_it():
+    busy = iter([httpx.Response(429, headers={"Retry-After": "3"}), httpx.Response(200, json={})])
+    client, asked = several({"a": lambda _: next(busy)}, time := Time())
+    client.status()
+    assert (asked, time.pauses_s[0] >= 3.0) == (["a", "a"], True)

@@ -23,6 +23,7 @@ from blocktrain.io.private import LEDGER_FILE
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.status import samples_of, status_for
 from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.ledger.upgrading import upgrade_ledger
 from blocktrain.swarm.policy.evaluations import those_that_count
 from blocktrain.swarm.worker.client import CoordinatorClient
 
@@ -100,6 +101,7 @@ def _copied(path: Path) -> Iterator[Ledger]:
                 there.backup(here)
         except sqlite3.Error as error:
             raise StorageError(f"{path} cannot be read ({error}): make it readable, or restore it") from None
+        upgrade_ledger(copy, backups=None)
         with closing(Ledger(copy)) as ledger:
             yield ledger
 

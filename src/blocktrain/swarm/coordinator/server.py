@@ -43,7 +43,8 @@ from blocktrain.swarm.coordinator.setup import continued_run, found_run, spec_of
 from blocktrain.swarm.ledger.chain import HEAD_FILE, NotedHead
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Role
-from blocktrain.wire.invite import INVITE_FILE, Invite, parse_invite
+from blocktrain.swarm.ledger.upgrading import Upgrade, upgrade_ledger
+from blocktrain.wire.invite import INVITE_FILE, Invite, parse_address, parse_invite
 
 BLOBS_FOLDER, INITIAL_BLOCKS_FOLDER = "blobs", "initial-blocks"
 ADMIN_FILE, VIEWER_FILE = "invite-admin", "invite-viewer"
@@ -58,6 +59,7 @@ class Address:
     host: str
     port: int  # 0: any
     public: str | None  # the name that workers reach it by, if it is another
+    peers: tuple[str, ...] = ()  # HOST:PORT or HOST:PORT/SHA256 of the run's other coordinators, for the invite
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class OpenRun:
     folder: Path
     ledger: Ledger
     coordinator: Coordinator
+    upgrade: Upgrade | None = None  # of a ledger of an older version
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,11 @@ def opened(
     except OSError as error:
         raise StorageError(f"{folder} cannot be made ({error.strerror}): choose another --dir") from None
     _require_ledger(folder, ledger_url)
+    upgrade = upgrade_ledger(ledger_url or folder / LEDGER_FILE, backups=folder)
     ledger = Ledger(ledger_url or folder / LEDGER_FILE)
     try:
+        if upgrade is not None:
+            ledger.add_event("upgraded", str(upgrade), time.time())
         noted_head = NotedHead(folder / HEAD_FILE)
         _require_head(ledger, noted_head)
         blobs = Blobs(blobs_url or folder / BLOBS_FOLDER)
@@ -112,7 +118,7 @@ def opened(
             receipt_key=_receipt_key(folder / RECEIPT_KEY_FILE),
             noted_head=noted_head,
         )
-        yield OpenRun(folder, ledger, coordinator)
+        yield OpenRun(folder, ledger, coordinator, upgrade)
     finally:
         ledger.close()
 
@@ -139,7 +145,7 @@ def serve(
             run.coordinator.loop.running(say),
         ):
             port = int(listener.getsockname()[1])
-            invites = _kept_invites(run, address.public or address.host, port, tls)
+            invites = _kept_invites(run, address, port, tls)
             announce(invites)
             service = build_service(run.coordinator, run.ledger, rate, invite=invites.worker)
             http.serve(service, listener, tls=tls, limits=limits)
@@ -156,9 +162,13 @@ def served_here(coordinator: Coordinator, ledger: Ledger, tls: http.Tls | None =
         yield server.port
 
 
-def _kept_invites(run: OpenRun, host: str, port: int, tls: http.Tls | None) -> Invites:
+def _kept_invites(run: OpenRun, address: Address, port: int, tls: http.Tls | None) -> Invites:
+    peers = [parse_address(peer, tls is not None) for peer in address.peers]
+
     def invite_with(access_token: str) -> Invite:
-        return Invite(host, port, access_token, tls is not None, tls.fingerprint if tls else None)
+        host, fingerprint = address.public or address.host, tls.fingerprint if tls else None
+        others = tuple(Invite(at, on, access_token, tls is not None, theirs) for at, on, theirs in peers)
+        return Invite(host, port, access_token, tls is not None, fingerprint, others)
 
     return Invites(
         worker=_kept_invite(run, "worker", INVITE_FILE, invite_with),

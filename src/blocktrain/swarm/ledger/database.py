@@ -4,6 +4,7 @@ into ours. It knows no facts. Next: ledger.py, whose parts use it; tables.py, wh
 from __future__ import annotations
 
 import copy
+import re
 import sqlite3
 import threading
 import time
@@ -16,13 +17,16 @@ from typing import Any, ParamSpec, Self, TypeVar
 from sqlalchemy import URL, Connection, CursorResult, Engine, MetaData, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.schema import CreateSchema
 
 from blocktrain.errors import ConfigError, LedgerConflict, LedgerUnavailable, StorageError
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.queries import OpenRounds
+from blocktrain.swarm.ledger.schema import prepare
 
 WAL_ATTEMPTS, WAL_PAUSE_S = 500, 0.01
 LOCK_TIMEOUT_S = 30.0
+SCHEMA = re.compile("[a-z_][a-z0-9_]{0,62}")
 PAGE = 100
 
 _FOR_WRITING, _UNSYNCED = "blocktrain_for_writing", "blocktrain_unsynced"
@@ -88,10 +92,12 @@ def changed(result: CursorResult[Any]) -> int:
 class Database:
     """One database. Threads may share this object; processes and machines may share the database."""
 
-    def __init__(self, url_or_path: str | Path, tables: MetaData, lock_timeout_s: float) -> None:
+    def __init__(self, url_or_path: str | Path, tables: MetaData | None, lock_timeout_s: float) -> None:
+        """Without `tables` it is opened as it is, of whatever version."""
         url = _url(url_or_path)
         is_sqlite = url.get_backend_name() == "sqlite"
-        self.where = str(url.database) if is_sqlite else url.render_as_string(hide_password=True)
+        url, self._schema = _without_schema(url)
+        self.where = str(url.database) if is_sqlite else _shown(url, self._schema)
         self.engine = self._open(url, lock_timeout_s)
         self._writer = self.engine.execution_options(**{_FOR_WRITING: True})
         self._hasty_writer = self._writer.execution_options(**{_UNSYNCED: True})
@@ -101,7 +107,8 @@ class Database:
         self._turn = threading.Lock() if is_sqlite else nullcontext()
         self._thread = threading.local()
         try:
-            self._create(tables)
+            if tables is not None:
+                self._create(tables)
         except BaseException:
             self.close()
             raise
@@ -126,13 +133,23 @@ class Database:
             finally:
                 self._thread.writes = False
 
+    @contextmanager
+    def migrating(self) -> Iterator[Connection]:
+        """One transaction in which tables may be replaced: SQLite looks at foreign keys only after it."""
+        with self._border(), self._turn, self._writer.connect() as connection:
+            if connection.dialect.name == "sqlite":
+                driver: Any = connection.connection.driver_connection
+                driver.execute("PRAGMA foreign_keys = OFF").close()
+            with connection.begin():
+                yield connection
+
     def close(self) -> None:
         self.engine.dispose()
 
     def _open(self, url: URL, lock_timeout_s: float) -> Engine:
         try:
             if url.get_backend_name() != "sqlite":
-                return create_engine(url, pool_pre_ping=True)
+                return create_engine(url, pool_pre_ping=True, connect_args=_postgres_settings(self._schema))
             engine = create_engine(url, connect_args={"timeout": lock_timeout_s})
         except (SQLAlchemyError, ImportError) as error:
             raise ConfigError(
@@ -144,10 +161,13 @@ class Database:
         return engine
 
     def _create(self, tables: MetaData) -> None:
+        if self._schema is not None:
+            with suppress(LedgerConflict), self.writing() as connection:
+                connection.execute(CreateSchema(self._schema, if_not_exists=True))
         with suppress(LedgerConflict, StorageError), self.writing() as connection:
-            tables.create_all(connection)
+            prepare(connection, tables, self.where)
         with self.writing() as connection:  # finds what another process was creating at the same time
-            tables.create_all(connection)
+            prepare(connection, tables, self.where)
 
     @contextmanager
     def _border(self) -> Iterator[None]:
@@ -180,6 +200,40 @@ def _url(url_or_path: str | Path) -> URL:
         raise ConfigError(
             f"{text} is not a database's URL ({error}): give a file's path, or one like postgresql://user@host/name"
         ) from None
+
+
+def _without_schema(url: URL) -> tuple[URL, str | None]:
+    """One PostgreSQL database holds several runs, each in a schema of its own: postgresql://host/name?schema=run_a."""
+    schema = url.query.get("schema")
+    if schema is None:
+        return url, None
+    if url.get_backend_name() == "sqlite" or not isinstance(schema, str) or not SCHEMA.fullmatch(schema):
+        raise ConfigError(
+            f'"{schema}" is not the name of a schema in PostgreSQL: give 1 to 63 lower-case letters, digits and _, '
+            f"like postgresql://user@host/name?schema=run_a"
+        )
+    return url.difference_update_query(["schema"]), schema
+
+
+def _shown(url: URL, schema: str | None) -> str:
+    shown = url.render_as_string(hide_password=True)
+    return shown if schema is None else f"{shown}{'&' if url.query else '?'}schema={schema}"
+
+
+def _postgres_settings(schema: str | None) -> dict[str, Any]:
+    """A server that is cut off is given up within seconds, and what it holds for a coordinator that is cut off is free
+    again within a minute."""
+    server = {"idle_in_transaction_session_timeout": "60s", "lock_timeout": f"{LOCK_TIMEOUT_S:g}s"}
+    if schema is not None:
+        server["search_path"] = schema
+    return {
+        "options": " ".join(f"-c {name}={value}" for name, value in server.items()),
+        "connect_timeout": 10,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 20_000,
+    }
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:

@@ -43,7 +43,8 @@ class RegistryPart(LedgerPart):
             if old != wanted:
                 raise ConfigError(
                     f"the ledger at {self.database.where} holds {what} ({old}, not {wanted}): "
-                    f"continue that run as it was started, or give this one another ledger"
+                    f"continue that run as it was started, or give this one another ledger (in PostgreSQL another "
+                    f"schema, ?schema=NAME)"
                 )
         if there.protocol > new.protocol:
             raise ConfigError(

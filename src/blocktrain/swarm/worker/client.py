@@ -1,6 +1,6 @@
 """Requests to the coordinator: one method per request, retries with backoff, downloads and uploads that continue where
-they broke off. Knows HTTP and nothing about training. Next: worker.py, which uses it; wire/messages.py, the
-messages."""
+they broke off. If the invite names several coordinators, a request that one does not answer goes to the next. Knows
+HTTP and nothing about training. Next: worker.py, which uses it; wire/messages.py, the messages."""
 
 from __future__ import annotations
 
@@ -59,21 +59,36 @@ class CoordinatorClient:
         failed: Callable[[CoordinatorUnreachable], None] = lambda error: None,
     ) -> None:
         self.invite, self._patience_s, self._clock, self._sleep = invite, patience_s, clock, sleep
-        self._failed = failed
-        pinned = invite.tls and transport is None
-        self._http = httpx.Client(
-            base_url=invite.url,
-            headers={"Authorization": f"Bearer {invite.access_token}"},
-            timeout=TIMEOUT_S,
-            transport=transport,
-            verify=self._patiently(lambda: _trusted(invite)) if pinned else True,
-        )
+        self._failed, self._transport = failed, transport
+        self._headers = {"Authorization": f"Bearer {invite.access_token}"}
+        self._places, self._at = invite.places, 0
+        self._connections: dict[int, httpx.Client] = {}
+        self._patiently(lambda: self._http)
+
+    @property
+    def _place(self) -> Invite:
+        """The coordinator that is asked now."""
+        return self._places[self._at]
+
+    @property
+    def _http(self) -> httpx.Client:
+        if self._at not in self._connections:
+            pinned = self._place.tls and self._transport is None
+            self._connections[self._at] = httpx.Client(
+                base_url=self._place.url,
+                headers=self._headers,
+                timeout=TIMEOUT_S,
+                transport=self._transport,
+                verify=_trusted(self._place) if pinned else True,
+            )
+        return self._connections[self._at]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.close()
+        for connection in self._connections.values():
+            connection.close()
 
     def run_info(self) -> RunInfo:
         return self._ask("GET", "/v1/run", RunInfo)
@@ -84,7 +99,7 @@ class CoordinatorClient:
 
         def ask() -> LeaseReply:
             asked = request()
-            self._http.headers[WORKER_HEADER] = asked.worker
+            self._headers[WORKER_HEADER] = asked.worker
             return self._ask_once(
                 "POST", "/v1/leases", LEASE_REPLY, json=asked.model_dump(mode="json"), headers=WAITING
             )
@@ -138,7 +153,8 @@ class CoordinatorClient:
         """Appends the missing bytes, or as many of them as arrive."""
         start = file.tell()
         path, headers = f"/v1/blobs/{blob.sha256}", {"Range": f"bytes={start}-{blob.num_bytes - 1}"}
-        with _reached(self.invite), self._http.stream("GET", path, headers=headers) as response:
+        headers |= self._headers
+        with _reached(self._place), self._http.stream("GET", path, headers=headers) as response:
             if not response.is_success:
                 response.read()
             _require_success(response)
@@ -147,7 +163,7 @@ class CoordinatorClient:
                 file.write(wanted)
                 digest.update(wanted)
         if file.tell() == start:
-            raise CoordinatorUnreachable(f"{self.invite.url} did not send the bytes from {start} on: try again")
+            raise CoordinatorUnreachable(f"{self._place.url} did not send the bytes from {start} on: try again")
 
     def upload(self, payload: bytes, lease: str) -> Blob:
         """Sends bytes. Those that arrived in an earlier attempt are not sent again."""
@@ -174,7 +190,7 @@ class CoordinatorClient:
             if received == offset:
                 raise
         if received == offset:
-            raise CoordinatorUnreachable(f"{self.invite.url} took none of the bytes at {offset}: try again")
+            raise CoordinatorUnreachable(f"{self._place.url} took none of the bytes at {offset}: try again")
         return received
 
     def _ask(self, method: str, path: str, answer: TypeAdapter[Answer] | type[Answer], **options: Any) -> Answer:
@@ -187,7 +203,7 @@ class CoordinatorClient:
             return adapter.validate_json(response.content)
         except ValidationError as error:
             raise RequestRefused(
-                f"{self.invite.url}{path} sent an answer that this version cannot read ({error.errors()[0]['msg']}): "
+                f"{self._place.url}{path} sent an answer that this version cannot read ({error.errors()[0]['msg']}): "
                 f"install the coordinator's version of blocktrain",
                 code="protocol",
             ) from None
@@ -197,12 +213,16 @@ class CoordinatorClient:
 
     def _patiently(self, attempt: Callable[[], Answer]) -> Answer:
         """The result of `attempt`, which is repeated while it raises CoordinatorUnreachable and patience lasts."""
-        give_up_s, pause_s = self._clock() + self._patience_s, FIRST_PAUSE_S
+        give_up_s, pause_s, failures = self._clock() + self._patience_s, FIRST_PAUSE_S, 0
         while True:
             try:
                 return attempt()
             except CoordinatorUnreachable as error:
-                after_s = error.after_s
+                after_s, failures = error.after_s, failures + 1
+                if not after_s:  # who asked for patience gets it, even if another would answer
+                    self._at = (self._at + 1) % len(self._places)
+                    if failures % len(self._places):
+                        continue  # without a pause, until all were asked
                 if self._clock() + max(pause_s, after_s) > give_up_s:
                     raise
                 self._failed(error)
@@ -211,8 +231,9 @@ class CoordinatorClient:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
-        with _reached(self.invite):
-            response = self._http.request(method, path, **options)
+        headers = {**self._headers, **options.pop("headers", {})}
+        with _reached(self._place):
+            response = self._http.request(method, path, headers=headers, **options)
         _require_success(response)
         return response
 

@@ -30,6 +30,7 @@ from blocktrain.cli.options import (
 from blocktrain.errors import ConfigError
 from blocktrain.http.limits import HttpLimits
 from blocktrain.io.private import LEDGER_FILE
+from blocktrain.wire.invite import parse_address
 
 if TYPE_CHECKING:
     from blocktrain.spec import RunSpec
@@ -53,6 +54,10 @@ def coordinator(
     ] = 0,
     public: Annotated[
         str | None, typer.Option(metavar="HOST", help="Host name for workers, if it differs from --host.")
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option("--peer", metavar="HOST:PORT", help="Another coordinator of the run, for the invite. May repeat."),
     ] = None,
     ledger: Annotated[
         str | None, typer.Option(metavar="URL", help="PostgreSQL database, instead of DIR/ledger.db.")
@@ -94,6 +99,8 @@ def coordinator(
     check_tls_files(tls_cert, tls_key)
     remedy = "give --tls-self-signed, or --tls-cert and --tls-key"
     require_tls(host, bool(tls_cert) or tls_self_signed, insecure, remedy)
+    for peer in peers or ():
+        parse_address(peer, bool(tls_cert) or tls_self_signed)
     found = ledger is not None or (folder / LEDGER_FILE).is_file()
     no_settings = all(each is None for each in (toml, preset, corpus, seed)) and not changes
     spec = None if found and no_settings else read_spec(toml, preset, corpus, seed, changes)
@@ -115,8 +122,10 @@ def coordinator(
     storage = StorageLimits(total_bytes=None if max_storage is None else int(max_storage * 1e9))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the shell that started it ignores interrupts
     with opened(folder, spec, ledger, blobs, make_initial_blocks, storage) as run:
+        if run.upgrade is not None:
+            say(str(run.upgrade))
         try:
-            address, allowed = Address(host, port, public), Rate.per_second(rate)
+            address, allowed = Address(host, port, public, tuple(peers or ())), Rate.per_second(rate)
             serve(run, address, tls, allowed, limits, announce=announce, say=say)
         except SystemExit:
             say("stopped: everything is saved, run the same command again to continue")
