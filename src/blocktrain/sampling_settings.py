@@ -8,6 +8,7 @@ import math
 from blocktrain.errors import ConfigError
 
 SEEDS = 2**63
+READABLE_TEMPERATURE = 0.7  # the default where people read the text: small models write nonsense at 1
 
 
 def check_sampling(max_bytes: int, temperature: float, top_p: float, seed: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from blocktrain.cli.commands import demo
+from blocktrain.cli.commands.demo import processes as demo
 from blocktrain.cli.commands.swarm import doctor, status
 from blocktrain.cli.commands.swarm.doctor_checks import Check
 from blocktrain.cli.main import COMMANDS

@@ -16,13 +16,14 @@ import pytest
 from blocktrain.wire.invite import parse_invite
 
 pytestmark = pytest.mark.timeout(300)
-BUDGET = ["--preset", "tiny", "--workers", "2", "--set", "train.steps=6", "--leave"]
+BUDGET = ["--preset", "tiny", "--workers", "2", "--bytes", "12", "--leave"]
+STEPS = ["--set", "train.steps=20", "--set", "swarm.round_steps=2"]
 
 
 @pytest.fixture
 def demo(tmp_path: Path, text: Path) -> Iterator[subprocess.Popen[str]]:
-    options = ["--set", f"corpus.source={text}", "--dir", str(tmp_path / "demo")]
-    command = [sys.executable, "-m", "blocktrain", "demo", *BUDGET, *options]
+    options = ["--corpus", str(text), "--dir", str(tmp_path / "demo")]
+    command = [sys.executable, "-m", "blocktrain", "demo", *BUDGET, *STEPS, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     yield process
     process.send_signal(signal.SIGINT)
@@ -48,13 +49,21 @@ def living(folder: Path) -> list[str]:
     return [command for command in commands if str(folder) in command and f" {os.getpid()} " not in command]
 
 
-def test_the_demo_trains_serves_and_writes_twice(demo, tmp_path):
+def test_the_demo_trains_over_a_killed_worker_serves_over_a_killed_stage_and_races(demo, tmp_path):
     out, said = demo.communicate(timeout=280)
     assert demo.returncode == 0, said
     assert "Watch the training in a browser:\n  http://127.0.0.1:" in said
-    assert out.count("The president") == 2
-    assert len(re.findall(r"bytes in \d+ traversals? of the 3 stages", said)) == 2
+    assert re.search(r"^kill -9 \d+: worker-2 is dead", said, re.M)
+    assert "worker-2 starts again" in said
     assert re.search(r"phase 3 of 3.+: step (\d+)/\1, held-out loss \d\.\d{3} nats/byte", said)
+    samples = re.findall(r"^\d\.\d{3}  (.+?)\|", said, re.M)  # the same prompt after each evaluation
+    assert len(samples) > 1
+    assert len(set(samples)) == 1
+    assert re.search(r"^kill -9 \d+: stage 1 is dead", said, re.M)
+    assert "12 bytes, none lost" in said
+    assert re.findall(r"^(\w+) +\d+ +[\d.]+ s +[\d.]+×", said, re.M) == ["autoregressive", "speculative", "sweep"]
+    assert out.count(samples[0]) == 4
+    assert "What to do next" in said
     assert (tmp_path / "demo" / "model" / "manifest.json").exists()
     assert_all_end(tmp_path / "demo")
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from blocktrain.cli.commands.demo import demo
+from blocktrain.cli.commands.demo.demo import demo
 from blocktrain.cli.commands.serving.gateway import gateway
 from blocktrain.cli.commands.serving.keys import keys
 from blocktrain.cli.commands.serving.serve import serve

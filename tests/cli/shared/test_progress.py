@@ -62,3 +62,14 @@ def test_a_swarm_s_line_has_the_time_that_is_left(capsys):
     with swarm_progress({0: "phase 1 of 1"}) as show:
         show({**swarm_status(0), "time_left_s": 75.0}, {"held_out": []})
     assert capsys.readouterr().err.endswith("2 workers, 3 updates, 1m15s left\n")
+
+
+def test_a_swarm_s_new_samples_are_shown_once_each(capsys):
+    written = [
+        {"at_s": at_s, "nats_per_byte": 2.5, "samples": [{"prompt": "The ", "text": "\x1b[2Jx"}]} for at_s in (1, 2)
+    ]
+    with swarm_progress({0: "phase 1 of 1"}) as show:
+        for samples in (written[:1], written):
+            show({**swarm_status(0), "samples": samples}, {"held_out": []})
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if line.startswith("2.500")] == ["2.500  The |\\x1b[2Jx"] * 2

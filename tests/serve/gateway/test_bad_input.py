@@ -81,6 +81,7 @@ def test_a_body_that_is_no_request(ask, forward, body, param, words):
         ({"logit_bias": {"50256": -100}}, "logit_bias", "not supported"),
         ({"mode": "diffusion"}, "mode", "'speculative', 'sweep' or 'autoregressive'"),
         ({"candidates": 0, "mode": "sweep"}, "candidates", "give 1 to 256"),
+        ({"simulated_rtt_ms": 1001}, "simulated_rtt_ms", "give 0 to 1000"),
         ({"candidates": 3, "mode": "autoregressive"}, "candidates", "mode autoregressive has no candidates"),
         ({"maxtokens": 3}, "maxtokens", "unknown field maxtokens: did you mean max_tokens?"),
         ({"messages": []}, "messages", "unknown field messages: the fields are model, prompt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -138,8 +139,8 @@ def test_the_numbers_are_those_of_the_api(visit, trained):
     expect(page.locator("#blocks .version")).to_have_text([f"version {x['version']}" for x in facts["blocks"]])
     rows = page.locator("#workers tbody tr")
     expect(rows).to_have_count(3)
-    for row, worker in enumerate(facts["workers"]):
-        expect(rows.nth(row).locator("th")).to_have_text(worker["alias"])
+    for row, worker in enumerate(sorted(facts["workers"], key=lambda worker: -worker["tokens"])):
+        expect(rows.nth(row).locator("th")).to_have_text(f"{row + 1}. {worker['alias']}")
         expect(rows.nth(row)).to_contain_text(f"{amount(worker['update_bytes'])} / {amount(worker['down_bytes'])}")
         assert worker["update_bytes"] or worker["device"] == HOSTILE
     expect(page.locator("#events li")).to_have_count(len(facts["events"]))
@@ -167,7 +168,66 @@ def test_names_that_workers_give_themselves_are_text_and_for_admins_alone(visit,
     assert "ada," not in page.locator("#events").inner_text()
 
 
+def test_the_axis_of_the_charts_can_be_chosen_and_starts_at_the_beginning_of_the_run(visit, trained):
+    page = visit(trained, TOKENS["viewer"])
+    expect(page.locator("#held-out .xtitle")).to_have_text(re.compile("since the run started"))
+    steps = status_of(trained)["steps"]
+    for kind, title in (("steps", "steps of the run"), ("text", "bytes of text read")):
+        page.get_by_label("Horizontal axis").select_option(kind)
+        for chart in ("held-out", "training"):
+            expect(page.locator(f"#{chart} .xtitle")).to_have_text(title)
+    page.get_by_label("Horizontal axis").select_option("steps")
+    expect(page.locator("#held-out-table tbody tr").last.locator("th")).to_have_text(str(steps))
+    page.get_by_label("Logarithmic loss").check()
+    page.wait_for_function("() => document.getElementById('training')._fullLayout.yaxis.type === 'log'")
+    first, _ = page.evaluate("() => document.getElementById('training')._fullLayout.xaxis.range")
+    assert first == 0
+
+
+def test_a_legend_entry_switches_its_line(visit, trained):
+    page = visit(trained, TOKENS["viewer"])
+    expect(page.locator("#held-out .scatterlayer .trace")).to_have_count(5)
+    entry = page.get_by_role("button", name="block 1 alone")
+    entry.click()
+    expect(entry).to_have_attribute("aria-pressed", "false")
+    expect(page.locator("#held-out .scatterlayer .trace")).to_have_count(4)
+
+
+@pytest.mark.parametrize(
+    "button, first", [("held-out", "time_s,"), ("training", "phase,round"), ("workers", "worker,")]
+)
+def test_data_can_be_downloaded_as_csv(visit, trained, button, first):
+    page = visit(trained, TOKENS["viewer"])
+    expect(page.locator("#training .main-svg").first).to_be_visible()
+    with page.expect_download() as started:
+        page.locator(f"#{button}-csv").click()
+    lines = Path(started.value.path()).read_text().splitlines()
+    assert lines[0].startswith(first)
+    assert len(lines) > 3
+
+
+def test_the_settings_and_the_phases_of_the_run_are_shown(visit, trained):
+    page = visit(trained, TOKENS["viewer"])
+    page.get_by_text("Show all settings of this run").click()
+    expect(page.locator("#settings")).to_contain_text("round_steps")
+    expect(page.locator("#phases li")).to_have_count(3)
+    expect(page.locator("#phases li").first).to_have_text("Phase 1 · blocks 0, 1 · done")
+
+
 # A run while it goes on
+
+
+def test_without_workers_the_page_says_how_to_join(visit, running):
+    house, url = running
+    page = visit(url, TOKENS["admin"])
+    expect(page.get_by_role("heading", name="Waiting for the first worker")).to_be_visible()
+    expect(page.get_by_label("Command to join", exact=True)).to_have_value(re.compile("^blocktrain worker 'bt://"))
+    expect(visit(url, TOKENS["viewer"]).get_by_label("Command to join", exact=True)).to_have_value(
+        "blocktrain worker INVITE"
+    )
+    house.member().lease()
+    expect(page.get_by_role("heading", name="Waiting for the first worker")).to_be_hidden()
+    expect(page.locator("#blocks .crew").first).to_be_visible()
 
 
 def test_a_worker_that_dies_is_shown_as_late_and_why(visit, running):
@@ -199,10 +259,10 @@ def test_an_admin_pauses_resumes_and_copies_the_invite(visit, running):
     expect(page.locator("#state")).to_have_text("paused")
     assert status_of(url)["paused"] is True
     page.get_by_role("button", name="Resume").click()
-    expect(page.locator("#state")).to_have_text("training")
+    expect(page.locator("#state")).to_have_text("waiting")
     assert status_of(url)["paused"] is False
     page.evaluate("() => { window.setTimeout = () => 0; }")  # "Copied" stays
-    page.get_by_role("button", name="Copy").click()
+    page.locator("#copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     copied = page.evaluate("() => navigator.clipboard.readText()")
     assert copied == f"blocktrain worker 'bt://{url.removeprefix('http://')}/#{TOKENS['worker']}'"
@@ -213,7 +273,7 @@ def test_others_have_no_such_buttons(visit, trained, role):
     page = visit(trained, TOKENS[role])
     expect(page.locator("#role")).to_have_text(f"Signed in as {role}.")
     for name in ("Pause", "Resume", "Copy"):
-        expect(page.get_by_role("button", name=name)).to_have_count(0)
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_count(0)
     assert page.locator("#invite").input_value() == ""
 
 

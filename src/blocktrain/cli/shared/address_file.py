@@ -1,13 +1,13 @@
 """The address file: how a command tells another process where it listens. It holds the address and the process id as
 JSON and appears, whole, when the command accepts connections. No torch.
-Next: stage_processes.py and cli/commands/demo.py, which start commands and read their files."""
+Next: stage_processes.py and cli/commands/demo/processes.py, which start commands and read their files."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +29,21 @@ def write_address(path: Path | None, address: str) -> None:
 def read_address(path: Path, pid: int) -> str | None:
     """The address that process `pid` wrote; None while it has written none. A file of an earlier process does not
     count."""
-    data = read_private(path)
-    found = json.loads(data) if data else {}
+    found = _read(path)
     return str(found["address"]) if found.get("pid") == pid else None
+
+
+def stage_file(path: Path, number: int) -> Path:
+    """The address file of a stage of blocktrain serve, beside its own: serve.json, serve-stage-0.json"""
+    return path.with_name(f"{path.stem}-stage-{number}{path.suffix}")
+
+
+def read_pid(path: Path) -> int | None:
+    """The process that wrote the file last; it may have ended since. None if there is no file."""
+    pid = _read(path).get("pid")
+    return None if pid is None else int(pid)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = read_private(path)
+    return dict(json.loads(data)) if data else {}

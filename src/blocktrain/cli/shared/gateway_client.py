@@ -38,9 +38,12 @@ def is_url(run: str) -> bool:
     return run.startswith(("http://", "https://"))
 
 
-def generate_remotely(url: str, request: Request, stop: list[str], show: Show, api_key: str | None = None) -> Output:
+def generate_remotely(
+    url: str, request: Request, stop: list[str], show: Show, api_key: str | None = None, simulated_rtt_ms: int = 0
+) -> Output:
     began_s, text, last = time.perf_counter(), "", StreamedPart("")
-    for number, part in enumerate(_parts(url, _body(request, stop), api_key)):
+    body = _body(request, stop) | ({"simulated_rtt_ms": simulated_rtt_ms} if simulated_rtt_ms else {})
+    for number, part in enumerate(_parts(url, body, api_key)):
         if not number:
             show(request.prompt.decode())
         show(part.text)

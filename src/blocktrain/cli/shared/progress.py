@@ -1,5 +1,6 @@
 """Progress on stderr: one bar per phase on a terminal, a line every ten seconds elsewhere. No torch.
-Next: training.py, which reports the steps of this machine; cli/commands/demo.py, which reports those of a swarm."""
+Next: training.py, which reports the steps of this machine; cli/commands/demo/training.py, which reports those of a
+swarm."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from blocktrain.cli.console import counted, duration, quantity, say
+from blocktrain.cli.console import WIDTH, counted, duration, quantity, say
+from blocktrain.logs import visible
 from blocktrain.spec import NUM_SYMBOLS
 
 if TYPE_CHECKING:
@@ -133,11 +135,15 @@ def training_progress(
 
 @contextmanager
 def swarm_progress(labels: Labels) -> Iterator[OnStatus]:
-    """For the status of a swarm. Lines are about the newest phase only."""
+    """For the status of a swarm: how the model continues the same prompt after each evaluation, and below it the
+    progress. Lines are about the newest phase only."""
+    samples = NewSamples()
     if not sys.stderr.isatty():
         lines = Lines(labels)
 
         def print_line(status: SwarmStatus, curves: SwarmCurves) -> None:
+            for sample in samples.of(status):
+                say(sample.plain)
             newest = status["phases"][-1]
             lines.show(newest["phase"], newest["step"], newest["steps"], [_whole_model(status, curves)])
 
@@ -147,6 +153,8 @@ def swarm_progress(labels: Labels) -> Iterator[OnStatus]:
         bars = Bars(labels, progress)
 
         def draw(status: SwarmStatus, curves: SwarmCurves) -> None:
+            for sample in samples.of(status):
+                progress.console.print(sample)
             losses = {x["phase"]: x["points"][-1]["nats_per_byte"] for x in curves["training"] if x["points"]}
             for each in status["phases"]:
                 facts = [f"loss {losses[each['phase']]:.3f} nats/byte"] if each["phase"] in losses else []
@@ -154,6 +162,27 @@ def swarm_progress(labels: Labels) -> Iterator[OnStatus]:
             progress.footer = _whole_model(status, curves)
 
         yield draw
+
+
+class NewSamples:
+    """What the model wrote since the last look: one line per evaluation, about the first prompt only."""
+
+    def __init__(self) -> None:
+        self._shown_s = -math.inf
+
+    def of(self, status: SwarmStatus) -> list[Text]:
+        new = [each for each in status.get("samples", ()) if each.get("at_s", 0.0) > self._shown_s]
+        self._shown_s = max([self._shown_s, *(each.get("at_s", 0.0) for each in new)])
+        return [_sample_line(each) for each in new if each["samples"]]
+
+
+def _sample_line(written: Mapping[str, Any]) -> Text:
+    loss, sample = written.get("nats_per_byte"), written["samples"][0]
+    line = Text("      " if loss is None else f"{loss:.3f} ", style="cyan", no_wrap=True)
+    line.append(f" {visible(sample['prompt'])}", style="dim").append("|", style="dim")
+    line.append(visible(sample["text"]), style="default")
+    line.truncate(WIDTH, overflow="ellipsis")
+    return line
 
 
 def num_finished(status: SwarmStatus) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from blocktrain.cli.console import say
-from blocktrain.cli.shared.address_file import POLL_S, read_address
+from blocktrain.cli.shared.address_file import POLL_S, read_address, stage_file
 from blocktrain.errors import ConfigError
 
 FREE_PORT = "tcp://127.0.0.1:*"
@@ -27,9 +27,16 @@ GRACE_S = 5.0
 class StageProcesses:
     """One process per list of arguments of blocktrain stage. `addresses` holds where they listen, in that order."""
 
-    def __init__(self, arguments: Sequence[Sequence[str]], secrets: Mapping[str, str] | None = None) -> None:
-        """`secrets` go to the environment of the processes: everybody on the machine can see their command lines."""
+    def __init__(
+        self,
+        arguments: Sequence[Sequence[str]],
+        secrets: Mapping[str, str] | None = None,
+        address_file: Path | None = None,
+    ) -> None:
+        """`secrets` go to the environment of the processes: everybody on the machine can see their command lines. Their
+        address files lie beside `address_file`, or where nobody else looks."""
         self._arguments, self._environment = arguments, {**os.environ, **(secrets or {})}
+        self._address_file = address_file
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -68,7 +75,7 @@ class StageProcesses:
     async def _run(self, number: int, address: str) -> int:
         """Returns its exit code. Its stdin is a pipe that closes with this process. It has its own session, so the
         terminal's Ctrl-C does not reach it: it stops after the gateway."""
-        file = Path(self._folder.name) / f"stage-{number}.json"
+        file = stage_file(self._address_file or Path(self._folder.name) / "serve.json", number)
         options = ["--listen", address, "--address-file", str(file), "--with-parent"]
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "blocktrain", "stage", *self._arguments[number], *options],

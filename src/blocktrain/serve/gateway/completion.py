@@ -14,6 +14,7 @@ from blocktrain.http.sse import event
 from blocktrain.serve.decode.decoder import decode
 from blocktrain.serve.decode.request import DecodeStats, WrittenByte
 from blocktrain.serve.gateway.choices import ByteLogprobs, ChoiceWriter, join_choices
+from blocktrain.serve.gateway.distance import Distant
 from blocktrain.serve.gateway.openai import ApiError, Choice, Completion, Effort, Usage
 from blocktrain.serve.gateway.validate import CompletionPlan, Text
 from blocktrain.serve.traversal import Forward, ModelInfo, Traversal
@@ -54,7 +55,8 @@ class CompletionJob:
     ) -> None:
         """`seats` holds a number of texts of the gateway's limit. `deadline_at_s` is event loop time."""
         self.id, self.plan = f"cmpl-{uuid.uuid4().hex}", plan
-        self._forward, self._info, self._seats = forward, info, seats
+        self._forward = Distant(forward, plan.simulated_rtt_s) if plan.simulated_rtt_s else forward
+        self._info, self._seats = info, seats
         self._deadline_at_s, self._clock = deadline_at_s, clock
         self._created, self._began_s = int(time.time()), clock()
         self._first_byte_s: float | None = None

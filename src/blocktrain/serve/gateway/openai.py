@@ -18,6 +18,7 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 4, 256
 MAX_LOGPROBS = 5
 MAX_TEMPERATURE = 2.0
 MAX_MESSAGE_CHARACTERS = 1000
+MAX_SIMULATED_RTT_MS = 1000
 ModeName = Literal["speculative", "sweep", "autoregressive"]
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 TYPE_OF_STATUS: dict[int, ErrorType] = {401: "authentication_error", 429: "rate_limit_error"}
@@ -33,7 +34,7 @@ class StreamOptions(Message):
 
 
 class CompletionRequest(Message):
-    """OpenAI's fields, then two of our own. Null means the default."""
+    """OpenAI's fields, then three of our own. Null means the default."""
 
     model_config = ConfigDict(strict=True)
 
@@ -59,6 +60,7 @@ class CompletionRequest(Message):
     # ours
     mode: ModeName | None = None
     candidates: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] | None = None
+    simulated_rtt_ms: Annotated[int, Field(ge=0, le=MAX_SIMULATED_RTT_MS)] | None = None  # between hosts
 
 
 class Effort(Message):

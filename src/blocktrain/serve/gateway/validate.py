@@ -46,6 +46,7 @@ class CompletionPlan:
     echo: bool
     stream: bool
     include_usage: bool
+    simulated_rtt_s: float = 0.0
 
 
 def validate(asked: CompletionRequest, info: ModelInfo, limits: Limits, fresh_seed: int) -> CompletionPlan:
@@ -74,6 +75,7 @@ def validate(asked: CompletionRequest, info: ModelInfo, limits: Limits, fresh_se
         echo=bool(asked.echo),
         stream=bool(asked.stream),
         include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
+        simulated_rtt_s=(asked.simulated_rtt_ms or 0) / 1000,
     )
 
 

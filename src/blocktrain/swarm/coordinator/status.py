@@ -72,6 +72,7 @@ class Watching:
             "paused": run.paused,
             "phases": [self._phase(phase, records.get(phase.phase, ()), now_s) for phase in phases],
             "num_phases": len(self._spec.phases),
+            "plan": [{"blocks": list(phase.blocks), "steps": phase.steps} for phase in self._spec.phases],
             "steps": sum(phase.steps for phase in self._spec.phases),
             "blocks": block_pictures(self._spec, phases, newest.versions),
             "versions": newest.versions,

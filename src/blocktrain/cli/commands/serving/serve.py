@@ -122,5 +122,6 @@ async def _serve(
     from blocktrain.cli.shared.stage_processes import StageProcesses
     from blocktrain.serve.chain.pipeline import Pipeline
 
-    async with StageProcesses(arguments, secrets) as processes, Pipeline(processes.addresses, chain) as pipeline:
+    stages = StageProcesses(arguments, secrets, front.address_file)
+    async with stages as processes, Pipeline(processes.addresses, chain) as pipeline:
         await answer_http(pipeline, access, front)

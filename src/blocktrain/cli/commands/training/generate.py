@@ -18,6 +18,7 @@ import typer
 from blocktrain.cli.console import say
 from blocktrain.cli.options import read_secret
 from blocktrain.errors import ConfigError
+from blocktrain.sampling_settings import READABLE_TEMPERATURE
 from blocktrain.serve.decode.request import Mode
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ def generate(
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
     max_bytes: Annotated[int, typer.Option(metavar="N", help="How many bytes to generate.")] = 200,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed. The same seed gives the same text.")] = 0,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest byte; higher values vary more.")] = 1.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 takes the likeliest byte; higher values vary more. Default: 0.7, or 1 for a sweep."),
+    ] = None,
     top_p: Annotated[float, typer.Option(help="Draw only from the likeliest bytes of this total probability.")] = 1.0,
     mode: Annotated[
         Mode,
@@ -64,6 +68,8 @@ def generate(
     from blocktrain.serve.decode.request import Request
 
     start = prompt.encode("utf-8", "surrogateescape")  # whatever bytes the shell passed
+    if temperature is None:  # a sweep of a model that denoises has none
+        temperature = 1.0 if mode is Mode.SWEEP and candidates is None else READABLE_TEMPERATURE
     request = Request(start, max_bytes, mode, temperature, top_p, seed, candidates, draft_bytes)
     show: Show = (lambda text: None) if as_json else _show
     if is_url(run):

@@ -1,7 +1,10 @@
 // The dashboard: keeps the access token, follows /v1/stream, and shows when it is out of date. Admins can pause the run.
-// view.js and charts.js do the drawing.
-import { drawHeldOut, drawTraining } from "./charts.js";
-import { eventText, showLoss, showStatus, tick } from "./view.js";
+// hero.js, view.js and charts.js do the drawing.
+import { drawCharts } from "./charts.js";
+import { download, heldOutCsv, trainingCsv, workersCsv } from "./csv.js";
+import { showHero, showLoss } from "./hero.js";
+import { showSettings, textUnit } from "./settings.js";
+import { eventText, showStatus, tick } from "./view.js";
 import { nats, span } from "./words.js";
 
 const byId = (id) => document.getElementById(id);
@@ -11,6 +14,7 @@ const FIRST_PAUSE_MS = 1000, LONGEST_PAUSE_MS = 30_000;
 
 let role = null;
 let status = null;
+let spec = null; // the run's settings
 let heardAt = 0; // by performance.now()
 let curves = { training: [], heldOut: [] };
 let connection = null; // the AbortController of the stream under way
@@ -153,6 +157,17 @@ function welcome() {
   byId("role").textContent = `Signed in as ${role}.`;
   byId("admin").hidden = role !== "admin";
   if (role === "admin") showInvite();
+  askForSettings();
+}
+
+async function askForSettings() {
+  try {
+    ({ spec } = await (await asked("v1/run")).json());
+    showSettings(spec);
+    redraw();
+  } catch {
+    byId("settings-groups").textContent = "The settings could not be loaded.";
+  }
 }
 
 // What the stream brought
@@ -168,7 +183,11 @@ function take(newer) {
 }
 
 const now_s = () => (status ? status.now_s + (performance.now() - heardAt) / 1000 : 0);
-const redraw = () => status && showStatus(status, curves, role === "admin");
+function redraw() {
+  if (!status) return;
+  showStatus(status, curves, role === "admin");
+  showHero(status, curves, textUnit(spec));
+}
 
 // For screen readers: what matters at once, not every round
 function announce(before) {
@@ -191,7 +210,7 @@ function takeCurves(more) {
   if (before && curves.heldOut.length > before) say(`Held-out loss ${nats(curves.heldOut[curves.heldOut.length - 1].nats_per_byte)} nats per byte.`);
   showLoss(curves.heldOut);
   redraw();
-  drawCharts();
+  redrawCharts();
 }
 
 function joined(old, newer, key) {
@@ -199,33 +218,32 @@ function joined(old, newer, key) {
   return [...old, ...newer.filter((point) => !have.has(point[key]))].sort((one, other) => one[key] - other[key]);
 }
 
-function drawCharts() {
-  drawHeldOut(curves.heldOut);
-  drawTraining(curves.training);
-}
+const redrawCharts = () => drawCharts(curves, status, textUnit(spec));
 
 // Administration
 
 async function showInvite() {
   try {
     const { invite } = await (await asked("v1/invite")).json();
-    byId("invite").value = `blocktrain worker '${invite}'`;
+    byId("join").value = byId("invite").value = `blocktrain worker '${invite}'`;
+    byId("copy-join").hidden = false;
+    byId("join-hint").textContent = "Anybody who has this command can work on the run. Share it only with people you trust.";
     byId("invite-row").hidden = false;
   } catch {
     byId("invite-row").hidden = true; // this coordinator has none to show
   }
 }
 
-async function copyInvite() {
-  byId("invite").select();
+async function copy(from, button) {
+  byId(from).select();
   try {
-    await navigator.clipboard.writeText(byId("invite").value);
+    await navigator.clipboard.writeText(byId(from).value);
   } catch {
     document.execCommand("copy"); // the clipboard API needs HTTPS or localhost
   }
-  byId("copy").textContent = "Copied";
+  byId(button).textContent = "Copied";
   say("The command is copied.");
-  setTimeout(() => { byId("copy").textContent = "Copy"; }, 2000);
+  setTimeout(() => { byId(button).textContent = "Copy"; }, 2000);
 }
 
 async function pauseOrResume() {
@@ -243,7 +261,7 @@ async function pauseOrResume() {
 
 function enter() {
   connection?.abort();
-  [status, curves, visit] = [null, { training: [], heldOut: [] }, visit + 1];
+  [status, spec, curves, visit] = [null, null, { training: [], heldOut: [] }, visit + 1];
   show("", "Connecting…");
   listen(visit);
 }
@@ -254,7 +272,12 @@ byId("sign-in").addEventListener("submit", (event) => {
   enter();
 });
 byId("pause").addEventListener("click", pauseOrResume);
-byId("copy").addEventListener("click", copyInvite);
+byId("copy").addEventListener("click", () => copy("invite", "copy"));
+byId("copy-join").addEventListener("click", () => copy("join", "copy-join"));
+byId("chart-options").addEventListener("change", redrawCharts);
+byId("held-out-csv").addEventListener("click", () => download("held-out-loss.csv", heldOutCsv(curves.heldOut)));
+byId("training-csv").addEventListener("click", () => download("training-loss.csv", trainingCsv(curves.training)));
+byId("workers-csv").addEventListener("click", () => download("workers.csv", workersCsv(status?.workers ?? [])));
 byId("leave").addEventListener("click", () => {
   askForToken();
   connection?.abort();
@@ -263,7 +286,7 @@ addEventListener("hashchange", () => {
   takeTokenFromAddress();
   enter();
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawCharts);
 setInterval(() => tick(now_s), 1000);
 takeTokenFromAddress();
 if (token()) enter();

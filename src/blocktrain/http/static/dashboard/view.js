@@ -1,5 +1,5 @@
 // Shows a status on the page. Everything that came from the server is set as text, never as HTML.
-import { BLOCK_STATES, ago, bytes, clock, count, nats, percent, plural, span, speed, until } from "./words.js";
+import { BLOCK_STATES, ago, bytes, clock, count, finished, nats, percent, plural, span, speed, until } from "./words.js";
 
 const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
@@ -52,16 +52,14 @@ export function tick(clock_s) {
 }
 
 const pill = (word, kind = word) => element("span", { class: `pill ${kind.replaceAll(" ", "-")}` }, word);
-const finished = (status) => status.phases.filter((phase) => phase.finished).length === status.num_phases;
 
 export function showStatus(status, curves, isAdmin) {
-  const state = finished(status) ? "finished" : status.paused ? "paused" : "training";
+  const state = finished(status) ? "finished" : status.paused ? "paused" : status.workers.length ? "training" : "waiting";
   document.title = `${status.name} · BlockTrain`;
   byId("run").textContent = `${status.name} · ${plural(status.blocks.length, "block")} · ${plural(status.num_phases, "phase")}`;
   byId("state").textContent = state;
   byId("state").className = `pill ${state}`;
   byId("state").hidden = false;
-  showFigures(status);
   const facts = [status.blocks, status.phases.map((phase) => ({ ...phase, round: phase.round?.leases })), curves.training];
   whenChanged("blocks", facts, (target) => target.replaceChildren(...status.blocks.map((block) => card(block, status, curves))));
   whenChanged("rounds", status.phases.map(withoutSeconds), (target) => showRounds(target, status));
@@ -74,35 +72,11 @@ export function showStatus(status, curves, isAdmin) {
 const withoutSeconds = (phase) => phase.round && { ...phase, round: { ...phase.round, time_left_s: 0, reason: reason(phase.round) } };
 const reason = (round) => round.reason.replace(/, -?\d+ s left$/, "");
 
-function showFigures(status) {
-  const done = status.phases.reduce((sum, phase) => sum + phase.step, 0);
-  const here = status.workers.filter((worker) => !["away", "late"].includes(worker.state)).length;
-  const late = status.workers.filter((worker) => worker.state === "late").length;
-  byId("progress").textContent = percent(done / status.steps);
-  byId("progress-steps").textContent = `${count(done)} of ${count(status.steps)} steps`;
-  showTimeLeft(status);
-  byId("present").textContent = count(here);
-  byId("present-of").textContent = `active now, of ${count(status.workers.length)}${late ? `; ${count(late)} late` : ""}`;
-  byId("up").textContent = bytes(status.traffic.up_bytes);
-  byId("down").textContent = bytes(status.traffic.down_bytes);
-  byId("down-since").textContent = `since the coordinator started at ${clock(status.traffic.down_since_s)}`;
-}
-
-function showTimeLeft(status) {
-  const known = status.time_left_s !== null && status.time_left_s !== undefined;
-  byId("time-left").textContent = finished(status) ? "none" : known ? span(status.time_left_s) : "–";
-  byId("time-left-of").textContent = finished(status) ? "every phase is trained" : status.paused ? "the run is paused" : known ? "at the speed of the last rounds" : "known when a round has closed";
-}
-
 function sampleItem(written) {
   const loss = written.nats_per_byte === null ? "" : ` · ${nats(written.nats_per_byte)} nats/byte`;
   return element("li", {},
     element("p", { class: "hint" }, `${clock(written.at_s)}${loss}`),
     ...written.samples.map((sample) => element("p", { class: "sample" }, element("span", { class: "prompt" }, sample.prompt), sample.text)));
-}
-
-export function showLoss(heldOut) {
-  byId("loss").textContent = heldOut.length ? nats(heldOut[heldOut.length - 1].nats_per_byte) : "–";
 }
 
 // The picture of the model
@@ -118,9 +92,18 @@ function card(block, status, curves) {
     element("p", {}, pill(BLOCK_STATES[block.state] ?? block.state, block.state), ` ${plural(block.layers, "layer")}`),
     losses.length > 1 ? sparkline(losses) : null,
     losses.length ? element("p", { class: "loss" }, `training loss ${nats(losses[losses.length - 1])}`) : null,
-    leases.length ? element("div", { class: "dots", "aria-hidden": "true" }, ...leases.map((lease) => element("i", { class: `dot ${dot(lease)}` }))) : null,
     leases.length ? element("p", {}, tally(leases)) : null,
+    leases.length ? crew(leases, status) : null,
     ...leases.filter((lease) => lease.late).map((lease) => element("p", { class: "why" }, `${alias(status, lease.worker)}: ${lease.late}`)));
+}
+
+// Who trains this block now
+const MOST_NAMES = 6;
+function crew(leases, status) {
+  const named = leases.slice(0, MOST_NAMES).map((lease) =>
+    element("li", { class: dot(lease) }, element("i", { class: `dot ${dot(lease)}`, "aria-hidden": "true" }), alias(status, lease.worker)));
+  const more = leases.length - named.length;
+  return element("ul", { class: "crew", "aria-label": "Workers in the open round" }, ...named, more > 0 ? element("li", {}, `and ${count(more)} more`) : null);
 }
 
 const dot = (lease) => (lease.reported_s !== null ? "reported" : lease.late ? "late" : "working");
@@ -167,8 +150,9 @@ function showRounds(target, status) {
 
 function showWorkers(target, status, isAdmin) {
   const all = status.workers.reduce((sum, worker) => sum + worker.tokens, 0);
-  const rows = status.workers.map((worker) => [
-    element("span", {}, worker.alias, isAdmin ? element("small", {}, worker.name) : null),
+  const ranked = [...status.workers].sort((one, other) => other.tokens - one.tokens);
+  const rows = ranked.map((worker, index) => [
+    element("span", {}, element("span", { class: "rank" }, `${index + 1}. `), worker.alias, isAdmin ? element("small", {}, worker.name) : null),
     worker.device,
     speed(worker.steps_per_s),
     contribution(worker, all),
@@ -178,7 +162,7 @@ function showWorkers(target, status, isAdmin) {
   ]);
   target.className = "wide";
   const caption = status.workers.length
-    ? `${plural(status.workers.length, "worker")}, named after their keys${isAdmin ? "; below, the names they gave themselves, which only admins see" : ""}`
+    ? `${plural(status.workers.length, "worker")}, named after their keys, most text first${isAdmin ? "; below, the names they gave themselves, which only admins see" : ""}`
     : "No worker has joined yet";
   table(target, caption, ["worker", "device", "steps/s", "contribution", "up / down", "last seen", "state"], rows);
   lastColumnWhole(target);

