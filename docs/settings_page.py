@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
+from blocktrain.cli.commands.training.presets import COLUMNS, cells, cost_of, notes
 from blocktrain.presets import PRESETS
 from blocktrain.spec import TABLES, RunSpec, Settings
 
@@ -101,7 +102,19 @@ def presets() -> str:
     return (
         "\n## Presets\n\nA preset is a complete set of settings. What each changes of the defaults:\n\n"
         + "\n".join(rows)
-        + "\n"
+        + "\n\n"
+        + takes()
+    )
+
+
+def takes() -> str:
+    """What each preset takes, as `blocktrain presets` prints it."""
+    excuse = "<!-- not measured: computed from the shapes -->"
+    head = [*COLUMNS[:-1], f"{COLUMNS[-1]}{excuse}"]
+    rows = [head, ["---"] * len(COLUMNS), *(cells(cost_of(name, spec)) for name, spec in PRESETS.items())]
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"What each takes, as `blocktrain presets` computes it:\n\n{lines}\n\n" + "".join(
+        f"- {line[0].upper()}{line[1:]}.{excuse}\n" for line in notes()
     )
 
 

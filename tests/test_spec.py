@@ -220,7 +220,7 @@ def test_an_objective_of_another_kind_replaces_the_preset_s(tmp_path):
 
 
 def test_an_unknown_preset_lists_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError, match=r'no preset "smal": choose one of tiny, small, wikitext, paper'):
+    with pytest.raises(ConfigError, match=r'no preset "smal": choose one of tiny, small, 1M, wikitext, '):
         load_spec(toml(tmp_path, 'preset = "smal"'))
 
 

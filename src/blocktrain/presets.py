@@ -1,5 +1,6 @@
-"""The named presets: complete settings of a run, from a test of seconds to the shape of the paper.
-Next: settings.py, what each setting means and its default."""
+"""The named presets: complete settings of a run, from a test of seconds to the shape of the paper. A preset with a size
+for a name has about so many parameters and reads about 20 bytes per parameter.
+Next: settings.py, what each setting means and its default; cli/commands/training/presets.py, what each takes."""
 
 from __future__ import annotations
 
@@ -17,8 +18,25 @@ PRESETS: dict[str, RunSpec] = {
         model=ModelSpec(width=64, heads=2, context=128, blocks=4, layers=4),
         train=TrainSpec(steps=400, windows=32),
     ),
+    "1M": RunSpec(
+        name="1M",
+        model=ModelSpec(width=128, heads=4, context=256, blocks=4, layers=4),
+        train=TrainSpec(steps=1_600, windows=32),
+    ),
     "wikitext": RunSpec(
         name="wikitext", corpus=CorpusSpec(source="wikitext-2"), train=TrainSpec(steps=473, windows=32)
+    ),
+    "10M": RunSpec(
+        name="10M",
+        model=ModelSpec(width=320, heads=5, context=512, blocks=4, layers=8),
+        train=TrainSpec(steps=8_000, windows=32),
+        optim=OptimSpec(warmup_steps=100),
+    ),
+    "30M": RunSpec(
+        name="30M",
+        model=ModelSpec(width=448, heads=7, context=512, blocks=4, layers=12),
+        train=TrainSpec(steps=12_000, windows=64),
+        optim=OptimSpec(warmup_steps=200),
     ),
     "paper": RunSpec(
         name="paper",

@@ -256,10 +256,18 @@ class OptimSpec(Settings):
 
 
 class TrainSpec(Settings):
-    """The training budget."""
+    """The training budget, and where training begins (docs/fine-tuning.md)."""
 
     steps: Count | tuple[Count, ...] = 400  # of the first phase (others: objective.later_share); or one per phase
     windows: Count = 32  # windows of text per step, each of model.context tokens
+    freeze: tuple[Annotated[int, Field(ge=0, strict=True)], ...] = ()  # blocks that keep the weights of --from
+    start_sha256: Sha256 | None = None  # of the model that training starts from; filled in by --from
+
+    @model_serializer(mode="wrap")
+    def _without_unused_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what is not used, so that older digests of such runs stay the same."""
+        unused = [key for key in ("freeze", "start_sha256") if not getattr(self, key)]
+        return {key: value for key, value in dump(self).items() if key not in unused}
 
 
 class SwarmSpec(Settings):

@@ -100,6 +100,7 @@ class RunSpec(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self._check_frozen()
         phases = len(self._layout())
         if isinstance(self.train.steps, tuple) and len(self.train.steps) != phases:
             raise ValueError(
@@ -107,6 +108,28 @@ class RunSpec(Settings):
                 f"give one number, or {phases}"
             )
         return self
+
+    def _check_frozen(self) -> None:
+        frozen, num_blocks = self.train.freeze, self.model.blocks
+        if not frozen:
+            return
+        said = f"train.freeze = {list(frozen)}"
+        if max(frozen) >= num_blocks or len(set(frozen)) < len(frozen):
+            raise ValueError(f"{said} must name blocks from 0 to {num_blocks - 1}, each once")
+        if len(frozen) == num_blocks:
+            raise ValueError(f"{said} leaves no block to train: name fewer than {num_blocks}")
+        if not isinstance(self.objective, Denoise) and set(frozen) != set(range(len(frozen))):
+            raise ValueError(
+                f"{said} has a block that is trained below a frozen one: freeze the first blocks, for example "
+                f"{list(range(len(frozen)))}"
+            )
+
+    @property
+    def draw_seed(self) -> int:
+        """The seed of a run's windows of text and of its noise. A run that starts from a model has that model's seed
+        and should still see other windows than the model has seen."""
+        start = self.train.start_sha256
+        return self.seed if start is None else self.seed ^ int(start[:15], 16)
 
     @property
     def step_bytes(self) -> int:
@@ -133,13 +156,14 @@ class RunSpec(Settings):
 
     def _layout(self) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
         """(trained, below, ahead) of each phase."""
-        objective, every = self.objective, tuple(range(self.model.blocks))
-        if isinstance(objective, EndToEnd) or (isinstance(objective, Stacked) and objective.schedule == "whole"):
-            return [(every, (), ())]
+        objective, every, frozen = self.objective, tuple(range(self.model.blocks)), self.train.freeze
         if isinstance(objective, Denoise):
-            return [((block,), (), ()) for block in every]
+            return [((block,), (), ()) for block in every if block not in frozen]
+        first = len(frozen)  # the frozen blocks lie below it
+        if isinstance(objective, EndToEnd) or objective.schedule == "whole":
+            return [(every[first:], every[:first], ())]
         reach = objective.scaffold + 1
-        starts = every[: max(1, len(every) - objective.scaffold)]
+        starts = every[first : max(first + 1, len(every) - objective.scaffold)]
         return [(every[k : k + reach], every[:k], every[k + reach : k + reach + objective.lookahead]) for k in starts]
 
     def digest(self) -> str:

@@ -6,10 +6,13 @@ import socket
 import threading
 
 import pytest
+import torch
 
 from blocktrain.errors import ConfigError, CorpusError
 from blocktrain.swarm.local import local_swarm
 from blocktrain.swarm.worker.worker import Worker
+from blocktrain.train.run import load_model
+from blocktrain.train.start import open_start
 from blocktrain.wire.invite import parse_invite
 
 PATIENCE_S = 100.0
@@ -60,3 +63,22 @@ def test_a_worker_s_error_reaches_who_waits(spec, monkeypatch):
 def test_waiting_for_nobody_is_refused(spec):
     with local_swarm(spec, workers=0) as swarm, pytest.raises(ConfigError, match="add_worker"):
         swarm.wait()
+
+
+def test_a_swarm_starts_from_a_model_and_leaves_its_frozen_blocks_alone(spec, trained_run):
+    spec = spec.with_(**{"train.freeze": [0, 1]})
+    with local_swarm(spec, workers=1, start=trained_run) as swarm:
+        assert [block["state"] for block in swarm.status()["blocks"]][:2] == ["frozen", "frozen"]
+        assert swarm.wait(PATIENCE_S)
+        after, before = swarm.model(), load_model(trained_run)
+    same = [
+        all(torch.equal(ours, theirs) for ours, theirs in zip(*(x.parameters() for x in pair), strict=True))
+        for pair in zip(after.blocks, before.blocks, strict=True)
+    ]
+    assert same == [True, True, False, False]
+    assert after.spec.train.start_sha256 == open_start(trained_run).sha256
+
+
+def test_a_swarm_with_frozen_blocks_needs_a_model(spec):
+    with pytest.raises(ConfigError, match="give that model with --from"):
+        local_swarm(spec.with_(**{"train.freeze": [0]}), workers=0)

@@ -36,6 +36,7 @@ from blocktrain.cli.commands.training.eval import evaluate
 from blocktrain.cli.commands.training.generate import generate
 from blocktrain.cli.commands.training.inspect import inspect
 from blocktrain.cli.commands.training.prepare import prepare
+from blocktrain.cli.commands.training.presets import presets
 from blocktrain.cli.commands.training.reference import reference
 from blocktrain.cli.commands.training.report import report
 from blocktrain.cli.commands.training.train import train
@@ -95,6 +96,7 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (START, demo, "demo --workers 2"),
     (TRAINING, prepare, "prepare texts/ --tokenizer bpe:4096 --out corpus/"),
     (TRAINING, inspect, "inspect corpus/"),
+    (TRAINING, presets, "presets --json"),
     (TRAINING, train, "train --preset small --set train.steps=200 --out run/"),
     (TRAINING, reference, "reference --preset small --out ref/"),
     (TRAINING, compare, "compare --preset small --out report/"),

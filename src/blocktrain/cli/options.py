@@ -22,6 +22,7 @@ from blocktrain.http.limits import HttpLimits
 from blocktrain.logs import visible
 from blocktrain.presets import PRESETS
 from blocktrain.spec import BYTES, RunSpec, load_spec, preset
+from blocktrain.start_model import StartModel, require_start
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +76,12 @@ CorpusSource = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Random seed.")]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", metavar="MODEL", help="Start from this run or export; with its settings, unless others are given."
+    ),
+]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train.steps=100. Repeatable."),
@@ -177,9 +184,15 @@ PollSeconds = Annotated[float, typer.Option("--poll", metavar="SECONDS", help="H
 
 
 def read_spec(
-    toml: Path | None, preset_name: str | None, corpus: str | None, seed: int | None, changes: list[str] | None
+    toml: Path | None,
+    preset_name: str | None,
+    corpus: str | None,
+    seed: int | None,
+    changes: list[str] | None,
+    start: StartModel | None = None,
 ) -> RunSpec:
-    """The settings of the file or preset, changed by the other options. Prints which settings have no effect."""
+    """The settings of the file or preset, or else those of the model that the run starts from, changed by the other
+    options. Prints which settings have no effect."""
     replaced = dict(map(_change, changes or []))
     if corpus is not None:
         replaced["corpus.source"] = corpus
@@ -187,11 +200,12 @@ def read_spec(
         replaced["seed"] = seed
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", FutureWarning)
-        spec = _base(toml, preset_name)
+        spec = start.spec if start and toml is None and preset_name is None else _base(toml, preset_name)
         spec = spec.with_(**replaced) if replaced else spec
     for warning in found:
         say(f"warning: {warning.message}")
-    return spec
+    require_start(spec.with_(**{"train.start_sha256": None}), start)
+    return start.begin(spec) if start else spec
 
 
 def warn_about_text(spec: RunSpec) -> None:

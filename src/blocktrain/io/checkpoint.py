@@ -134,13 +134,13 @@ class RunDirectory:
 
     def save_block(self, block: int, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Save a new version of one block."""
-        self._publish({block: tensors}, steps)
+        self.publish({block: tensors}, steps)
 
     def finish_phase(self, phase: int, blocks: Mapping[int, Mapping[str, Tensor]], steps: int) -> None:
         """Save the blocks that a phase trained and mark the phase as finished: both or neither."""
-        self._publish(blocks, steps, finished=phase)
+        self.publish(blocks, steps, finished=phase)
 
-    def _publish(self, blocks: Mapping[int, Mapping[str, Tensor]], steps: int, finished: int | None = None) -> None:
+    def publish(self, blocks: Mapping[int, Mapping[str, Tensor]], steps: int, finished: int | None = None) -> None:
         """Writes the files, then the manifest that names them, then deletes the old files. A kill at any point leaves
         whole versions. If a block changed, the weights of the composition are dropped: they were fitted to the old one.
         """
@@ -323,7 +323,10 @@ def _read_spec(path: Path) -> RunSpec:
 
 def _require_same_spec(path: Path, there: RunSpec, wanted: RunSpec) -> None:
     if different := first_difference(there, wanted):
-        raise CheckpointError(f"{path} {different}: use the same settings, or another --out")
+        raise CheckpointError(
+            f"{path} {different}: use the same settings, or another --out; to train its model further, add "
+            f"--from {path}"
+        )
 
 
 def _require_same_corpus(path: Path, there: str, wanted: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from blocktrain.errors import ConfigError
 from blocktrain.spec import RunSpec
+from blocktrain.start_model import StartModel
 from blocktrain.swarm.coordinator.blocks import Tensors, initial_block_file
 
 
@@ -33,34 +34,53 @@ def torch_process() -> Iterator[ProcessPoolExecutor]:
 
 
 def make_in_torch_process(
-    spec: RunSpec, folder: Path, describe: Callable[[RunSpec], object] | None = None
+    spec: RunSpec,
+    folder: Path,
+    start: StartModel | None = None,
+    *,
+    describe: Callable[[RunSpec], object] | None = None,
 ) -> dict[int, int]:
     """`make_initial_blocks` in a process that ends afterwards. `describe` may need torch too and runs there first."""
     with torch_process() as process:
         if describe is not None:
             process.submit(describe, spec).result()
-        return process.submit(make_initial_blocks, spec, folder).result()
+        return process.submit(make_initial_blocks, spec, folder, start).result()
 
 
-def make_initial_blocks(spec: RunSpec, folder: Path) -> dict[int, int]:
-    """Writes each initial block to its file in the folder, unless it is there. Returns the bytes of memory that
-    training each phase takes."""
+def open_in_torch_process(path: Path) -> StartModel:
+    """The model that a run shall start from."""
+    with torch_process() as process:
+        return process.submit(_open_start, path).result()
+
+
+def _open_start(path: Path) -> StartModel:
+    from blocktrain.train.start import open_start  # with torch
+
+    return open_start(path)
+
+
+def make_initial_blocks(spec: RunSpec, folder: Path, start: StartModel | None = None) -> dict[int, int]:
+    """Writes each initial block to its file in the folder, unless it is there: that of the model which the run starts
+    from, or a new one. Returns the bytes of memory that training each phase takes."""
     from blocktrain.io.tensor_file import save_tensors
     from blocktrain.model.block import build_block
     from blocktrain.train.memory_estimate import least_memory_bytes
+    from blocktrain.train.start import StartBlocks
 
     folder.mkdir(parents=True, exist_ok=True)
+    blocks = StartBlocks(start) if start is not None else None
     for block in range(spec.model.blocks):
         if not (path := initial_block_file(folder, block)).exists():
-            save_tensors(path, build_block(spec, block).state_dict())
+            save_tensors(path, build_block(spec, block).state_dict() if blocks is None else blocks[block])
     return {phase.index: least_memory_bytes(spec, phase) for phase in spec.phases}
 
 
-def initial_blocks_here(spec: RunSpec) -> Callable[[int], Tensors]:
+def initial_blocks_here(spec: RunSpec, start: StartModel | None = None) -> Callable[[int], Tensors]:
     """The initial blocks, each made once in this process: for a coordinator beside workers, where torch is loaded
     anyway."""
     from blocktrain.io.arrays import as_arrays
     from blocktrain.model.block import initial_block_tensors
+    from blocktrain.train.start import StartBlocks
 
-    tensors = initial_block_tensors(spec)
+    tensors = initial_block_tensors(spec) if start is None else StartBlocks(start).__getitem__
     return lambda block: as_arrays(tensors(block))

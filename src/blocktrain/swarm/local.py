@@ -21,16 +21,18 @@ from blocktrain.errors import ConfigError
 from blocktrain.http.server import LOOPBACK
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
+from blocktrain.start_model import StartModel, require_start
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.server import served_here
-from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.coordinator.setup import begin_blocks, found_run
 from blocktrain.swarm.initial_blocks import initial_blocks_here
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.export import export_model
 from blocktrain.swarm.worker.worker import Worker, WorkReport
 from blocktrain.train.run import load_model
+from blocktrain.train.start import open_start
 from blocktrain.wire.invite import Invite
 
 ENOUGH_BYTES = 2**52  # the workers share the memory of this machine: no lease is refused for lack of it
@@ -47,14 +49,19 @@ class LocalSwarm:
     """
 
     def __init__(
-        self, spec: RunSpec, workers: int, folder: Path | None, report: Callable[[str, WorkReport], None]
+        self,
+        spec: RunSpec,
+        workers: int,
+        folder: Path | None,
+        report: Callable[[str, WorkReport], None],
+        start: StartModel | None = None,
     ) -> None:
         self._report, self._stopped, self._stack = report, threading.Event(), ExitStack()
         self._threads: list[threading.Thread] = []
         self._errors: list[BaseException] = []
         with ExitStack() as opening:
             self.folder = folder or Path(opening.enter_context(tempfile.TemporaryDirectory(prefix="blocktrain-")))
-            self.spec, self._invite = _open_run(spec, self.folder, opening)
+            self.spec, self._invite = _open_run(spec, self.folder, opening, start)
             self._stack = opening.pop_all()
         for _ in range(workers):
             self.add_worker()
@@ -138,21 +145,30 @@ def local_swarm(
     workers: int = 2,
     folder: str | Path | None = None,
     report: Callable[[str, WorkReport], None] = lambda name, report: None,
+    start: str | Path | None = None,
 ) -> LocalSwarm:
     """Start a run on this machine, serve it, and train it with this number of workers. Without a folder it leaves no
-    files; with a folder it can be continued there. `report` gets what each worker does, in the worker's thread."""
-    return LocalSwarm(spec, workers, Path(folder) if folder else None, report)
+    files; with a folder it can be continued there. `report` gets what each worker does, in the worker's thread. `start`
+    is the directory of a model that the run starts from."""
+    return LocalSwarm(spec, workers, Path(folder) if folder else None, report, open_start(start) if start else None)
 
 
-def _open_run(spec: RunSpec, folder: Path, opening: ExitStack) -> tuple[RunSpec, Invite]:
+def _open_run(
+    spec: RunSpec, folder: Path, opening: ExitStack, start: StartModel | None = None
+) -> tuple[RunSpec, Invite]:
+    spec = start.begin(spec) if start else spec
     corpus = load_corpus(spec.corpus, spec.model.context)
     spec = with_tokenizer(spec, corpus)
+    spec = start.fitted(spec) if start else spec
+    require_start(spec, start)
     folder.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(folder / "ledger.db")
     opening.callback(ledger.close)
     blobs, token = Blobs(folder / "blobs"), secrets.token_urlsafe(24)
     found_run(spec, corpus, ledger, blobs, time.time())
+    initial_block = initial_blocks_here(spec, start)
+    begin_blocks(spec, ledger, blobs, initial_block, time.time())
     ledger.add_access_token(f"local-{token[:8]}", "admin", token, time.time())
-    coordinator = Coordinator(spec, ledger, blobs, initial_block=initial_blocks_here(spec))
+    coordinator = Coordinator(spec, ledger, blobs, initial_block=initial_block)
     port = opening.enter_context(served_here(coordinator, ledger))
     return spec, Invite(LOOPBACK, port, token)

@@ -19,7 +19,9 @@ from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes
 from blocktrain.model.stack import BlockModel
+from blocktrain.settings import TOKENIZER_FILE
 from blocktrain.spec import Phase, RunSpec, Stacked
+from blocktrain.start_model import require_start
 from blocktrain.train.evaluate import fit_combination
 from blocktrain.train.streamed import fitting_trainer
 from blocktrain.train.trainer import BlockTrainer, StepReport, Weights
@@ -137,6 +139,7 @@ def train_run(
     """Train the phases that are not finished yet, on the GPU if there is one. `saved` is called when the directory has
     newer weights. With `memory_bytes`, phases that need more are streamed, if they can be (streamed.py). Returns False
     after a stop, else True."""
+    require_start(run.spec, run.manifest().blocks or None)
     trainers = _trainers(run, corpus, jobs, device, memory_bytes)
     try:
         for phases in _unfinished_groups(run, wanted_phases(run.spec, only_block), jobs):
@@ -158,7 +161,14 @@ def _trainers(
         return LocalTrainers(run.spec, corpus, device, memory_bytes, run.path / "scratch")
     from blocktrain.train.processes import ProcessTrainers  # which imports this module
 
-    return ProcessTrainers(run.spec, jobs, device)
+    return ProcessTrainers(_with_own_tokenizer(run), jobs, device)
+
+
+def _with_own_tokenizer(run: RunDirectory) -> RunSpec:
+    """The settings to read the text with: a tokenizer that came with another model was not learned from this text."""
+    if run.spec.train.start_sha256 is None or run.tokenizer_file() is None:
+        return run.spec
+    return run.spec.with_(**{"corpus.tokenizer": str(run.path / TOKENIZER_FILE)})
 
 
 def wanted_phases(spec: RunSpec, only_block: int | None) -> tuple[Phase, ...]:

@@ -183,7 +183,7 @@ class BlockTrainer:
             self._train_bytes,
             count=self.spec.train.windows,
             length=self.spec.model.context + 1,
-            seed=self.spec.seed,
+            seed=self.spec.draw_seed,
             block=self.phase.block,
             shard=self.shard,
             step=self.step_done,
@@ -213,7 +213,7 @@ class BlockTrainer:
 
     def _generator(self) -> torch.Generator:
         """The random numbers of this step."""
-        seed = step_seed(self.spec.seed, self.phase.block, self.shard, self.step_done, "noise")
+        seed = step_seed(self.spec.draw_seed, self.phase.block, self.shard, self.step_done, "noise")
         return torch.Generator().manual_seed(seed)
 
     def _denoise_loss(self, settings: Denoise, inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -71,6 +71,8 @@ def _as_deep_as(spec: RunSpec, trained: set[int]) -> RunSpec:
 
 
 def _where(spec: RunSpec, steps: Mapping[int, int], now: RunSpec) -> str:
+    if not steps:
+        return "no step is saved yet; the model that it starts from answers"
     newest = max(steps)
     phase = spec.phases[newest]
     depth = f"blocks 0 to {now.model.blocks - 1} of {spec.model.blocks}" if now.model.blocks > 1 else "block 0 alone"

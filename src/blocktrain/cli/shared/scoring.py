@@ -63,9 +63,13 @@ def open_trained(path: Path, missing: Collection[int] = ()) -> RunDirectory:
 
 
 def half_trained(path: Path, missing: Collection[int] = ()) -> SoFar | None:
-    """What a run is so far, if some of its blocks are not trained yet and the user does not leave out any."""
+    """What a run is so far, if some of its blocks are not trained yet or are trained further, and the user does not
+    leave out any."""
     run = RunDirectory.open(path)
-    if missing or len(run.manifest().blocks) == run.spec.model.blocks:
+    manifest = run.manifest()
+    under_way = (x.index for x in run.spec.phases if x.index not in manifest.finished)
+    is_whole = len(manifest.blocks) == run.spec.model.blocks
+    if missing or (is_whole and not any(run.progress_file(phase).exists() for phase in under_way)):
         return None
     found = trained_so_far(run)
     say(f"{path} is half trained: {found.where}")
@@ -75,7 +79,7 @@ def half_trained(path: Path, missing: Collection[int] = ()) -> SoFar | None:
 def text_of(run: RunDirectory, elsewhere: str | None = None) -> Corpus:
     """The text of the run's training, or other text if the user names it."""
     changes = {"source": elsewhere} if elsewhere else {}
-    if elsewhere and run.tokenizer_file() is not None:
+    if (elsewhere or run.spec.train.start_sha256) and run.tokenizer_file() is not None:
         changes["tokenizer"] = str(run.path / TOKENIZER_FILE)  # which may have been learned from the other text
     corpus = run.spec.corpus.model_copy(update=changes)
     try:

@@ -22,12 +22,14 @@ from blocktrain.io.checkpoint import SAMPLES_FILE, RunDirectory
 from blocktrain.model.block import build_block, logical_parameters
 from blocktrain.model.stack import BlockModel, count_parameters
 from blocktrain.spec import EndToEnd, ModelSpec, Phase, RunSpec, Stacked
+from blocktrain.start_model import StartModel
 from blocktrain.train.evaluate import answer, evaluate
 from blocktrain.train.flops import phase_flops, run_flops
 from blocktrain.train.memory_estimate import FLOAT_BYTES, memory_plan, training_memory_bytes
 from blocktrain.train.reference import equal_work_steps, reference_of
 from blocktrain.train.run import train_run, wanted_phases
 from blocktrain.train.samples import sample_prompts, write_samples
+from blocktrain.train.start import begin_from
 from blocktrain.train.trainer import pick_device
 from blocktrain.train.unfinished import trained_so_far
 from blocktrain.wire.messages import Sample
@@ -41,6 +43,7 @@ def train_into(
     spec: RunSpec,
     corpus: Corpus,
     *,
+    start: StartModel | None = None,
     only_block: int | None = None,
     jobs: int = 1,
     tensorboard: Path | None = None,
@@ -52,8 +55,12 @@ def train_into(
     jobs = _useful_jobs(spec, jobs)
     if memory_bytes is not None:
         check_memory(spec, wanted, memory_bytes)
+    if start is not None:
+        start.require_elsewhere(out)
     run = RunDirectory.create(out, spec, corpus.sha256)
     run.save_tokenizer(corpus.tokenizer.file)
+    if start is not None:
+        begin_from(run, start)
     todo = [phase for phase in wanted if phase.index not in run.manifest().finished]
     if not todo:
         say(f"{out} is finished: nothing is left to train")
@@ -165,6 +172,9 @@ def describe(spec: RunSpec, device: torch.device | None = None) -> None:
     say(f"  parameters  {sum(parameters):,} ({each})")
     if model.physical_layers is not None:
         say(f"  logical     {logical_parameters(spec):,} parameters, if every layer had its own")
+    if spec.train.start_sha256 is not None:
+        frozen = f", {_blocks(spec.train.freeze)} frozen" if spec.train.freeze else ""
+        say(f"  starts from a model with sha256 {spec.train.start_sha256[:12]}…{frozen}")
     phases = (f"{_blocks(phase.blocks)} for {counted(phase.steps, 'step')}" for phase in spec.phases)
     say(f"  phases      {'; '.join(phases)}")
     if spec.corpus.tokenizer_sha256 is not None:

@@ -34,12 +34,13 @@ from blocktrain.http.rate_limit import Rate
 from blocktrain.io.allocator import keep_little_memory
 from blocktrain.io.private import LEDGER_FILE, read_private, write_private
 from blocktrain.spec import RunSpec
+from blocktrain.start_model import StartModel, require_start
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import initial_blocks_in
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.quotas import StorageLimits
 from blocktrain.swarm.coordinator.routes import build_service
-from blocktrain.swarm.coordinator.setup import continued_run, found_run, spec_of
+from blocktrain.swarm.coordinator.setup import begin_blocks, continued_run, found_run, has_its_start, spec_of
 from blocktrain.swarm.ledger.chain import HEAD_FILE, NotedHead
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Role
@@ -51,7 +52,7 @@ ADMIN_FILE, VIEWER_FILE = "invite-admin", "invite-viewer"
 RECEIPT_KEY_FILE = "receipt-key"
 
 # Writes the initial blocks of a run to a folder, and returns the bytes of memory that training each phase takes.
-MakeInitialBlocks = Callable[[RunSpec, Path], Mapping[int, int]]
+MakeInitialBlocks = Callable[[RunSpec, Path, StartModel | None], Mapping[int, int]]
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,14 @@ def opened(
     blobs_url: str | None,
     make_initial_blocks: MakeInitialBlocks,
     storage: StorageLimits | None = None,
+    start: StartModel | None = None,
 ) -> Iterator[OpenRun]:
     """The run of this folder, made when there is none yet. A run with other settings is refused; without settings the
-    run goes on as it is, and its text is not read again."""
+    run goes on as it is, and its text is not read again. A new run begins with the blocks of `start`, if it is given.
+    """
     corpus = load_corpus(spec.corpus, spec.model.context) if spec else None
     spec = with_tokenizer(spec, corpus) if spec and corpus else None
+    spec = start.fitted(spec) if spec and start else spec
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -106,8 +110,11 @@ def opened(
         run = found_run(spec, corpus, ledger, blobs, time.time()) if spec and corpus else continued_run(ledger)
         del corpus  # it is among the blobs now
         spec = spec_of(run)
+        if not has_its_start(spec, ledger):
+            require_start(spec, start)
         initial_blocks = folder / INITIAL_BLOCKS_FOLDER / run.spec_digest[:16]
-        memory_bytes = make_initial_blocks(spec, initial_blocks)
+        memory_bytes = make_initial_blocks(spec, initial_blocks, start)
+        begin_blocks(spec, ledger, blobs, initial_blocks_in(initial_blocks), time.time())
         coordinator = Coordinator(
             spec,
             ledger,

@@ -4,6 +4,7 @@ to the blobs, where every coordinator of the run finds them. Next: coordinator.p
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,9 +13,11 @@ from blocktrain.data.shards import SPLITS
 from blocktrain.errors import ConfigError
 from blocktrain.spec import RunSpec, first_difference, parse_spec
 from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.blocks import Tensors
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Run
 from blocktrain.wire.messages import INDEX_BLOB, PROTOCOL_VERSION, TOKENIZER_BLOB
+from blocktrain.wire.safetensors import encode_chunks
 
 
 def found_run(spec: RunSpec, corpus: Corpus, ledger: Ledger, blobs: Blobs, now_s: float) -> Run:
@@ -49,6 +52,21 @@ def _stored(corpus: Corpus, blobs: Blobs) -> dict[str, str]:
         for number, entry in enumerate(index.splits[split]):
             stored[f"{split}/{number}"] = blobs.put(corpus.prepared.open_shard(entry)[1], entry.sha256)
     return stored
+
+
+def begin_blocks(
+    spec: RunSpec, ledger: Ledger, blobs: Blobs, initial_block: Callable[[int], Tensors], now_s: float
+) -> None:
+    """A run that starts from a model has a version of every block from the beginning: those that are frozen or trained
+    later are there too. A repeat changes nothing."""
+    if not has_its_start(spec, ledger):
+        stored = {block: blobs.put(encode_chunks(initial_block(block))) for block in range(spec.model.blocks)}
+        ledger.add_initial_blocks(stored, now_s)
+
+
+def has_its_start(spec: RunSpec, ledger: Ledger) -> bool:
+    """Whether the ledger needs no model to start from, because it has its blocks or makes new ones."""
+    return spec.train.start_sha256 is None or len(ledger.newest()) == spec.model.blocks
 
 
 def continued_run(ledger: Ledger) -> Run:

@@ -51,7 +51,7 @@ class CorpusCache:
         end = lease.step_start + lease.steps
         upcoming = range(end, end + STEPS_PER_SHARDS)
         block = spec.phases[lease.phase].block
-        numbers = shards_of_steps(train, spec.model.context + 1, spec.seed, block, lease.shard, upcoming)
+        numbers = shards_of_steps(train, spec.model.context + 1, spec.draw_seed, block, lease.shard, upcoming)
         entries = [train.entries[number] for number in numbers]
 
         def fetch() -> None:

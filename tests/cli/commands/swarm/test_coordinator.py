@@ -11,10 +11,13 @@ import pytest
 from blocktrain.cli.shared.certificates import tls_files
 from blocktrain.errors import ConfigError
 from blocktrain.swarm.coordinator.server import opened
-from blocktrain.swarm.initial_blocks import make_in_torch_process
+from blocktrain.swarm.initial_blocks import make_in_torch_process, make_initial_blocks
+from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.train.start import StartBlocks, open_start
 from blocktrain.wire.invite import parse_invite
 from blocktrain.wire.messages import PROTOCOL_VERSION
+from blocktrain.wire.safetensors import decode
 
 SETTINGS = ["--set", "train.steps=4", "--set", "swarm.round_steps=2"]
 
@@ -88,3 +91,47 @@ def test_a_self_signed_certificate_is_made_once_and_pinned(tmp_path, open_tiny, 
             assert trusting.run_info().protocol == PROTOCOL_VERSION
         with pytest.raises(ConfigError, match="somebody else may be answering"):
             CoordinatorClient(replace(invite, fingerprint="0" * 64))
+
+
+@pytest.fixture
+def model(trained_run):
+    return open_start(trained_run)
+
+
+def from_model(folder, model, **changes):
+    spec = model.begin(model.spec.with_(**{"train.steps": 4, **changes}))
+    return opened(folder, spec, None, None, make_initial_blocks, None, model)
+
+
+def test_a_run_that_starts_from_a_model_has_all_its_blocks_before_the_first_lease(tmp_path, model):
+    with from_model(tmp_path / "state", model, **{"train.freeze": [0]}) as run:
+        manifest = run.coordinator.manifest()
+        assert {version.block: version.version for version in manifest.blocks} == {0: 0, 1: 0, 2: 0, 3: 0}
+        stored, _ = decode(run.coordinator.blobs.get(manifest.blocks[2].tensors.sha256))
+        assert all((stored[name] == tensor.numpy()).all() for name, tensor in StartBlocks(model)[2].items())
+        assert str(model.path) not in str(run.coordinator.info().spec)
+    with opened(tmp_path / "state", None, None, None, make_initial_blocks) as again:
+        assert again.coordinator.manifest() == manifest
+
+
+def test_a_kill_before_the_model_is_stored_asks_for_it_again(tmp_path, model, monkeypatch):
+    folder = tmp_path / "state"
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "add_initial_blocks", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            from_model(folder, model).__enter__()
+    with pytest.raises(ConfigError, match="give its directory with --from"):
+        opened(folder, None, None, None, make_initial_blocks).__enter__()
+    with from_model(folder, model) as run:
+        assert len(run.ledger.newest()) == 4
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_model_that_does_not_fit_leaves_no_run(run, tmp_path, trained_run):
+    result = run("coordinator", "--preset", "small", "--dir", tmp_path / "state", "--from", trained_run)
+    assert result.exit_code == 2
+    assert "has model.width = 32 and this run has 64" in result.stderr
+    assert not (tmp_path / "state").exists()

@@ -151,3 +151,35 @@ def test_a_run_is_not_looked_at_where_its_training_needs_the_memory(tmp_path):
     assert training.has_room_to_look(paper, paper.phases, None)
     assert training.has_room_to_look(paper, paper.phases, 10**12)
     assert not training.has_room_to_look(paper, paper.phases, 6 * 10**9)
+
+
+def test_a_finished_run_is_trained_further_into_another_directory(run, trained, tmp_path):
+    blocks, _ = trained
+    before = (blocks / "manifest.json").read_bytes()
+    result = run("train", "--from", blocks, "--set", "train.steps=2", "--out", tmp_path / "longer")
+    assert result.exit_code == 0
+    assert "starts from a model with sha256 " in result.stderr
+    assert "blocks 0+1 for 2 steps" in result.stderr
+    assert (blocks / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "options, complaint",
+    [
+        (["--set", "train.steps=9"], "to train its model further, add --from"),
+        (["--set", "train.freeze=[0]"], "give that model with --from, or leave train.freeze out"),
+    ],
+)
+def test_changed_settings_of_a_finished_run_are_refused_with_the_way_to_go_on(run, trained, options, complaint):
+    blocks, _ = trained
+    text = blocks.parent / "text.txt"
+    result = run("train", "--preset", "tiny", "--corpus", text, *options, "--out", blocks)
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.stderr.split())
+
+
+def test_a_run_is_not_trained_further_in_place(run, trained):
+    blocks, _ = trained
+    result = run("train", "--from", blocks, "--out", blocks)
+    assert result.exit_code == 2
+    assert "name another --out, a model stays as it is" in result.stderr

@@ -15,6 +15,7 @@ from blocktrain.cli.console import say
 from blocktrain.cli.options import (
     Changes,
     CorpusSource,
+    From,
     MaxConnections,
     MaxPerAddress,
     Preset,
@@ -48,6 +49,7 @@ def coordinator(
     corpus: CorpusSource = None,
     seed: Seed = None,
     changes: Changes = None,
+    start_from: From = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port, kept after restarts.")
@@ -102,9 +104,12 @@ def coordinator(
     for peer in peers or ():
         parse_address(peer, bool(tls_cert) or tls_self_signed)
     found = ledger is not None or (folder / LEDGER_FILE).is_file()
-    no_settings = all(each is None for each in (toml, preset, corpus, seed)) and not changes
-    spec = None if found and no_settings else read_spec(toml, preset, corpus, seed, changes)
+    no_settings = all(each is None for each in (toml, preset, corpus, seed, start_from)) and not changes
 
+    from blocktrain.swarm.initial_blocks import make_in_torch_process, open_in_torch_process
+
+    start = None if start_from is None else open_in_torch_process(start_from)
+    spec = None if found and no_settings else read_spec(toml, preset, corpus, seed, changes, start)
     if spec is not None:
         warn_about_text(spec)
 
@@ -112,7 +117,6 @@ def coordinator(
     from blocktrain.http.server import Tls
     from blocktrain.swarm.coordinator.quotas import StorageLimits
     from blocktrain.swarm.coordinator.server import Address, opened, serve
-    from blocktrain.swarm.initial_blocks import make_in_torch_process
 
     tls: Tls | None = None
     if tls_self_signed or tls_cert:
@@ -121,7 +125,7 @@ def coordinator(
     make_initial_blocks = partial(make_in_torch_process, describe=_describe)
     storage = StorageLimits(total_bytes=None if max_storage is None else int(max_storage * 1e9))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the shell that started it ignores interrupts
-    with opened(folder, spec, ledger, blobs, make_initial_blocks, storage) as run:
+    with opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start) as run:
         if run.upgrade is not None:
             say(str(run.upgrade))
         try:

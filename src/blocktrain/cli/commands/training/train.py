@@ -10,6 +10,7 @@ from blocktrain.cli.options import (
     Changes,
     CorpusSource,
     DeviceName,
+    From,
     Jobs,
     MemorySize,
     Out,
@@ -33,6 +34,7 @@ def train(
     corpus: CorpusSource = None,
     seed: Seed = None,
     changes: Changes = None,
+    start_from: From = None,
     block: Annotated[int | None, typer.Option(metavar="K", help="Train only the phase of block K.")] = None,
     jobs: Jobs = 1,
     tensorboard: TensorBoard = None,
@@ -42,8 +44,14 @@ def train(
 ) -> None:
     """Train the blocks of a model.
 
-    Ctrl-C saves and stops; the same command continues. DIR/metrics.jsonl gets one line per step."""
-    spec = read_spec(toml, preset, corpus, seed, changes)
+    Ctrl-C saves and stops; the same command continues. DIR/metrics.jsonl gets one line per step. With --from, the
+    learning rate rises and falls anew, and the model itself stays as it is."""
+    start = None
+    if start_from is not None:
+        from blocktrain.train.start import open_start
+
+        start = open_start(start_from)
+    spec = read_spec(toml, preset, corpus, seed, changes, start)
 
     from blocktrain.cli.shared.training import describe, open_text, train_into
     from blocktrain.train.run import wanted_phases
@@ -53,12 +61,14 @@ def train(
     wanted_phases(spec, block)  # refuses an unknown block before the text is loaded
     warn_about_text(spec)
     spec, text = open_text(spec)
+    spec = start.fitted(spec) if start else spec
     describe(spec, own_device)
     memory_bytes = chosen_memory(memory, own_device)
     run = train_into(
         out,
         spec,
         text,
+        start=start,
         only_block=block,
         jobs=jobs,
         tensorboard=tensorboard,
