@@ -21,9 +21,7 @@ from blocktrain.cli.options import EXIT_INTERRUPTED, DeviceName, chosen_device, 
 from blocktrain.cli.shared.address_file import POLL_S, read_address
 from blocktrain.cli.shared.progress import num_finished, swarm_progress
 from blocktrain.cli.shared.signals import STOP_SIGNALS, interrupts_delayed
-from blocktrain.data.shards import is_prepared
-from blocktrain.errors import BlockTrainError, ConfigError
-from blocktrain.spec import BYTES
+from blocktrain.errors import BlockTrainError
 from blocktrain.wire.invite import INVITE_FILE
 
 if TYPE_CHECKING:
@@ -73,11 +71,6 @@ def demo(
     machine = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
 
     spec = read_spec(None, preset, None, None, changes)
-    if spec.corpus.tokenizer not in (None, BYTES) or is_prepared(spec.corpus.source):
-        raise ConfigError(
-            f"the demo serves its model, and stages serve models on bytes only: leave corpus.tokenizer out and name "
-            f'raw text, not "{spec.corpus.tokenizer or spec.corpus.source}"'
-        )
     settings = ["--preset", preset]
     for change in (*shared_among(workers, spec), *(changes or ())):
         settings += ["--set", change]
