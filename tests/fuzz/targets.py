@@ -159,6 +159,9 @@ def _frames() -> tuple[bytes, ...]:
         chain.encode(advance, TEXT),
         chain.encode(welcome),
         chain.encode(chain.Hello(id=1)),
+        chain.encode(chain.FetchTokenizer(sha256="0" * 64)),
+        chain.encode(chain.TokenizerFile(sha256="0" * 64, file=b"{}")),
+        chain.encode(advance, TEXT.with_(prompt=(1, 300, 70_000))),
         chain.encode(chain.Refused(code="failed", message="x")),
         chain.encode(chain.Passed(id="x", attempt=1, to="tcp://a:1", sent_bytes=1, waited_s=0, computed_s=0)),
     ]

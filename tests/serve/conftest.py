@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from blocktrain.data.tokenizer import Tokenizer, learn_tokenizer
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings
@@ -276,3 +277,70 @@ def stacked() -> LocalForward:
 @pytest.fixture
 def local(kind: str) -> LocalForward:
     return LocalForward(*segments_of(model_of(kind), [[0, 1], [2, 3]]))
+
+
+# Models with a tokenizer
+
+WORDS = "Ein Fluß, zwei Flüsse – das Wasser fließt. Übermut tut selten gut, 你好 Wörter. " * 4
+LEARNED_TOKENS = 310
+THREE_TOKENS = (300, 301, 302)  # of the model whose outputs can be counted
+
+
+@cache
+def learned_tokenizer() -> Tokenizer:
+    """Some of its tokens end in the middle of a character."""
+    return learn_tokenizer(iter([WORDS]), LEARNED_TOKENS)
+
+
+@cache
+def token_model_of(kind: str) -> BlockModel:
+    """As model_of, with a tokenizer."""
+    return _with_opinions(_token_spec(preset("tiny").with_(objective=OBJECTIVES[kind])), WEIGHTS, seed=4)
+
+
+@cache
+def three_tokens() -> BlockModel:
+    """Two blocks that nearly always write one of three tokens, and do not agree on which."""
+    shape = {"width": 16, "heads": 2, "context": 16, "blocks": 2, "layers": 2}
+    model = _with_opinions(_token_spec(RunSpec.model_validate({"model": shape})), None, seed=11)
+    generator = torch.Generator().manual_seed(12)
+    for block in model.blocks:
+        block.gain.data.fill_(1.0)
+        block.embedding.data.abs_()  # as in three_letters
+        block.readout.data.zero_()
+        block.readout.data[list(THREE_TOKENS)] = 1.8 + 0.3 * torch.randn(len(THREE_TOKENS), 16, generator=generator)
+    return model
+
+
+def _token_spec(spec: RunSpec) -> RunSpec:
+    tokenizer = learned_tokenizer()
+    facts = {"corpus.tokenizer": tokenizer.name, "corpus.tokenizer_sha256": tokenizer.sha256}
+    return spec.with_(**facts, **{"model.vocabulary": tokenizer.vocabulary})
+
+
+def _with_opinions(spec: RunSpec, weights: dict[str, Sequence[float]] | None, seed: int) -> BlockModel:
+    model, generator = BlockModel(spec, weights), torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if not parameter.any():
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return learned_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def token_model() -> Callable[[str], BlockModel]:
+    return token_model_of
+
+
+@pytest.fixture(scope="session")
+def counted_model() -> BlockModel:
+    return three_tokens()
+
+
+@pytest.fixture(scope="session")
+def token_segments() -> Callable[..., list[Segment]]:
+    return partial(segments_of, tokenizer=learned_tokenizer())

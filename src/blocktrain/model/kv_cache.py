@@ -5,15 +5,18 @@ serve/segment/sessions.py keeps one cache per session."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from blocktrain.spec import NUM_SYMBOLS
+
+TokenIds: TypeAlias = bytes | tuple[int, ...]  # of a text: bytes, unless the vocabulary is larger
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value -> mixed values, all [T, H, W]
 SMALLEST_CAPACITY = 64
 
@@ -23,14 +26,14 @@ class KVCache:
     what the first positions were computed from, so cutting it back to a prefix is free."""
 
     def __init__(self, layers: int, heads: int, head_width: int, like: Tensor) -> None:
-        self.text = b""
+        self.text: TokenIds = b""
         self.keys, self.values = ([like.new_empty(heads, 0, head_width) for _ in range(layers)] for _ in range(2))
 
     @property
     def num_bytes(self) -> int:
         return sum(each.numel() * each.element_size() for each in (*self.keys, *self.values))
 
-    def common_prefix(self, text: bytes) -> int:
+    def common_prefix(self, text: TokenIds) -> int:
         """How many positions of `text` are already computed."""
         return common_prefix(self.text, text)
 
@@ -165,11 +168,23 @@ class CacheView:
         return partial(self.batch.attend, self.first_layer + index)
 
 
-def common_prefix(old: bytes, new: bytes) -> int:
+def common_prefix(old: TokenIds, new: TokenIds) -> int:
     """The length of the longest common prefix."""
-    if new.startswith(old):
+    if new[: len(old)] == old:
         return len(old)
-    return next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(new))
+    differs = (at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
+    return next(differs, min(len(old), len(new)))
+
+
+def token_ids(ids: Iterable[int], vocabulary: int) -> TokenIds:
+    return bytes(ids) if vocabulary <= NUM_SYMBOLS else tuple(ids)
+
+
+def joined(*parts: TokenIds) -> TokenIds:
+    """One text after the other."""
+    if all(isinstance(part, bytes) for part in parts):
+        return b"".join(bytes(part) for part in parts)
+    return tuple(token for part in parts for token in part)
 
 
 def _grown(old: Tensor, capacity: int) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from blocktrain.errors import ConfigError
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
 from blocktrain.model.continuation import Continuation
-from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec, usable_weights
+from blocktrain.model.kv_cache import TokenIds, token_ids
+from blocktrain.spec import Denoise, RunSpec, usable_weights
 
 Readings = list[Tensor]  # the logits of each block that took part, [B, T, vocabulary] each
 EMPTY_PROMPT = b"\n"  # an empty prompt starts at a new line
@@ -97,29 +98,28 @@ class BlockModel(nn.Module):
             yield token
 
     @torch.no_grad()
-    def sweep(self, prompt: bytes, num_bytes: int, generator: torch.Generator) -> bytes:
-        """All bytes in one traversal: every position starts as noise, and each block takes one Euler step on all of
-        them."""
+    def sweep(self, prompt: TokenIds, num_tokens: int, generator: torch.Generator) -> TokenIds:
+        """All tokens in one traversal: every position starts as noise, and each block takes one Euler step on all of
+        them. The tokens of a model without tokenizer are bytes."""
         objective, context = self.spec.objective, self.spec.model.context
-        if self.spec.model.vocabulary != NUM_SYMBOLS:
-            raise ConfigError("a sweep writes bytes, and this model has other tokens: generate autoregressively")
         if not isinstance(objective, Denoise) or not objective.span_share:
             raise ConfigError(
                 "this model's blocks were not trained on spans, which a sweep needs: generate autoregressively, "
                 'or train with objective kind = "denoise" and span_share = 0.5'
             )
         longest = int(context * objective.span_share)
-        if not 1 <= num_bytes <= longest:
+        if not 1 <= num_tokens <= longest:
+            unit = "bytes" if self.spec.corpus.tokenizer_sha256 is None else "tokens"
             raise ConfigError(
-                f"a sweep of this model writes 1 to {longest} bytes, asked for {num_bytes}: ask for fewer"
+                f"a sweep of this model writes 1 to {longest} {unit}, asked for {num_tokens}: ask for fewer"
             )
-        text = bytes(prompt or EMPTY_PROMPT)[-(context - num_bytes) :]
-        window = torch.tensor([list(text) + [0] * (num_bytes - 1)], device=self._device)
+        text = (prompt or EMPTY_PROMPT)[-(context - num_tokens) :]
+        window = torch.tensor([[*text, *[0] * (num_tokens - 1)]], device=self._device)
         z, _ = self._euler(window, list(self.blocks), generator, span_start=len(text))
         last = self.blocks[-1]
         assert isinstance(last, DenoiseBlock)
         nearest = (z[0, len(text) - 1 :] @ last.code_table.T).argmax(-1)
-        return bytes(nearest.tolist())
+        return token_ids(nearest.tolist(), self.spec.model.vocabulary)
 
     def _stack(self, bytes_BT: Tensor, present: Sequence[nn.Module]) -> Readings:
         state, readings = None, []

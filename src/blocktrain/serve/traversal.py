@@ -5,15 +5,18 @@ segment/segment.py advances them, chain/messages.py turns them into bytes."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, Protocol
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
+from blocktrain.data.tokenizer import ByteTokenizer, Tokenizer
 from blocktrain.errors import ConfigError
-from blocktrain.spec import Denoise, RunSpec, Stacked
+from blocktrain.model.kv_cache import TokenIds
+from blocktrain.settings import BYTES
+from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec, Stacked
 
 Wire = Literal["fp32", "fp16", "bf16", "int8"]  # number format of floats between stages
 ALL_BLOCKS: tuple[int, ...] = ()  # no block is missing
@@ -35,13 +38,21 @@ class ModelInfo:
     version: str  # names a consistent set of blocks; the same on every stage that serves it
     objective: Literal["stacked", "denoise", "end_to_end"]
     blocks: int
-    context: int
-    longest_sweep: int  # bytes that a denoising sweep may write; 0 if the blocks were not trained on spans
+    context: int  # tokens: bytes, unless there is a tokenizer
+    longest_sweep: int  # tokens that a denoising sweep may write; 0 if the blocks were not trained on spans
     survives_loss: bool  # the model may answer without some of its blocks
+    vocabulary: int = NUM_SYMBOLS
+    tokenizer: Tokenizer = field(default_factory=ByteTokenizer, compare=False, repr=False)
 
     @classmethod
-    def of(cls, spec: RunSpec, version: str) -> ModelInfo:
-        objective = spec.objective
+    def of(cls, spec: RunSpec, version: str, tokenizer: Tokenizer | None = None) -> ModelInfo:
+        """Without a tokenizer the model must be one on bytes. Raises ConfigError if it is not the model's."""
+        objective, tokenizer = spec.objective, tokenizer or ByteTokenizer()
+        if tokenizer.sha256 != spec.corpus.tokenizer_sha256 or tokenizer.vocabulary != spec.model.vocabulary:
+            raise ConfigError(
+                f"the model has the tokenizer {spec.corpus.tokenizer or BYTES} with {spec.model.vocabulary} tokens, "
+                f"got {tokenizer.name} with {tokenizer.vocabulary}: give the tokenizer.json of its run"
+            )
         return cls(
             name=spec.name,
             version=version,
@@ -51,7 +62,14 @@ class ModelInfo:
             longest_sweep=int(spec.model.context * objective.span_share) if isinstance(objective, Denoise) else 0,
             survives_loss=isinstance(objective, Denoise)
             or (isinstance(objective, Stacked) and objective.state_dropout > 0),
+            vocabulary=spec.model.vocabulary,
+            tokenizer=tokenizer,
         )
+
+    @property
+    def unit(self) -> str:
+        """Of lengths, for people."""
+        return "bytes" if self.tokenizer.sha256 is None else "tokens"
 
     @property
     def independent(self) -> bool:
@@ -61,7 +79,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Draft:
-    """Asks the first segment to continue the prompt on its own: `candidates` rows of `length` bytes each."""
+    """Asks the first segment to continue the prompt on its own: `candidates` rows of `length` tokens each."""
 
     __pydantic_config__ = CHECKED
 
@@ -70,7 +88,7 @@ class Draft:
     seed: Seed = 0
     temperature: Temperature = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    offset: Count = 0  # position of the first drafted byte in the text: each random number depends on seed and position
+    offset: Count = 0  # position of the first drafted token: each random number depends on seed and position
 
 
 @dataclass(frozen=True)
@@ -99,7 +117,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Noise:
-    """Asks the first segment to append noise to the prompt. The blocks turn it into `length` bytes."""
+    """Asks the first segment to append noise to the prompt. The blocks turn it into `length` tokens."""
 
     __pydantic_config__ = CHECKED
 
@@ -122,15 +140,16 @@ class StageTiming:
 
 @dataclass(frozen=True)
 class Traversal:
-    """A prompt, and rows of bytes that continue it. There are no rows at first; a draft adds them.
+    """A prompt, and rows of tokens that continue it. There are no rows at first; a draft adds them. V is the size of
+    the vocabulary; tokens are bytes and V is 256, unless the model has a tokenizer.
 
     Stages may hold the first `start` positions of `session` in their KV caches; then only later states travel. A
     segment that does not hold them and cannot rebuild them raises CacheMiss; sending the traversal again with
     start = 0 always works. The text is always whole, so a KV cache changes only the speed, never the result."""
 
     session: str  # names the KV caches; nothing else depends on it
-    prompt: bytes  # 1 to context bytes: the window of the text so far
-    tails: Tensor | None = None  # [R, N] uint8: R rows of N bytes that follow the prompt
+    prompt: TokenIds  # 1 to context tokens: the window of the text so far
+    tails: Tensor | None = None  # [R, N] of token_dtype(V): R rows of N tokens that follow the prompt
     start: int = 0
     read: int = 1  # number of the prompt's last positions that are read out; tails are read out at every position
     draft: Draft | None = None  # the first segment does it and clears it
@@ -140,15 +159,15 @@ class Traversal:
     missing: tuple[int, ...] = ALL_BLOCKS  # blocks to skip
     wire: Wire = "fp32"
     # what one segment passes to the next
-    prompt_state: Tensor | None = None  # [1, len(prompt) - start, D], or z [1, T, 256] of a denoising sweep
+    prompt_state: Tensor | None = None  # [1, len(prompt) - start, D], or z [1, T, code width] of a denoising sweep
     tail_state: Tensor | None = None  # [R, N, D]
-    prompt_logits: Tensor | None = None  # [read, 256]: the weighted logits so far; after the last segment the result
-    tail_logits: Tensor | None = None  # [R, N, 256]
-    draft_prompt_logits: Tensor | None = None  # [256], of the first segment alone, if it drafted
-    draft_tail_logits: Tensor | None = None  # [1, N, 256], of a single row
+    prompt_logits: Tensor | None = None  # [read, V]: the weighted logits so far; after the last segment the result
+    tail_logits: Tensor | None = None  # [R, N, V]
+    draft_prompt_logits: Tensor | None = None  # [V], of the first segment alone, if it drafted
+    draft_tail_logits: Tensor | None = None  # [1, N, V], of a single row
     draft_log_likelihood: Tensor | None = None  # [R], log q of each of several rows: enough to weigh them
     shares: Tensor | None = None  # [R], the probability of each row, if one of them was chosen
-    written: bytes | None = None  # by a denoising sweep, after the last segment
+    written: TokenIds | None = None  # by a denoising sweep, after the last segment
     degraded: bool = False  # some blocks were missing
     trace: tuple[StageTiming, ...] = ()  # the stages that worked on it, in order
 
@@ -198,6 +217,30 @@ def block_weight(index: int, info: ModelInfo, weights: Sequence[float] | None, m
     return float(index == last_present(info, missing))
 
 
+def token_dtype(vocabulary: int) -> torch.dtype:
+    """Of tokens in tensors."""
+    return torch.uint8 if vocabulary <= NUM_SYMBOLS else torch.int32
+
+
+def check_tokens(t: Traversal, info: ModelInfo) -> None:
+    """Raises ConfigError if its tokens or logits are not those of the model's vocabulary."""
+    dtype, most = token_dtype(info.vocabulary), info.vocabulary
+    for text in (t.prompt, t.written or b""):
+        if text and (isinstance(text, bytes) != (dtype == torch.uint8) or not 0 <= min(text) <= max(text) < most):
+            raise ConfigError(f"a text with other tokens than 0 to {most - 1} was sent: use the model's own tokenizer")
+    if t.tails is not None:
+        if t.tails.dim() != 2 or t.tails.dtype != dtype or not t.tails.numel():
+            kind = str(dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"tails of {t.tails.dtype} {list(t.tails.shape)} were sent: send {kind} [rows, {info.unit}]"
+            )
+        if not 0 <= int(t.tails.min()) <= int(t.tails.max()) < most:
+            raise ConfigError(f"tails with other tokens than 0 to {most - 1} were sent: use the model's own tokenizer")
+    for name in ("prompt_logits", "tail_logits", "draft_prompt_logits", "draft_tail_logits"):
+        if (logits := getattr(t, name)) is not None and logits.size(-1) != most:
+            raise ConfigError(f"{name} has {logits.size(-1)} columns, the model has {most} tokens: send one per token")
+
+
 def check_traversal(t: Traversal, info: ModelInfo, upstream: bool) -> None:
     """Raises ConfigError if the traversal does not fit the model. `upstream`: some block before these is present."""
     num_tail = t.tails.size(1) if t.tails is not None else 0
@@ -205,20 +248,19 @@ def check_traversal(t: Traversal, info: ModelInfo, upstream: bool) -> None:
     length = len(t.prompt) + num_new
     if not t.prompt or length > info.context:
         raise ConfigError(
-            f"a prompt of {len(t.prompt)} bytes and {num_new} bytes behind it were sent, the model's context is "
-            f"{info.context}: send 1 to {info.context} bytes in all"
+            f"a prompt of {len(t.prompt)} {info.unit} and {num_new} {info.unit} behind it were sent, the model's "
+            f"context is {info.context}: send 1 to {info.context} {info.unit} in all"
         )
     if not (1 <= t.read <= len(t.prompt) and 0 <= t.start <= len(t.prompt) - t.read):
         raise ConfigError(
-            f"start = {t.start} and read = {t.read} do not fit a prompt of {len(t.prompt)} bytes: "
+            f"start = {t.start} and read = {t.read} do not fit a prompt of {len(t.prompt)} {info.unit}: "
             f"read 1 or more of its last positions, and start before them"
         )
     if set(t.missing) >= set(range(info.blocks)):
         raise ConfigError(f"missing names all {info.blocks} blocks: keep at least one")
     if t.noise and not info.longest_sweep:
         raise ConfigError("this model's blocks were not trained on spans: send no noise")
-    if t.tails is not None and (t.tails.dim() != 2 or t.tails.dtype != torch.uint8 or not t.tails.numel()):
-        raise ConfigError(f"tails of {t.tails.dtype} {list(t.tails.shape)} were sent: send uint8 [rows, bytes]")
+    check_tokens(t, info)
     if t.weigh and not (t.draft and t.draft.candidates > 1 and t.draft.length) and not _is_drafted(t):
         raise ConfigError(
             "weighing rows needs the log-likelihoods of their draft: ask for a draft of several candidates"

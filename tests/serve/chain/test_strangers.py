@@ -14,6 +14,7 @@ import zmq.asyncio
 
 from blocktrain.errors import ConfigError, StageUnreachable
 from blocktrain.serve.chain.messages import (
+    PROTOCOL,
     Advance,
     Answer,
     Cancel,
@@ -136,7 +137,7 @@ def test_a_peer_that_speaks_otherwise_is_said(serve):
                 await other.send_multipart([sender, b'{"protocol": 9, "kind": "welcome"}'])
 
             task = asyncio.create_task(answer())
-            with pytest.raises(ConfigError, match="protocol 9, this side speaks 3"):
+            with pytest.raises(ConfigError, match=f"protocol 9, this side speaks {PROTOCOL}"):
                 async with Pipeline([address], serve.quick):
                     pass
             await task

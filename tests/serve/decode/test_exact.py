@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from blocktrain.errors import ConfigError
 from blocktrain.serve.decode import decoder as decoders
 from blocktrain.serve.decode.decoder import best_draft_bytes, decode, decoder_of, speculate
-from blocktrain.serve.decode.request import Mode, Request, WrittenByte, check
+from blocktrain.serve.decode.request import Mode, Request, WrittenToken, check
 from blocktrain.serve.segment.local import LocalForward
 from blocktrain.serve.segment.sampling import pick, probabilities, uniforms
 
@@ -195,7 +195,7 @@ def test_log_probabilities_are_the_model_s(model, local, kind):
 
 
 def test_a_byte_without_logits_has_no_probability():
-    assert (WrittenByte(65).log_probability, WrittenByte(65).likeliest(3)) == (None, [])
+    assert (WrittenToken(65).log_probability, WrittenToken(65).likeliest(3)) == (None, [])
 
 
 @pytest.mark.parametrize("mode", [Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SWEEP])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocktrain.serve.gateway.choices import ByteLogprobs, ChoiceWriter, join_choices, token_name
+from blocktrain.serve.gateway.choices import ChoiceWriter, TokenLogprobs, join_choices, token_name
 
 
 def written(data: bytes, sizes: list[int], stops: tuple[str, ...] = ()) -> list:
@@ -14,7 +14,7 @@ def written(data: bytes, sizes: list[int], stops: tuple[str, ...] = ()) -> list:
     writer, choices, at = ChoiceWriter(0, stops, logprobs=1), [], 0
     for size in [*sizes, len(data)]:
         piece, at = data[at : at + size], at + size
-        choices.append(writer.take(ByteLogprobs(byte, -1.0, ((byte, -1.0),)) for byte in piece))
+        choices.append(writer.take(TokenLogprobs(byte, -1.0, ((byte, -1.0),)) for byte in piece))
         if writer.stopped:
             break
     return [choice for choice in [*choices, writer.end()] if choice is not None]
@@ -25,7 +25,7 @@ def test_however_bytes_come_the_text_is_the_same_and_every_byte_has_its_place(da
     choices = written(data, sizes)
     whole = join_choices(choices)
     assert whole.text == data.decode("utf-8", "replace")
-    assert whole.logprobs.tokens == [token_name(byte) for byte in data]
+    assert whole.logprobs.tokens == [token_name(bytes([byte])) for byte in data]
     offsets = whole.logprobs.text_offset
     assert offsets == sorted(offsets)
     assert set(offsets) == set(range(len(whole.text)))
@@ -40,7 +40,7 @@ def test_neither_a_stop_string_nor_its_log_probabilities_are_shown(text, stop, s
     choices = written(text.encode(), sizes, (stop,))
     whole, expected = join_choices(choices), text.partition(stop)[0]
     assert whole.text == expected
-    assert whole.logprobs.tokens == [token_name(byte) for byte in expected.encode()]
+    assert whole.logprobs.tokens == [token_name(bytes([byte])) for byte in expected.encode()]
     assert whole.finish_reason == ("stop" if stop in text else "length")
 
 
@@ -52,13 +52,13 @@ def test_no_part_of_a_stream_has_half_a_character():
 
 def test_bytes_are_counted_to_the_end_of_the_stop_string():
     writer = ChoiceWriter(0, ["cd"], None)
-    writer.take(map(ByteLogprobs, b"abcdefgh"))
+    writer.take(map(TokenLogprobs, b"abcdefgh"))
     assert writer.num_bytes == 4
 
 
 def test_the_prompt_is_echoed_whatever_it_says():
     writer = ChoiceWriter(0, ["stop"], logprobs=0)
-    assert writer.echo([ByteLogprobs(byte) for byte in b"stop here"]).text == "stop here"
+    assert writer.echo([TokenLogprobs(byte) for byte in b"stop here"]).text == "stop here"
     assert not writer.stopped
 
 
@@ -66,4 +66,4 @@ def test_the_prompt_is_echoed_whatever_it_says():
     "byte, name", [(0x41, "A"), (0x0A, "\n"), (0x7F, "\x7f"), (0x80, "bytes:\\x80"), (255, "bytes:\\xff")]
 )
 def test_a_byte_that_is_no_character_has_a_name(byte, name):
-    assert token_name(byte) == name
+    assert token_name(bytes([byte])) == name

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from blocktrain.data.tokenizer import Tokenizer, tokenizer_of_run
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.arrays import as_tensors
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes
-from blocktrain.serve.segment.segment import Segment, model_digest, require_bytes
+from blocktrain.serve.segment.segment import Segment, model_digest
 from blocktrain.spec import RunSpec, usable_weights
+from blocktrain.wire.messages import TOKENIZER_BLOB
 from blocktrain.wire.safetensors import decode
 
 if TYPE_CHECKING:
@@ -39,9 +41,7 @@ class DirectorySource:
         self._path = path
 
     def num_blocks(self) -> int:
-        spec = RunDirectory.open(self._path).spec
-        require_bytes(spec)
-        return spec.model.blocks
+        return RunDirectory.open(self._path).spec.model.blocks
 
     def newest(self, blocks: Sequence[int] | None, known: str | None = None, **settings: Any) -> Segment | None:
         run = RunDirectory.open(self._path)
@@ -58,9 +58,7 @@ class RunSource:
         self._client, self._cache = client, cache
 
     def num_blocks(self) -> int:
-        spec = RunSpec.model_validate(self._client.manifest().spec)
-        require_bytes(spec)
-        return spec.model.blocks
+        return RunSpec.model_validate(self._client.manifest().spec).model.blocks
 
     def newest(self, blocks: Sequence[int] | None, known: str | None = None, **settings: Any) -> Segment | None:
         manifest = self._client.manifest()
@@ -81,7 +79,14 @@ class RunSource:
         tensors = {
             block: as_tensors(decode(data, expected=block_shapes(spec, block))[0]) for block, data in downloaded.items()
         }
-        return Segment(spec, tensors, usable_weights(manifest.combine, spec.model.blocks), version=version, **settings)
+        settings |= {"version": version, "tokenizer": self._tokenizer(spec)}
+        return Segment(spec, tensors, usable_weights(manifest.combine, spec.model.blocks), **settings)
+
+    def _tokenizer(self, spec: RunSpec) -> Tokenizer:
+        if spec.corpus.tokenizer_sha256 is None:
+            return tokenizer_of_run(None, None)
+        file = self._client.download(self._client.run_info().corpus[TOKENIZER_BLOB], self._cache)
+        return tokenizer_of_run(spec.corpus.tokenizer, bytes(file))
 
 
 def manifest_version(manifest: ModelManifest) -> str:

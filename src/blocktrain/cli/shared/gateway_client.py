@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ class Output:
     bytes_per_traversal: float
     seconds: float
     prompt_bytes_unread: int  # at its start: of a long prompt, the model reads the end
+    tokens: int = 0  # bytes, unless the model has a tokenizer
 
 
 def is_url(run: str) -> bool:
@@ -39,17 +40,32 @@ def is_url(run: str) -> bool:
 
 
 def generate_remotely(
-    url: str, request: Request, stop: list[str], show: Show, api_key: str | None = None, simulated_rtt_ms: int = 0
+    url: str,
+    request: Request,
+    stop: list[str],
+    show: Show,
+    api_key: str | None = None,
+    longest_bytes: int | None = None,
+    simulated_rtt_ms: int = 0,
 ) -> Output:
+    """`longest_bytes` cuts the text of a model with a tokenizer, whose gateway counts tokens."""
     began_s, text, last = time.perf_counter(), "", StreamedPart("")
     body = _body(request, stop) | ({"simulated_rtt_ms": simulated_rtt_ms} if simulated_rtt_ms else {})
-    for number, part in enumerate(_parts(url, body, api_key)):
-        if not number:
-            show(request.prompt.decode())
-        show(part.text)
-        text, last = text + part.text, part if part.traversals else last
-    seconds, per_traversal = time.perf_counter() - began_s, last.bytes_written / max(1, last.traversals)
-    return Output(text, last.bytes_written, last.traversals, per_traversal, seconds, last.prompt_bytes_unread)
+    with closing(_parts(url, body, api_key)) as parts:
+        for number, part in enumerate(parts):
+            if not number:
+                show(request.prompt.decode())
+            new, full = part.text, longest_bytes is not None and part.bytes_written > longest_bytes
+            if full:
+                new = (text + new).encode()[:longest_bytes].decode("utf-8", "ignore")[len(text) :]
+            show(new)
+            text, last = text + new, part if part.traversals else last
+            if full:
+                break
+    written = last.bytes_written if longest_bytes is None else min(last.bytes_written, longest_bytes)
+    seconds, per_traversal = time.perf_counter() - began_s, written / max(1, last.traversals)
+    cost = (written, last.traversals, per_traversal, seconds, last.prompt_bytes_unread, last.tokens_written)
+    return Output(text, *cost)
 
 
 def _body(request: Request, stop: list[str]) -> dict[str, Any]:
@@ -80,6 +96,7 @@ class StreamedPart:
     bytes_written: int = 0
     traversals: int = 0
     prompt_bytes_unread: int = 0
+    tokens_written: int = 0
 
 
 def read_event(line: str) -> StreamedPart | None:
@@ -93,7 +110,8 @@ def read_event(line: str) -> StreamedPart | None:
             raise GatewayUnreachable(f"the gateway stopped in the middle: {part['error']['message']}")
         effort = part.get("blocktrain") or {}
         text = "".join(choice.get("text") or "" for choice in part.get("choices") or ())
-        costs = (int(effort.get(name, 0)) for name in ("bytes_written", "traversals", "prompt_bytes_unread"))
+        names = ("bytes_written", "traversals", "prompt_bytes_unread", "tokens_written")
+        costs = (int(effort.get(name, 0)) for name in names)
         return StreamedPart(text, *costs)
     except (TypeError, AttributeError, KeyError, OverflowError) as error:
         raise ValueError("an event of another form") from error
@@ -105,7 +123,7 @@ def _small_number(text: str) -> int:
     return int(text)
 
 
-def _parts(url: str, body: dict[str, Any], api_key: str | None) -> Iterator[StreamedPart]:
+def _parts(url: str, body: dict[str, Any], api_key: str | None) -> Generator[StreamedPart, None, None]:
     """The events of the stream, as they arrive."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)

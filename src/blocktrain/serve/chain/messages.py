@@ -1,5 +1,5 @@
 """The messages between a gateway and stages, and the frames that carry them: one frame of JSON, and for a traversal a
-second one with its bytes and tensors as safetensors. Everything is bounded and checked before it is used. No socket.
+second one with its tokens and tensors as safetensors. Everything is bounded and checked before it is used. No socket.
 Next: sockets.py sends frames; dispatch.py and stage.py decide what to send. docs/serving.md describes the protocol."""
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
+from blocktrain.data.tokenizer import Tokenizer
 from blocktrain.errors import FrameError, TensorError, foreign_bytes
 from blocktrain.io.arrays import as_arrays, as_tensors
+from blocktrain.model.kv_cache import TokenIds
 from blocktrain.serve.chain.sockets import MAX_PAYLOAD_BYTES
 from blocktrain.serve.traversal import (
     BlockIndex,
@@ -29,10 +31,11 @@ from blocktrain.serve.traversal import (
     Weigh,
     Wire,
 )
+from blocktrain.settings import MAX_VOCABULARY
 from blocktrain.spec import NUM_SYMBOLS
 from blocktrain.wire import safetensors
 
-PROTOCOL = 3
+PROTOCOL = 4
 WIRES: tuple[Wire, ...] = ("fp32", "fp16", "bf16", "int8")
 MAX_HEADER_BYTES = 2**17
 MAX_TENSOR_HEADER_BYTES = 2**13  # of the second frame: a traversal has fewer than 20 tensors
@@ -40,7 +43,9 @@ SCALE = ".scale"  # suffix of the tensor beside an int8 tensor: one number per p
 INT8_TOP = 127
 HALF: Mapping[Wire, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
-BYTES = {"prompt": 1, "tails": 2, "written": 1}  # tensor -> number of axes
+MAX_TOKENIZER_BYTES = 2**26
+
+TOKENS = {"prompt": 1, "tails": 2, "written": 1}  # tensor -> number of axes; uint8 if the tokens are bytes, or int32
 FLOATS = {"prompt_state": 3, "tail_state": 3, "prompt_logits": 2, "tail_logits": 3}  # rounded as `wire` says
 EXACT = {  # never rounded: they decide what is accepted
     "draft_prompt_logits": 1,
@@ -48,10 +53,11 @@ EXACT = {  # never rounded: they decide what is accepted
     "draft_log_likelihood": 1,
     "shares": 1,
 }
-AXES = {**BYTES, **FLOATS, **EXACT}
+AXES = {**TOKENS, **FLOATS, **EXACT}
 
 Address = Annotated[str, Field(pattern=r"^tcp://[^\s/]+:\d{1,5}$", max_length=300)]
 Identity = Annotated[str, Field(pattern="^([0-9a-f]{2}){1,32}$")]  # a ZeroMQ routing id, in hexadecimal
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Code = Literal["overloaded", "cache_miss", "version", "expired", "unreachable", "bad_request", "failed", "malformed"]
 _AS_DESCRIBED = "send what docs/serving.md describes"
 
@@ -68,19 +74,21 @@ class ServedModel(BaseModel):
     context: Annotated[int, Field(ge=1, lt=2**31)]
     longest_sweep: Count
     survives_loss: bool
+    vocabulary: Annotated[int, Field(ge=2, le=MAX_VOCABULARY)] = NUM_SYMBOLS
+    tokenizer_sha256: Sha256 | None = None  # of the tokenizer's file; None for a model on bytes
     spec_digest: Name
 
     @classmethod
     def of(cls, info: ModelInfo, spec_digest: str) -> ServedModel:
-        return cls(**vars(info), spec_digest=spec_digest)
+        facts = {name: value for name, value in vars(info).items() if name != "tokenizer"}
+        return cls(**facts, tokenizer_sha256=info.tokenizer.sha256, spec_digest=spec_digest)
 
-    @property
-    def info(self) -> ModelInfo:
-        return ModelInfo(**self.model_dump(exclude={"spec_digest"}))
+    def info(self, tokenizer: Tokenizer) -> ModelInfo:
+        return ModelInfo(**self.model_dump(exclude={"spec_digest", "tokenizer_sha256"}), tokenizer=tokenizer)
 
 
 class Head(BaseModel):
-    """All of a Traversal except its bytes and tensors, which are in the second frame."""
+    """All of a Traversal except its tokens and tensors, which are in the second frame."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -126,6 +134,21 @@ class Welcome(StageMessage):
     waiting: Count  # traversals
     limit: Count
     batch_s: Seconds  # smoothed time of one batch
+
+
+class FetchTokenizer(StageMessage):
+    """Asks a stage for the file of a tokenizer, which `welcome` named by its hash."""
+
+    kind: Literal["fetch_tokenizer"] = "fetch_tokenizer"
+    sha256: Sha256
+
+
+class TokenizerFile(StageMessage):
+    """The answer to FetchTokenizer. The file is the second frame; it is empty if the stage does not have it."""
+
+    kind: Literal["tokenizer_file"] = "tokenizer_file"
+    sha256: Sha256
+    file: Annotated[bytes, Field(max_length=MAX_TOKENIZER_BYTES, exclude=True)] = b""
 
 
 class Advance(StageMessage):
@@ -192,12 +215,17 @@ class Forget(StageMessage):
 
 
 _MESSAGE: TypeAdapter[Any] = TypeAdapter(
-    Annotated[Hello | Welcome | Advance | Passed | Answer | Refused | Cancel | Forget, Field(discriminator="kind")]
+    Annotated[
+        Hello | Welcome | FetchTokenizer | TokenizerFile | Advance | Passed | Answer | Refused | Cancel | Forget,
+        Field(discriminator="kind"),
+    ]
 )
 
 
 def encode(message: StageMessage, traversal: Traversal | None = None) -> list[bytes]:
     header = message.model_dump_json().encode()
+    if isinstance(message, TokenizerFile):
+        return [header, message.file]
     if traversal is None:
         return [header]
     payload = _payload(traversal)
@@ -220,9 +248,19 @@ def _decode(frames: Sequence[bytes]) -> tuple[Any, Traversal | None]:
         raise FrameError(f"a message has 1 or 2 frames, got {len(frames)}: {_AS_DESCRIBED}")
     message = _message(frames[0])
     head: Head | None = getattr(message, "head", None)
-    if (head is None) == (len(frames) == 2):
+    has_file = isinstance(message, TokenizerFile)
+    if (head is not None or has_file) != (len(frames) == 2):
         raise FrameError(f'a "{message.kind}" message came with {len(frames)} frames: {_AS_DESCRIBED}')
+    if has_file:
+        return _with_file(message, frames[1]), None
     return message, _traversal(head, frames[1]) if head else None
+
+
+def _with_file(message: TokenizerFile, file: bytes) -> TokenizerFile:
+    if len(file) > MAX_TOKENIZER_BYTES or message.file:
+        accepted = f"at most {MAX_TOKENIZER_BYTES} are accepted"
+        raise FrameError(f"a tokenizer of {len(file)} bytes, {accepted}: {_AS_DESCRIBED}")
+    return message.model_copy(update={"file": bytes(file)})
 
 
 def without_states(traversal: Traversal) -> Traversal:
@@ -241,9 +279,9 @@ def _payload(traversal: Traversal) -> bytes:
     tensors: dict[str, Tensor] = {}
     for name in ("prompt", "written"):
         if (data := getattr(traversal, name)) is not None:
-            tensors[name] = _bytes(data)
+            tensors[name] = _tokens(data)
     if traversal.tails is not None:
-        tensors["tails"] = traversal.tails.to(torch.uint8)
+        tensors["tails"] = traversal.tails
     for name in FLOATS:
         if (x := getattr(traversal, name)) is not None:
             tensors |= _packed(name, x.detach().float(), traversal.wire)
@@ -272,7 +310,9 @@ def _smallest_exact(x: Tensor) -> Tensor:
     return half if torch.equal(half.float(), x) else x
 
 
-def _bytes(data: bytes) -> Tensor:
+def _tokens(data: TokenIds) -> Tensor:
+    if not isinstance(data, bytes):
+        return torch.tensor(data, dtype=torch.int32)
     empty = torch.zeros(0, dtype=torch.uint8)  # frombuffer refuses an empty buffer
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else empty
 
@@ -313,7 +353,8 @@ def _traversal(head: Head, payload: bytes) -> Traversal:
     _check_shapes(values)
     for name in ("prompt", "written"):
         if name in values:
-            values[name] = bytes(values[name].numpy())
+            on_bytes = values[name].dtype == torch.uint8
+            values[name] = bytes(values[name].numpy()) if on_bytes else tuple(values[name].tolist())
     return Traversal(**{name: getattr(head, name) for name in Head.model_fields}, **values)
 
 
@@ -321,8 +362,9 @@ def _value(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     x, scale = tensors[name], tensors.get(name + SCALE)
     if x.dim() != AXES[name]:
         raise FrameError(f'"{name}" has {x.dim()} axes and {AXES[name]} are expected: {_AS_DESCRIBED}')
-    if name in BYTES:
-        if x.dtype != torch.uint8:
+    if name in TOKENS:
+        expected = tensors["prompt"].dtype if "prompt" in tensors else torch.uint8
+        if x.dtype != (expected if expected == torch.int32 else torch.uint8):
             raise FrameError(f'"{name}" holds {x.dtype} and bytes are expected: {_AS_DESCRIBED}')
         return x
     if x.dtype == torch.int8 and scale is not None and scale.shape == x.shape[:-1] and scale.dtype == torch.float32:
@@ -337,14 +379,16 @@ def _value(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _check_shapes(values: Mapping[str, Tensor]) -> None:
-    """Tensors about the same rows have the same number of rows, and logits have one column per byte value."""
+    """Tensors about the same rows have the same number of rows, and logits have one column per token: 256 if the tokens
+    are bytes. Whether they fit the model's tokenizer is checked by those who know the model."""
     together = ("tails", "tail_state", "tail_logits", "draft_tail_logits")
     rows = {tuple(values[name].shape[:2]) for name in together if name in values}
     if (likelihood := values.get("draft_log_likelihood")) is not None and "tails" in values:
         rows.add((len(likelihood), values["tails"].size(1)))
     if len(rows) > 1 or (rows and "tails" not in values):
         raise FrameError(f"tails and what belongs to them have rows and lengths {sorted(rows)}: {_AS_DESCRIBED}")
-    for name in values:
-        if name.endswith("logits") and values[name].shape[-1] != NUM_SYMBOLS:
-            columns = values[name].shape[-1]
-            raise FrameError(f'"{name}" has {columns} columns and {NUM_SYMBOLS} are expected: {_AS_DESCRIBED}')
+    columns = {name: values[name].shape[-1] for name in values if name.endswith("logits")}
+    expected = NUM_SYMBOLS if values["prompt"].dtype == torch.uint8 else next(iter(columns.values()), 0)
+    for name, number in columns.items():
+        if number != expected:
+            raise FrameError(f'"{name}" has {number} columns and {expected} are expected: {_AS_DESCRIBED}')

@@ -5,6 +5,7 @@ arrives; links.py connects to one stage."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import random
 import time
@@ -12,12 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from typing import Any, Self
 
-from blocktrain.errors import ConfigError, StageUnreachable
+from blocktrain.data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_of_run
+from blocktrain.errors import ConfigError, FrameError, StageUnreachable
 from blocktrain.serve.chain.dispatch import Counters, Dispatch, PinnedSession, StageEvent, TimeLimits
 from blocktrain.serve.chain.links import Link
-from blocktrain.serve.chain.messages import WIRES, Forget, ServedModel
+from blocktrain.serve.chain.messages import WIRES, FetchTokenizer, Forget, ServedModel, TokenizerFile
 from blocktrain.serve.chain.routing import (
     StageView,
     choose_route,
@@ -27,7 +30,7 @@ from blocktrain.serve.chain.routing import (
     version_problem,
 )
 from blocktrain.serve.chain.sockets import ChainKey, Network, require_key
-from blocktrain.serve.traversal import ModelInfo, Traversal, Wire
+from blocktrain.serve.traversal import ModelInfo, Traversal, Wire, check_tokens
 
 MAX_SESSIONS = 100_000
 
@@ -104,6 +107,8 @@ class Pipeline:
         self.counters = Counters()
         self._sessions: OrderedDict[str, PinnedSession] = OrderedDict()
         self._changes = asyncio.Event()
+        self._tokenizer: Tokenizer = ByteTokenizer()  # of all versions: they have one spec
+        self._tokenizer_came = asyncio.Event()
         self._model: ServedModel | None = None  # the newest version of which all blocks were there recently
 
     async def __aenter__(self) -> Self:
@@ -126,7 +131,7 @@ class Pipeline:
     @property
     def info(self) -> ModelInfo:
         assert self._model is not None, "use the pipeline inside `async with`"
-        return self._model.info
+        return self._model.info(self._tokenizer)
 
     def views(self) -> list[StageView]:
         """The stages that serve our model now."""
@@ -221,6 +226,10 @@ class Pipeline:
 
     def _received(self, link: Link, message: Any, traversal: Traversal | None) -> None:
         """Messages for a dispatch that is over are ignored."""
+        if isinstance(message, TokenizerFile):
+            self._take_tokenizer(message)
+        if traversal is not None and self._model is not None:
+            check_tokens(traversal, self.info)
         if (dispatch := self.dispatches.get(getattr(message, "id", ""))) is not None:
             dispatch.inbox.put_nowait(StageEvent(link, message, traversal))
 
@@ -245,6 +254,29 @@ class Pipeline:
                     await self._changes.wait()
         self._model = newest_whole(self.views())
         assert self._model is not None
+        await self._fetch_tokenizer(self._model.tokenizer_sha256)
+
+    async def _fetch_tokenizer(self, sha256: str | None) -> None:
+        """From any stage: each of them carries it. They are asked one after the other until one has sent it."""
+        give_up_at_s, stages = self.clock() + self.settings.attempt_s, cycle(self.links.values())
+        while sha256 is not None and sha256 != self._tokenizer.sha256:
+            self._tokenizer_came.clear()
+            next(stages).send_if_up(FetchTokenizer(sha256=sha256))
+            time_left_s = give_up_at_s - self.clock()
+            if time_left_s <= 0:
+                wrong = "; ".join(link.diagnosis() for link in self.links.values())
+                raise ConfigError(f"no stage sent the model's tokenizer ({wrong}): start the stages again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(time_left_s, self.settings.wait_s)):
+                    await self._tokenizer_came.wait()
+
+    def _take_tokenizer(self, message: TokenizerFile) -> None:
+        if self._model is None or self._tokenizer.sha256 == self._model.tokenizer_sha256:
+            return
+        self._tokenizer_came.set()  # also if it is wrong: then the next stage is asked
+        if hashlib.sha256(message.file).hexdigest() != self._model.tokenizer_sha256:
+            raise FrameError("it sent another tokenizer than it announced: start it again from the model's directory")
+        self._tokenizer = tokenizer_of_run(None, message.file)
 
     def _problem(self) -> tuple[bool, str] | None:
         """Why the stages do not make up a model, and whether that is certain, so that waiting cannot help."""

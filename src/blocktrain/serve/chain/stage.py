@@ -19,6 +19,7 @@ from blocktrain.serve.chain.messages import (
     Answer,
     Cancel,
     Code,
+    FetchTokenizer,
     Forget,
     Head,
     Hello,
@@ -26,6 +27,7 @@ from blocktrain.serve.chain.messages import (
     Refused,
     ServedModel,
     StageMessage,
+    TokenizerFile,
     Welcome,
     decode,
     encode,
@@ -163,6 +165,8 @@ class Stage:
         match message:
             case Hello():
                 self._reply(sender, self._welcome(message.id))
+            case FetchTokenizer():
+                self._reply(sender, self._tokenizer(message.sha256))
             case Advance() if traversal is not None:
                 self._admit(Arrival(message, traversal, num_bytes, self._clock()))
             case Cancel():
@@ -187,6 +191,11 @@ class Stage:
             limit=self.settings.max_waiting,
             batch_s=self._batch_s,
         )
+
+    def _tokenizer(self, sha256: str) -> TokenizerFile:
+        """Every stage of a model has it: a gateway may ask any of them."""
+        held = [segment.info.tokenizer for segment in self._segments.values()]
+        return TokenizerFile(sha256=sha256, file=next((t.file for t in held if t.file and t.sha256 == sha256), b""))
 
     def _admit(self, arrival: Arrival) -> None:
         if self._unwanted(arrival):

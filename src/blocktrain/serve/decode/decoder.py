@@ -1,6 +1,6 @@
 """The decoders: four ways to continue a prompt. A decoder asks for traversals and takes their results; `decode`
-connects it to a model. No socket. Next: traversal.py is what they ask for; segment/sampling.py draws bytes and chooses
-rows."""
+connects it to a model. No socket. Next: traversal.py is what they ask for; segment/sampling.py draws tokens and
+chooses rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktrain.model.kv_cache import common_prefix
-from blocktrain.model.stack import draw, window_start
+from blocktrain.model.kv_cache import TokenIds, common_prefix, joined, token_ids
+from blocktrain.model.stack import EMPTY_PROMPT, draw, window_start
 from blocktrain.serve.decode.request import (
     DEFAULT_CANDIDATES,
     Decoder,
     DecodeStats,
     Mode,
     Request,
-    WrittenByte,
+    WrittenToken,
     check,
     denoises,
 )
@@ -44,9 +44,9 @@ RANKED_TEMPERATURE = 0.3  # of drafted candidates when the most likely one is wa
 
 @dataclass(frozen=True)
 class Step:
-    """The bytes that one traversal decided. `stats` are those of the whole output so far."""
+    """The tokens that one traversal decided. `stats` are those of the whole output so far."""
 
-    written: Sequence[WrittenByte]
+    written: Sequence[WrittenToken]
     stats: DecodeStats
 
 
@@ -79,40 +79,46 @@ class TextDecoder:
     def __init__(self, request: Request, info: ModelInfo, session: str) -> None:
         self.request, self.info, self.stats = request, info, DecodeStats()
         self._session = session
-        self._text = bytearray(request.prompt or b"\n")  # an empty prompt starts at a new line
-        self._cached = b""
+        self._prompt: TokenIds = token_ids(info.tokenizer.encode(request.prompt).tolist(), info.vocabulary)
+        self._text = list(self._prompt or info.tokenizer.encode(EMPTY_PROMPT).tolist())
+        self._cached: TokenIds = b""
 
     @property
     def _left(self) -> int:
         return self.request.max_bytes - self.stats.written
 
-    def _window(self) -> bytes:
+    def _window(self) -> TokenIds:
         """The part of the text that the model sees."""
-        return bytes(self._text[window_start(len(self._text), self.info.context) :])
+        return self._end(window_start(len(self._text), self.info.context))
 
-    def _traversal(self, prompt: bytes, **settings: Any) -> Traversal:
+    def _end(self, start: int) -> TokenIds:
+        return token_ids(self._text[start:], self.info.vocabulary)
+
+    def _traversal(self, prompt: TokenIds, **settings: Any) -> Traversal:
         start = min(common_prefix(self._cached, prompt), len(prompt) - 1)
         return Traversal(self._session, prompt, start=start, **settings)
 
     def _count(self, reply: Traversal, seconds: float) -> None:
         if not self.stats.traversals:
-            self.stats.prompt_bytes_unread = max(0, len(self.request.prompt) - len(reply.prompt))
+            unread = self._prompt[: max(0, len(self._prompt) - len(reply.prompt))]
+            self.stats.prompt_bytes_unread = len(self.info.tokenizer.decode(unread))
         self.stats.traversals += 1
         self.stats.seconds += seconds
         self.stats.draft_s += sum(stage.drafted_s for stage in reply.trace)
         self.stats.degraded |= reply.degraded
         single = reply.tails is not None and reply.tails.size(0) == 1 and reply.shares is None  # not one of several
-        self._cached = reply.prompt + (bytes(reply.tails[0].tolist()) if single and reply.tails is not None else b"")
+        tail = reply.tails[0].tolist() if single and reply.tails is not None else []
+        self._cached = joined(reply.prompt, token_ids(tail, self.info.vocabulary))
 
-    def _write(self, written: list[WrittenByte]) -> list[WrittenByte]:
+    def _write(self, written: list[WrittenToken]) -> list[WrittenToken]:
         written = written[: self._left]
-        self._text += bytes(byte.value for byte in written)
+        self._text += [token.value for token in written]
         self.stats.written += len(written)
         return written
 
 
 class Autoregressive(TextDecoder):
-    """One byte per traversal. Writes the bytes of BlockModel.generate with the same seed."""
+    """One token per traversal. Writes the tokens of BlockModel.generate with the same seed."""
 
     def __init__(self, request: Request, info: ModelInfo, session: str) -> None:
         super().__init__(request, info, session)
@@ -121,19 +127,19 @@ class Autoregressive(TextDecoder):
     def ask(self) -> Traversal | None:
         return self._traversal(self._window()) if self._left else None
 
-    def take(self, reply: Traversal, seconds: float) -> list[WrittenByte]:
+    def take(self, reply: Traversal, seconds: float) -> list[WrittenToken]:
         self._count(reply, seconds)
         assert reply.prompt_logits is not None
         logits = reply.prompt_logits[-1].cpu()
         value = draw(logits, self._generator, self.request.temperature, self.request.top_p)
-        return self._write([WrittenByte(value, logits)])
+        return self._write([WrittenToken(value, logits)])
 
 
 class Speculative(TextDecoder):
-    """Lossless speculative decoding (Leviathan et al. 2023): the first segment drafts k bytes, one traversal checks
-    them all.
+    """Lossless speculative decoding (Leviathan et al. 2023): the first segment drafts k tokens, one traversal
+    checks them all.
 
-    Every byte is a function of the seed, its position and the two distributions there. So k, which depends on measured
+    Every token is a function of the seed, its position and the two distributions there. So k, which depends on measured
     times, changes the number of traversals and not the output."""
 
     def __init__(self, request: Request, info: ModelInfo, session: str) -> None:
@@ -149,7 +155,7 @@ class Speculative(TextDecoder):
         settings = (request.temperature, request.top_p, len(self._text))
         return self._traversal(prompt, draft=Draft(length, 1, request.seed, *settings))
 
-    def take(self, reply: Traversal, seconds: float) -> list[WrittenByte]:
+    def take(self, reply: Traversal, seconds: float) -> list[WrittenToken]:
         self._count(reply, seconds)
         logits = _at_all_places(reply.prompt_logits, reply.tail_logits)
         model, drafter = (
@@ -164,7 +170,7 @@ class Speculative(TextDecoder):
         drafted = one_more if reply.tails is None else torch.cat([reply.tails[0].long().cpu(), one_more])
         written, kept = speculate(model, drafter, drafted, accept, replace)
         self._measure(kept, len(written), places - 1, reply, seconds)
-        return self._write([WrittenByte(value, logits[at]) for at, value in enumerate(written)])
+        return self._write([WrittenToken(value, logits[at]) for at, value in enumerate(written)])
 
     def _measure(self, kept: int, decided: int, drafted: int, reply: Traversal, seconds: float) -> None:
         self.stats.drafted += drafted
@@ -174,20 +180,20 @@ class Speculative(TextDecoder):
 
 
 class DenoisingSweep(TextDecoder):
-    """All positions start as noise, and every block denoises them. Writes the bytes of BlockModel.sweep with the same
-    seed. An output that is longer than the spans of the training takes several sweeps."""
+    """All positions start as noise, and every block denoises them. Writes the tokens of BlockModel.sweep with the
+    same seed. An output that is longer than the spans of the training takes several sweeps."""
 
     def ask(self) -> Traversal | None:
         if not self._left:
             return None
         length = min(self._left, self.info.longest_sweep, self.request.draft_bytes or self._left)
-        prompt = bytes(self._text[-(self.info.context - length) :])
+        prompt = self._end(-(self.info.context - length))
         return Traversal(self._session, prompt, noise=Noise(length, self.request.seed + self.stats.traversals))
 
-    def take(self, reply: Traversal, seconds: float) -> list[WrittenByte]:
+    def take(self, reply: Traversal, seconds: float) -> list[WrittenToken]:
         self._count(reply, seconds)
         assert reply.written is not None
-        return self._write([WrittenByte(value) for value in reply.written])
+        return self._write([WrittenToken(value) for value in reply.written])
 
 
 class WeighedSweep(TextDecoder):
@@ -205,19 +211,19 @@ class WeighedSweep(TextDecoder):
         request, context = self.request, self.info.context
         room = context - min(len(self._text), context // 2)  # the model sees at least half a context of the text
         length = min(self._left, room, request.draft_bytes or room)
-        prompt = bytes(self._text[-(context - length) :])
+        prompt = self._end(-(context - length))
         draft = Draft(length, self._candidates, request.seed, self._draft_temperature, request.top_p, len(self._text))
         weigh = Weigh(request.temperature, request.seed, len(self._text)) if self._candidates > 1 else None
         return self._traversal(prompt, draft=draft, weigh=weigh)
 
-    def take(self, reply: Traversal, seconds: float) -> list[WrittenByte]:
+    def take(self, reply: Traversal, seconds: float) -> list[WrittenToken]:
         self._count(reply, seconds)
         assert reply.tails is not None
         logits = before_each(reply.prompt_logits, reply.tail_logits)[0]
         self.stats.drafted += self._candidates * reply.tails.size(1)
         self.stats.accepted += reply.tails.size(1)
         self.stats.effective_candidates = 1.0 if reply.shares is None else effective_candidates(reply.shares.double())
-        return self._write([WrittenByte(value, logits[at]) for at, value in enumerate(reply.tails[0].tolist())])
+        return self._write([WrittenToken(value, logits[at]) for at, value in enumerate(reply.tails[0].tolist())])
 
     @property
     def _candidates(self) -> int:
@@ -233,11 +239,11 @@ class WeighedSweep(TextDecoder):
 def speculate(
     model: Tensor, drafter: Tensor, drafted: Tensor, accept: Tensor, replace: Tensor
 ) -> tuple[list[int], int]:
-    """The bytes that one traversal decides, and how many of them were drafted. The rejection rule: byte x, drawn from
-    q, stays with probability min(1, p(x) / q(x)); otherwise a byte is drawn from max(0, p - q), and the rest of the
-    draft is dropped. Each written byte is then distributed as p.
+    """The tokens that one traversal decides, and how many of them were drafted. The rejection rule: token x, drawn from
+    q, stays with probability min(1, p(x) / q(x)); otherwise a token is drawn from max(0, p - q), and the rest of the
+    draft is dropped. Each written token is then distributed as p.
 
-    `model` and `drafter` are p and q [places, 256]; `accept` and `replace` are uniform numbers, one per place."""
+    `model` and `drafter` are p and q [places, V]; `accept` and `replace` are uniform numbers, one per place."""
     places = torch.arange(len(model))
     stays = accept * drafter[places, drafted] < model[places, drafted]
     kept = int(stays.long().cumprod(0).sum())
@@ -254,7 +260,7 @@ class Pace:
     DECAY = 0.9  # of earlier measurements, per traversal
 
     def __init__(self) -> None:
-        self._good, self._tried = 3.0, 4.0  # as if three of four drafted bytes had been accepted
+        self._good, self._tried = 3.0, 4.0  # as if three of four drafted tokens had been accepted
         self._traversal_s: float | None = None
         self._byte_s: float | None = None
 
@@ -275,7 +281,7 @@ class Pace:
 
 
 def best_draft_bytes(acceptance: float, byte_s: float, traversal_s: float, longest: int = LONGEST_DRAFT_BYTES) -> int:
-    """The k that writes the most bytes per second: (1 - a^(k + 1)) / (1 - a) bytes in traversal_s + k · byte_s."""
+    """The k that writes the most tokens per second: (1 - a^(k + 1)) / (1 - a) tokens in traversal_s + k · byte_s."""
 
     def bytes_per_s(k: int) -> float:
         expected = sum(acceptance**place for place in range(k + 1))
@@ -285,7 +291,7 @@ def best_draft_bytes(acceptance: float, byte_s: float, traversal_s: float, longe
 
 
 def _at_all_places(prompt_logits: Tensor | None, tail_logits: Tensor | None) -> Tensor:
-    """[k + 1, 256]: the logits of the first new byte, and those behind each drafted byte."""
+    """[k + 1, V]: the logits of the first new token, and those behind each drafted token."""
     assert prompt_logits is not None
     first = prompt_logits.view(-1, prompt_logits.size(-1))[-1:].cpu().float()
     return first if tail_logits is None else torch.cat([first, tail_logits[0].cpu().float()])

@@ -1,4 +1,4 @@
-"""What a caller asks of a decoder, and what it gets back: bytes, text and costs. Settings are checked when the request
+"""What a caller asks of a decoder, and what it gets back: tokens, text and costs. Settings are checked when the request
 is made and against the model. No decoding and no torch here, so that a command's help is fast. Next: decoder.py."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_CANDIDATES = 256
 DEFAULT_CANDIDATES = 8
-MAX_ROW_BYTES = 2**16  # of all candidates of a sweep, with their prompt: each byte costs the stages memory
+MAX_ROW_BYTES = 2**16  # of all candidates of a sweep, with their prompt: each token costs the stages memory
 
 
 class Mode(StrEnum):
@@ -30,7 +30,9 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """`draft_bytes` is how much is drafted for one traversal. None adapts it (speculative) or takes as much as fits
+    """`max_bytes` and `draft_bytes` count tokens, which are bytes unless the model has a tokenizer. The prompt is text.
+
+    `draft_bytes` is how much is drafted for one traversal. None adapts it (speculative) or takes as much as fits
     (sweep). `candidates` is for a sweep that drafts and weighs. None takes 8, or the denoising sweep if the model was
     trained for it."""
 
@@ -63,13 +65,14 @@ def check(request: Request, info: ModelInfo) -> None:
     if request.draft_bytes is not None and request.draft_bytes >= info.context:
         raise ConfigError(
             f"draft_bytes = {request.draft_bytes} does not fit behind a prompt in the model's context of "
-            f"{info.context} bytes: give at most {info.context - 1}"
+            f"{info.context} {info.unit}: give at most {info.context - 1}"
         )
-    window = min(info.context, len(request.prompt) + min(request.max_bytes, request.draft_bytes or request.max_bytes))
+    prompt = len(info.tokenizer.encode(request.prompt)) if request.candidates is not None else 0
+    window = min(info.context, prompt + min(request.max_bytes, request.draft_bytes or request.max_bytes))
     if request.candidates is not None and request.candidates > (most := max(1, MAX_ROW_BYTES // window)):
         raise ConfigError(
-            f"candidates = {request.candidates} of {window} bytes each are too many for the memory of the stages: "
-            f"give at most {most}, or fewer bytes"
+            f"candidates = {request.candidates} of {window} {info.unit} each are too many for the memory of the "
+            f"stages: give at most {most}, or fewer {info.unit}"
         )
     if denoises(request, info) and (request.temperature != 1 or request.top_p != 1):
         raise ConfigError(
@@ -79,13 +82,13 @@ def check(request: Request, info: ModelInfo) -> None:
 
 
 def denoises(request: Request, info: ModelInfo) -> bool:
-    """The request is for the sweep that turns noise into bytes."""
+    """The request is for the sweep that turns noise into tokens."""
     return request.mode is Mode.SWEEP and info.longest_sweep > 0 and request.candidates is None
 
 
 @dataclass(frozen=True)
-class WrittenByte:
-    """One byte of the output, and the whole model's logits for it if the mode computes them."""
+class WrittenToken:
+    """One token of the output, and the whole model's logits for it if the mode computes them."""
 
     value: int
     logits: Tensor | None = field(default=None, compare=False, repr=False)
@@ -96,7 +99,7 @@ class WrittenByte:
         return None if self.logits is None else float(self.logits.double().log_softmax(-1)[self.value])
 
     def likeliest(self, count: int) -> list[tuple[int, float]]:
-        """The `count` most probable bytes with their log-probabilities."""
+        """The `count` most probable tokens with their log-probabilities."""
         if self.logits is None:
             return []
         values, order = self.logits.double().log_softmax(-1).topk(count)
@@ -108,9 +111,9 @@ class DecodeStats:
     """Costs of an output so far."""
 
     traversals: int = 0
-    written: int = 0
-    drafted: int = 0  # bytes, of all candidates
-    accepted: int = 0  # drafted bytes that were written
+    written: int = 0  # tokens
+    drafted: int = 0  # tokens, of all candidates
+    accepted: int = 0  # drafted tokens that were written
     draft_s: float = 0.0
     seconds: float = 0.0
     effective_candidates: float | None = None  # of the last weighing: 1 / Σ share²
@@ -118,7 +121,7 @@ class DecodeStats:
     prompt_bytes_unread: int = 0  # at the start of a prompt that is longer than what the model reads
 
     @property
-    def bytes_per_traversal(self) -> float:
+    def tokens_per_traversal(self) -> float:
         return self.written / max(1, self.traversals)
 
 
@@ -180,6 +183,6 @@ class Decoder(Protocol):
         """The next traversal to compute, or None when the output is complete."""
         ...
 
-    def take(self, reply: Traversal, seconds: float) -> list[WrittenByte]:
-        """Takes the result of the traversal and the time it took. Returns the bytes that it decided."""
+    def take(self, reply: Traversal, seconds: float) -> list[WrittenToken]:
+        """Takes the result of the traversal and the time it took. Returns the tokens that it decided."""
         ...

@@ -81,7 +81,7 @@ class GatewaySettings(BaseModel):
     any_host: bool = False  # without keys: answer requests for every host name
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = Field(default=2**20, ge=1024)
-    max_bytes: int = Field(default=4096, ge=1)  # of one text
+    max_bytes: int = Field(default=4096, ge=1)  # of one text: tokens, if the model has a tokenizer
     max_choices: int = Field(default=16, ge=1)  # texts per request
     max_texts: int = Field(default=64, ge=1)  # written at once
     degraded: bool = False  # the chain may answer without some blocks, so missing blocks are not a failure
@@ -141,6 +141,8 @@ class Gateway:
             max_tokens=limits.max_bytes,
             max_choices=limits.max_choices,
             modes=modes_of(info),
+            tokenizer="bytes" if info.tokenizer.sha256 is None else "bpe",
+            vocabulary=info.vocabulary,
         )
 
     async def complete(self, asked: CompletionRequest, request: Request) -> Response:
@@ -176,7 +178,7 @@ class Gateway:
         if caller := state.get("caller"):
             facts["caller"] = caller
         if isinstance(job := state.get("job"), CompletionJob):
-            self.metrics.written(job.effort(), job.usage())
+            self.metrics.written(job.effort(), job.usage(), job.plan.prompt_bytes)
             facts |= {"id": job.id, **job.effort().model_dump()}
         level = logging.DEBUG if status < 400 and route in QUIET_ROUTES else logging.INFO
         log.log(level, "%(method)s %(route)s %(status)s", facts, extra={"facts": facts})

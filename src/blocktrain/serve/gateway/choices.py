@@ -1,5 +1,5 @@
-"""Turns the bytes of one text into the choices of an answer: whole characters, nothing after a stop string, and the
-log-probabilities of exactly the bytes shown. No model, no clock. Next: completion.py, which sends them."""
+"""Turns the tokens of one text into the choices of an answer: whole characters, nothing after a stop string, and the
+log-probabilities of exactly the tokens shown. No model, no clock. Next: completion.py, which sends them."""
 
 from __future__ import annotations
 
@@ -9,43 +9,48 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from blocktrain.data.tokenizer import ByteTokenizer, Tokenizer
 from blocktrain.serve.decode.request import TextStream
 from blocktrain.serve.gateway.openai import Choice, Logprobs
 
 
 @dataclass(frozen=True)
-class ByteLogprobs:
-    """A byte, its log-probability, and those of the likeliest bytes in its place."""
+class TokenLogprobs:
+    """A token, its log-probability, and those of the likeliest tokens in its place. Tokens are bytes, unless the model
+    has a tokenizer."""
 
-    byte: int
+    token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
 
 
 class ChoiceWriter:
-    def __init__(self, index: int, stops: Sequence[str], logprobs: int | None) -> None:
-        self.num_bytes = 0  # taken, up to and including a stop string
-        self._index, self._logprobs = index, logprobs
+    def __init__(
+        self, index: int, stops: Sequence[str], logprobs: int | None, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self.num_tokens = self.num_bytes = 0  # taken, up to and including the token that completes a stop string
+        self._index, self._logprobs, self._tokenizer = index, logprobs, tokenizer or ByteTokenizer()
         self._stream, self._offsets = TextStream(stops), _Offsets()
         self._num_characters = 0  # shown
-        self._waiting: deque[tuple[int, ByteLogprobs]] = deque()  # with the index of the character it belongs to
+        self._waiting: deque[tuple[int, TokenLogprobs]] = deque()  # with the index of the character it belongs to
 
     @property
     def stopped(self) -> bool:
         return self._stream.stopped_by is not None
 
-    def echo(self, prompt: Sequence[ByteLogprobs]) -> Choice:
+    def echo(self, prompt: Sequence[TokenLogprobs]) -> Choice:
         """The prompt. Stop strings in it are ignored."""
         self._wait(prompt)
-        return self._choice(bytes(each.byte for each in prompt).decode())
+        return self._choice(self._tokenizer.decode(each.token for each in prompt).decode())
 
-    def take(self, written: Iterable[ByteLogprobs]) -> Choice | None:
-        """More bytes of the text; None if they complete no character that can be shown."""
+    def take(self, written: Iterable[TokenLogprobs]) -> Choice | None:
+        """More tokens of the text; None if they complete no character that can be shown."""
         text = ""
         for each in written:
-            self.num_bytes += 1
+            data = self._tokenizer.decode([each.token])
+            self.num_tokens, self.num_bytes = self.num_tokens + 1, self.num_bytes + len(data)
             self._wait([each])
-            text += self._stream.feed([each.byte])
+            text += self._stream.feed(data)
             if self.stopped:
                 break
         return self._choice(text) if text else None
@@ -55,51 +60,63 @@ class ChoiceWriter:
         text = self._stream.finish()
         return self._choice(text, "stop" if self.stopped else "length")
 
-    def _wait(self, taken: Iterable[ByteLogprobs]) -> None:
+    def _wait(self, taken: Iterable[TokenLogprobs]) -> None:
         if self._logprobs is not None:
-            self._waiting.extend((self._offsets.next(each.byte), each) for each in taken)
+            for each in taken:
+                self._waiting.append((self._offsets.next(self._tokenizer.decode([each.token])), each))
 
     def _choice(self, text: str, finish_reason: Literal["stop", "length"] | None = None) -> Choice:
         self._num_characters += len(text)
         shown = []
         while self._waiting and self._waiting[0][0] < self._num_characters:
             shown.append(self._waiting.popleft())
-        table = logprob_table(shown, self._logprobs) if self._logprobs is not None else None
+        table = logprob_table(shown, self._logprobs, self._tokenizer) if self._logprobs is not None else None
         return Choice(text=text, index=self._index, logprobs=table, finish_reason=finish_reason)
 
 
 class _Offsets:
-    """The index of the character that each byte belongs to."""
+    """The index of the character in which each token begins."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._complete = 0
 
-    def next(self, byte: int) -> int:
-        self._complete += len(self._decoder.decode(bytes([byte])))
+    def next(self, token: bytes) -> int:
+        """An invalid byte before it may end a character only now: so its first byte decides."""
+        begins = self._after(token[:1])
+        self._after(token[1:])
+        return begins
+
+    def _after(self, data: bytes) -> int:
+        self._complete += len(self._decoder.decode(data))
         pending, _ = self._decoder.getstate()
-        return self._complete if pending else self._complete - 1
+        return self._complete if pending or not data else self._complete - 1
 
 
-def token_name(byte: int) -> str:
-    """OpenAI's notation for tokens that are not whole characters."""
-    return chr(byte) if byte < 128 else f"bytes:\\x{byte:02x}"
+def token_name(token: bytes) -> str:
+    """The text of a token; OpenAI's notation if it is not whole characters."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def logprob_table(shown: Sequence[tuple[int, ByteLogprobs]], num_top: int) -> Logprobs:
+def logprob_table(shown: Sequence[tuple[int, TokenLogprobs]], num_top: int, tokenizer: Tokenizer) -> Logprobs:
+    def name(token: int) -> str:
+        return token_name(tokenizer.decode([token]))
+
+    def top(each: TokenLogprobs) -> dict[str, float] | None:
+        """The likeliest tokens, and the token itself."""
+        if each.logprob is None:
+            return None
+        return {name(token): logprob for token, logprob in (*each.top[:num_top], (each.token, each.logprob))}
+
     return Logprobs(
-        tokens=[token_name(each.byte) for _, each in shown],
+        tokens=[name(each.token) for _, each in shown],
         token_logprobs=[each.logprob for _, each in shown],
-        top_logprobs=[_top(each, num_top) for _, each in shown] if num_top else None,
+        top_logprobs=[top(each) for _, each in shown] if num_top else None,
         text_offset=[offset for offset, _ in shown],
     )
-
-
-def _top(shown: ByteLogprobs, num_top: int) -> dict[str, float] | None:
-    """The likeliest bytes, and the byte itself."""
-    if shown.logprob is None:
-        return None
-    return {token_name(byte): logprob for byte, logprob in (*shown.top[:num_top], (shown.byte, shown.logprob))}
 
 
 def join_choices(parts: Sequence[Choice]) -> Choice:

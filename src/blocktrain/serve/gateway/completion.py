@@ -1,5 +1,5 @@
 """A completion while it is written: its texts side by side, and what they have cost so far. Knows the messages of
-openai.py, not HTTP. Next: serve/decode/decoder.py writes one text, choices.py makes choices of its bytes."""
+openai.py, not HTTP. Next: serve/decode/decoder.py writes one text, choices.py makes choices of its tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 
 from blocktrain.http.sse import event
+from blocktrain.model.kv_cache import token_ids
 from blocktrain.serve.decode.decoder import decode
-from blocktrain.serve.decode.request import DecodeStats, WrittenByte
-from blocktrain.serve.gateway.choices import ByteLogprobs, ChoiceWriter, join_choices
+from blocktrain.serve.decode.request import DecodeStats, WrittenToken
+from blocktrain.serve.gateway.choices import ChoiceWriter, TokenLogprobs, join_choices
 from blocktrain.serve.gateway.distance import Distant
 from blocktrain.serve.gateway.openai import ApiError, Choice, Completion, Effort, Usage
 from blocktrain.serve.gateway.validate import CompletionPlan, Text
@@ -34,6 +35,7 @@ class CompletionChunk:
 class TextCost:
     """What one text has cost so far."""
 
+    tokens_written: int = 0
     bytes_written: int = 0
     prompt_traversals: int = 0  # to score the prompt
     degraded: bool = False  # when the prompt was scored
@@ -87,7 +89,7 @@ class CompletionJob:
         yield event("[DONE]")
 
     def usage(self) -> Usage:
-        read, written = self.plan.prompt_bytes, sum(cost.bytes_written for cost in self._costs)
+        read, written = self.plan.prompt_tokens, sum(cost.tokens_written for cost in self._costs)
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def effort(self) -> Effort:
@@ -97,6 +99,7 @@ class CompletionJob:
         return Effort(
             mode=self.plan.mode.value,
             seed=self.plan.seed,
+            tokens_written=sum(cost.tokens_written for cost in self._costs),
             bytes_written=written,
             traversals=traversals,
             bytes_per_traversal=written / traversals if traversals else 0.0,
@@ -143,7 +146,7 @@ class CompletionJob:
     async def _write(self, text: Text, queue: asyncio.Queue[CompletionChunk | Exception]) -> None:
         """Puts the chunks of one text into the queue, or the error that ended it."""
         plan, cost = self.plan, self._costs[text.index]
-        writer = ChoiceWriter(text.index, plan.stops, plan.logprobs)
+        writer = ChoiceWriter(text.index, plan.stops, plan.logprobs, self._info.tokenizer)
         try:
             if plan.echo and text.prompt:
                 choice = writer.echo(await self._score_prompt(text, cost))
@@ -152,7 +155,8 @@ class CompletionJob:
                 async with aclosing(decode(self._forward, text.request)) as steps:
                     async for step in steps:
                         more = writer.take(_logprobs(each, plan.logprobs) for each in step.written)
-                        cost.bytes_written, cost.stats = writer.num_bytes, step.stats
+                        cost.tokens_written, cost.bytes_written = writer.num_tokens, writer.num_bytes
+                        cost.stats = step.stats
                         if more is not None:
                             if self._first_byte_s is None:
                                 self._first_byte_s = self._clock() - self._began_s
@@ -165,13 +169,16 @@ class CompletionJob:
         except Exception as error:
             await queue.put(error)
 
-    async def _score_prompt(self, text: Text, cost: TextCost) -> list[ByteLogprobs]:
-        """The log-probability of each byte of the prompt given those before it, if the client asked for them. Takes one
-        traversal, so only the last bytes of a long prompt have one."""
-        cost.prompt_bytes_unread = max(0, len(text.prompt) - self._info.context)
-        unread, prompt = text.prompt[: cost.prompt_bytes_unread], text.prompt[cost.prompt_bytes_unread :]
+    async def _score_prompt(self, text: Text, cost: TextCost) -> list[TokenLogprobs]:
+        """The log-probability of each token of the prompt given those before it, if the client asked for them. Takes
+        one traversal, so only the last tokens of a long prompt have one."""
+        vocabulary, tokenizer = self._info.vocabulary, self._info.tokenizer
+        tokens = token_ids(tokenizer.encode(text.prompt).tolist(), vocabulary)
+        first = max(0, len(tokens) - self._info.context)
+        unread, prompt = tokens[:first], tokens[first:]
+        cost.prompt_bytes_unread = len(tokenizer.decode(unread))
         if self.plan.logprobs is None:
-            return [ByteLogprobs(byte) for byte in text.prompt]
+            return [TokenLogprobs(token) for token in tokens]
         session = f"{self.id}-{text.index}"
         try:
             reply = await self._forward(Traversal(session, prompt, read=len(prompt)))
@@ -179,12 +186,12 @@ class CompletionJob:
             await self._forward.forget(session)
         cost.prompt_traversals, cost.degraded = 1, reply.degraded
         assert reply.prompt_logits is not None
-        following = (WrittenByte(*each) for each in zip(prompt[1:], reply.prompt_logits, strict=False))
+        following = (WrittenToken(*each) for each in zip(prompt[1:], reply.prompt_logits, strict=False))
         scored = (_logprobs(each, self.plan.logprobs) for each in following)
-        return [*map(ByteLogprobs, unread), ByteLogprobs(prompt[0]), *scored]
+        return [*map(TokenLogprobs, unread), TokenLogprobs(prompt[0]), *scored]
 
 
-def _logprobs(written: WrittenByte, num_top: int | None) -> ByteLogprobs:
+def _logprobs(written: WrittenToken, num_top: int | None) -> TokenLogprobs:
     if num_top is None:
-        return ByteLogprobs(written.value)
-    return ByteLogprobs(written.value, written.log_probability, tuple(written.likeliest(num_top)))
+        return TokenLogprobs(written.value)
+    return TokenLogprobs(written.value, written.log_probability, tuple(written.likeliest(num_top)))

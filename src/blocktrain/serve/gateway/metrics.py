@@ -49,6 +49,8 @@ class Metrics:
             f"{name}_first_byte_seconds", "Time to the first byte of text", ["mode"], buckets=SECONDS, registry=registry
         )
         self._bytes = Counter(f"{name}_bytes", "Bytes of text", ["direction"], registry=registry)
+        about = "Tokens of text: bytes, unless the model has a tokenizer"
+        self._tokens = Counter(f"{name}_tokens", about, ["direction"], registry=registry)
         self._traversals = Counter(f"{name}_traversals", "Traversals of the model", ["mode"], registry=registry)
         self._degraded = Counter(f"{name}_degraded", "Completions with a missing stage", registry=registry)
         self._gone = Counter(f"{name}_clients_gone", "Clients that disconnected before the end", registry=registry)
@@ -62,13 +64,15 @@ class Metrics:
     def client_gone(self) -> None:
         self._gone.inc()
 
-    def written(self, effort: Effort, usage: Usage) -> None:
+    def written(self, effort: Effort, usage: Usage, prompt_bytes: int) -> None:
         """Records what a completion cost, whether it succeeded or failed."""
         self._seconds.labels(effort.mode).observe(effort.seconds)
         if effort.first_byte_s is not None:
             self._first_byte.labels(effort.mode).observe(effort.first_byte_s)
-        self._bytes.labels("read").inc(usage.prompt_tokens)
-        self._bytes.labels("written").inc(usage.completion_tokens)
+        self._bytes.labels("read").inc(prompt_bytes)
+        self._bytes.labels("written").inc(effort.bytes_written)
+        self._tokens.labels("read").inc(usage.prompt_tokens)
+        self._tokens.labels("written").inc(usage.completion_tokens)
         self._traversals.labels(effort.mode).inc(effort.traversals)
         self._degraded.inc(effort.degraded)
 

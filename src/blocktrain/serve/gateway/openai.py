@@ -1,5 +1,5 @@
-"""The messages and errors of OpenAI's completions API, where a token is a byte. What a request may ask of this model is
-checked elsewhere. Next: validate.py, which checks it; app.py, the routes."""
+"""The messages and errors of OpenAI's completions API. A token is a byte, unless the model has a tokenizer. What a
+request may ask of this model is checked elsewhere. Next: validate.py, which checks it; app.py, the routes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CompletionRequest(Message):
 
     model: str | None = None  # the gateway serves one model, so the name is optional
     prompt: str | list[str] | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=2**53)] | None = None  # bytes
+    max_tokens: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, lt=2**53)] | None = None
@@ -68,6 +68,7 @@ class Effort(Message):
 
     mode: ModeName
     seed: int  # the same request with this seed gives the same text
+    tokens_written: int
     bytes_written: int
     traversals: int
     bytes_per_traversal: float
@@ -80,10 +81,10 @@ class Effort(Message):
 
 
 class Logprobs(Message):
-    """A token is a byte, written as its ASCII character or as "bytes:\\xe2". Offsets count characters."""
+    """A token is written as its text, or as "bytes:\\xe2" if it is not whole characters. Offsets count characters."""
 
     tokens: list[str]
-    token_logprobs: list[float | None]  # null for the first byte, which has nothing before it
+    token_logprobs: list[float | None]  # null for the first token, which has nothing before it
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
@@ -122,11 +123,13 @@ class ModelCard(Message):
     version: str
     objective: str
     blocks: int
-    context: int  # bytes that the model reads: of a longer prompt, the end
+    context: int  # tokens that the model reads: of a longer prompt, the end
     longest_sweep: int
     max_tokens: int
     max_choices: int
     modes: list[ModeName]
+    tokenizer: Literal["bytes", "bpe"]  # what a token is
+    vocabulary: int
 
 
 class ModelList(Message):

@@ -20,7 +20,7 @@ SEEDS = 2**63
 class Limits:
     """The most that one request may ask for."""
 
-    max_bytes: int = 4096  # of each text
+    max_bytes: int = 4096  # of each text: tokens, if the model has a tokenizer
     max_choices: int = 16  # texts: prompts × n
 
 
@@ -39,6 +39,7 @@ class CompletionPlan:
 
     texts: tuple[Text, ...]
     prompt_bytes: int
+    prompt_tokens: int
     mode: Mode
     seed: int
     stops: tuple[str, ...]
@@ -68,6 +69,7 @@ def validate(asked: CompletionRequest, info: ModelInfo, limits: Limits, fresh_se
     return CompletionPlan(
         texts=texts,
         prompt_bytes=sum(map(len, prompts)),
+        prompt_tokens=sum(len(info.tokenizer.encode(prompt)) for prompt in prompts),
         mode=mode,
         seed=seed,
         stops=tuple(stops),
@@ -176,7 +178,7 @@ def _request(
     except ConfigError as error:
         raise ApiError(400, str(error), "invalid_value", param=_field_named_in(str(error))) from None
     if asked.logprobs is not None and denoises(request, info):
-        message = "a denoising sweep has no log-probabilities of bytes: leave logprobs out, or choose another mode"
+        message = "a denoising sweep has no log-probabilities: leave logprobs out, or choose another mode"
         raise ApiError(400, message, "unsupported_parameter", param="logprobs")
     return request
 

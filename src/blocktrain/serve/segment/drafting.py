@@ -1,5 +1,5 @@
-"""Drafting: the rows of one traversal while they are drafted, one byte per step. Next: segment.py runs the steps of all
-drafts together; model/cpu_draft.py computes them on a CPU."""
+"""Drafting: the rows of one traversal while they are drafted, one token per step. Next: segment.py runs the steps of
+all drafts together; model/cpu_draft.py computes them on a CPU."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from blocktrain.model.cpu_draft import DraftRows
-from blocktrain.model.kv_cache import BranchedCache, Positions, TextPositions
+from blocktrain.model.kv_cache import BranchedCache, Positions, TextPositions, joined, token_ids
 from blocktrain.serve.segment.sampling import DRAFT, log_of, pick, probabilities, share_of, uniforms
 from blocktrain.serve.segment.sessions import ActiveTraversal, Hidden
-from blocktrain.serve.traversal import Piece
+from blocktrain.serve.traversal import Piece, token_dtype
 
 PIECE_COLUMNS = 32  # of a draft, sent ahead together: fewer would cost more frames, more would come later
 
 
 class Drafting:
-    """A single row continues the session's KV cache, where its accepted bytes are needed next. Several rows have a
+    """A single row continues the session's KV cache, where its accepted tokens are needed next. Several rows have a
     branched cache."""
 
     def __init__(self, active: ActiveTraversal, prompt_logits: Tensor) -> None:
@@ -30,26 +30,27 @@ class Drafting:
         self._settings = (self.draft.temperature, self.draft.top_p)
         self._uniforms = uniforms(self.draft.seed, DRAFT, self.draft.candidates, self.draft.offset, self.draft.length)
         self._logits = [prompt_logits.expand(self.draft.candidates, -1)]
-        self._bytes: list[Tensor] = []
+        self._dtype = token_dtype(active.vocabulary)
+        self._tokens: list[Tensor] = []
         self._hidden: list[Hidden] = []
-        self._shares: list[Tensor] = []  # probabilities of the drawn bytes
+        self._shares: list[Tensor] = []  # probabilities of the drawn tokens
         self._stream, self._sent = uuid.uuid4().hex, 0  # columns that went ahead
         several = self.draft.candidates > 1
         self._branched = BranchedCache(active.the_cache, self.draft.candidates, self.remaining) if several else None
 
     def draw(self) -> Tensor:
-        """Draws the next byte of every row."""
+        """Draws the next token of every row."""
         shares = probabilities(self._logits[-1], *self._settings)
-        picked = pick(shares, self._uniforms[:, len(self._bytes)])
+        picked = pick(shares, self._uniforms[:, len(self._tokens)])
         self._shares.append(share_of(shares, picked))
-        self._bytes.append(picked.to(torch.uint8))
+        self._tokens.append(picked.to(self._dtype))
         self.remaining -= 1
-        return self._bytes[-1]
+        return self._tokens[-1]
 
     def next_positions(self) -> Positions:
         if self._branched is not None:
             return self._branched.next(1)
-        return TextPositions(self.active.the_cache, len(self.active.traversal.prompt) + len(self._bytes) - 1, 1)
+        return TextPositions(self.active.the_cache, len(self.active.traversal.prompt) + len(self._tokens) - 1, 1)
 
     @cached_property
     def rows(self) -> DraftRows:
@@ -68,18 +69,18 @@ class Drafting:
     @property
     def piece_is_due(self) -> bool:
         goes_ahead = self.active.ahead is not None and self._branched is not None
-        return goes_ahead and len(self._bytes) - self._sent >= PIECE_COLUMNS and self.remaining > 0
+        return goes_ahead and len(self._tokens) - self._sent >= PIECE_COLUMNS and self.remaining > 0
 
     def cut_piece(self) -> ActiveTraversal:
         """The columns since the last piece, as a traversal of their own."""
         piece = replace(self.active, prompt_hidden={} if self._sent else self.active.prompt_hidden)
         self._put_columns(piece)
         piece.piece = Piece(self._stream, self._sent, self.draft.length)
-        self._sent = len(self._bytes)
+        self._sent = len(self._tokens)
         return piece
 
     def _put_columns(self, active: ActiveTraversal) -> Tensor:
-        tails = active.tails = torch.stack(self._bytes[self._sent :], 1)
+        tails = active.tails = torch.stack(self._tokens[self._sent :], 1)
         steps = self._hidden[self._sent :]
         active.tail_hidden = {index: torch.stack([step[index] for step in steps], 1) for index in steps[0]}
         return tails
@@ -88,13 +89,13 @@ class Drafting:
         """Puts the results into the traversal: all columns, or those that did not go ahead."""
         active = self.active
         active.draft_prompt_logits = self._logits[0][0]
-        if not self._bytes:
+        if not self._tokens:
             return
         tails = self._put_columns(active)
         if self._sent:
             active.piece, active.prompt_hidden = Piece(self._stream, self._sent, self.draft.length), {}
         if self._branched is None:
             active.draft_tail_logits = torch.stack(self._logits[1:], 1)
-            active.the_cache.text += bytes(tails[0].tolist())
+            active.the_cache.text = joined(active.the_cache.text, token_ids(tails[0].tolist(), active.vocabulary))
         else:
             active.draft_log_likelihood = log_of(torch.stack(self._shares, 1)).sum(-1).float()

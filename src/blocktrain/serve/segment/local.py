@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from blocktrain.data.tokenizer import Tokenizer
 from blocktrain.errors import ConfigError
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.serve.segment.segment import Segment
@@ -36,11 +37,12 @@ class LocalForward:
         return cls(*(Segment.open(directory, list(share), **settings) for share in shares if share))
 
     @classmethod
-    def of(cls, spec: RunSpec, tensors: Mapping[int, Mapping[str, Tensor]], version: str) -> Self:
+    def of(cls, spec: RunSpec, tensors: Mapping[int, Mapping[str, Tensor]], version: str, tokenizer: Tokenizer) -> Self:
         """The same from tensors, without the weights of a composition."""
         first = (spec.model.blocks + 1) // 2
         shares = [range(spec.model.blocks)[:first], range(spec.model.blocks)[first:]]
-        return cls(*(Segment(spec, {k: tensors[k] for k in share}, {}, version=version) for share in shares if share))
+        parts = [{k: tensors[k] for k in share} for share in shares if share]
+        return cls(*(Segment(spec, part, {}, version=version, tokenizer=tokenizer) for part in parts))
 
     def run(self, traversal: Traversal) -> Traversal:
         """Makes a second attempt with the whole text if a segment has lost the session."""

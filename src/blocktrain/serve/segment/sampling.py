@@ -1,6 +1,7 @@
 """Sampling: distributions from logits, random numbers, and the choice among drafted rows. Each random number is a
-function of its seed, purpose and position, so the same seed writes the same bytes however the computation is cut. Pure.
-Next: drafting.py draws drafts with it; decode/decoder.py accepts or replaces them."""
+function of its seed, purpose and position, so the same seed writes the same tokens however the computation is cut.
+Pure. V is the size of the vocabulary. Next: drafting.py draws drafts with it; decode/decoder.py accepts or replaces
+them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ DRAFT, ACCEPT, REPLACE, CHOOSE = range(4)  # purposes of random numbers: indepen
 
 
 def probabilities(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
-    """[…, 256] in double. Temperature 0 puts all on the most likely byte; top_p keeps the most likely bytes with that
+    """[…, V] in double. Temperature 0 puts all on the most likely token; top_p keeps the most likely tokens with that
     total probability."""
     if temperature == 0:
         return torch.zeros_like(logits, dtype=torch.double).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
@@ -29,14 +30,14 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) 
 
 
 def pick(shares: Tensor, uniform: Tensor) -> Tensor:
-    """The byte at which the cumulated shares [R, 256] exceed each uniform number [R] of [0, 1)."""
+    """The token at which the cumulated shares [R, V] exceed each uniform number [R] of [0, 1)."""
     cumulated = shares.cumsum(-1)
     at = (cumulated <= uniform[:, None] * cumulated[:, -1:]).sum(-1)
     return at.clamp_max_(shares.size(-1) - 1)
 
 
 def log_likelihood(logits: Tensor, tails: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
-    """[M]: the sum over each candidate's bytes, from the logits before each byte [M, N, 256]."""
+    """[M]: the sum over each candidate's tokens, from the logits before each token [M, N, V]."""
     if temperature and top_p == 1:
         scaled = logits if temperature == 1 else logits / temperature
         picked = scaled.gather(-1, tails[..., None].long())[..., 0]
@@ -45,7 +46,7 @@ def log_likelihood(logits: Tensor, tails: Tensor, temperature: float = 1.0, top_
 
 
 def log_share(shares: Tensor, picked: Tensor) -> Tensor:
-    """[…]: log-probability of the byte picked from each distribution […, 256]; finite even for probability 0."""
+    """[…]: log-probability of the token picked from each distribution […, V]; finite even for probability 0."""
     return log_of(share_of(shares, picked))
 
 
@@ -109,7 +110,7 @@ def effective_candidates(shares: Tensor) -> float:
 
 
 def before_each(prompt_logits: Tensor | None, tail_logits: Tensor | None) -> Tensor:
-    """[M, N, 256]: the logits for each byte of each row, from the positions before it."""
+    """[M, N, V]: the logits for each token of each row, from the positions before it."""
     assert prompt_logits is not None
     assert tail_logits is not None
     rows, _, symbols = tail_logits.shape

@@ -14,12 +14,22 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from blocktrain.data.tokenizer import Tokenizer, tokenizer_of_run
 from blocktrain.errors import ConfigError
 from blocktrain.io.checkpoint import Manifest, RunDirectory
 from blocktrain.io.tensor_file import MappedTensors
 from blocktrain.model.block import Block, DenoiseBlock, block_shapes, build_block
 from blocktrain.model.cpu_draft import DraftBlock, DraftStepper
-from blocktrain.model.kv_cache import CacheView, KVCache, PositionBatch, Positions, TextPositions
+from blocktrain.model.kv_cache import (
+    CacheView,
+    KVCache,
+    PositionBatch,
+    Positions,
+    TextPositions,
+    TokenIds,
+    joined,
+    token_ids,
+)
 from blocktrain.model.offload import offloaded_block
 from blocktrain.serve.segment.drafting import Drafting
 from blocktrain.serve.segment.sampling import weighed
@@ -35,7 +45,7 @@ from blocktrain.serve.traversal import (
     check_traversal,
     last_present,
 )
-from blocktrain.spec import NUM_SYMBOLS, Denoise, RunSpec
+from blocktrain.spec import Denoise, RunSpec
 
 DEFAULT_CACHE_BYTES = 2**30
 LEAST_ROW_BUDGET_BYTES = 2**26  # for the rows of drafts, however small the KV caches of sessions are
@@ -56,10 +66,10 @@ class Segment:
         version: str,
         device: torch.device | str | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        self.spec, self.blocks, self.info = spec, tuple(sorted(tensors)), ModelInfo.of(spec, version)
+        self.spec, self.blocks, self.info = spec, tuple(sorted(tensors)), ModelInfo.of(spec, version, tokenizer)
         _require_consecutive(self.blocks, spec.model.blocks)
-        require_bytes(spec)
         self._device = torch.device(device or "cpu")
         self._modules = {index: _loaded(spec, index, tensors[index]).to(self._device) for index in self.blocks}
         self._weights = (combine or {}).get("mean" if self.info.independent else "stack")
@@ -78,6 +88,7 @@ class Segment:
         """All or some blocks of a run directory; it reads no files of other blocks. `offload` leaves their layers on
         the disk, for blocks that are larger than the memory."""
         run = RunDirectory.open(directory)
+        tokenizer = tokenizer_of_run(run.spec.corpus.tokenizer, run.tokenizer_file())
         while True:
             manifest = run.manifest()
             wanted = range(run.spec.model.blocks) if blocks is None else blocks
@@ -85,7 +96,8 @@ class Segment:
             get = run.map_block if offload else run.load_block
             tensors = {index: get(index, block_shapes(run.spec, index)) for index in wanted}
             if run.manifest() == manifest:  # otherwise a block was published while we read: never mix two versions
-                return cls(run.spec, tensors, manifest.combine, version=model_digest(manifest), **settings)
+                version = model_digest(manifest)
+                return cls(run.spec, tensors, manifest.combine, version=version, tokenizer=tokenizer, **settings)
 
     @property
     def cached_bytes(self) -> int:
@@ -128,14 +140,15 @@ class Segment:
                 f"ask for fewer candidates or bytes, or start it with a larger --cache"
             )
         needs_state = upstream and not self.info.independent and bool(present)
+        vocabulary = self.info.vocabulary
         if t.noise is not None or not present:
-            return ActiveTraversal(t, present, needs_state)
+            return ActiveTraversal(t, present, needs_state, vocabulary)
         session = self._sessions.session(t, self._new_cache)
         cache, stream = session.cache, session.stream_of(t)
         if t.piece is not None and t.piece.first:
             if needs_state:
                 check_states(t, self.spec.model.width)
-            return ActiveTraversal(t, present, needs_state, cache, stream=stream)
+            return ActiveTraversal(t, present, needs_state, vocabulary, cache, stream=stream)
         first = min(cache.common_prefix(t.prompt), t.start if needs_state else len(t.prompt) - t.read)
         if needs_state:
             if first < t.start:
@@ -144,10 +157,10 @@ class Segment:
         elif not self.info.independent:
             first = min(first, t.start)  # the next segment needs the states from there on
         cache.keep(first)
-        return ActiveTraversal(t, present, needs_state, cache, first, stream=stream)
+        return ActiveTraversal(t, present, needs_state, vocabulary, cache, first, stream=stream)
 
     def _row_bytes(self, t: Traversal) -> int:
-        return row_bytes(t, self.spec.model.width, self._num_layers, len(self.blocks))
+        return row_bytes(t, self.spec.model.width, self._num_layers, len(self.blocks), self.info.vocabulary)
 
     def _new_cache(self) -> KVCache:
         model = self.spec.model
@@ -173,15 +186,15 @@ class Segment:
         return drafted_s
 
     def _run(
-        self, present: Sequence[int], parts: Sequence[Positions], bytes_T: Tensor, state_TD: Tensor | None
+        self, present: Sequence[int], parts: Sequence[Positions], tokens_T: Tensor, state_TD: Tensor | None
     ) -> list[Hidden]:
         """One pass of a flat batch of positions through the blocks: each part's hidden vectors after each block."""
         batch = PositionBatch(parts)
         each: list[Hidden] = [{} for _ in parts]
-        bytes_T = bytes_T.to(self._device, torch.long)
+        tokens_T = tokens_T.to(self._device, torch.long)
         state_TD = None if state_TD is None else state_TD.to(self._modules[present[0]].embedding)
         for index in present:
-            state_TD = self._modules[index].step(bytes_T, state_TD, CacheView(batch, self._first_layer[index]))
+            state_TD = self._modules[index].step(tokens_T, state_TD, CacheView(batch, self._first_layer[index]))
             for hidden, own in zip(each, torch.split(state_TD, batch.sizes), strict=True):
                 hidden[index] = own
         return each
@@ -197,7 +210,7 @@ class Segment:
             texts.append(text)
             states.append(active.new_states())
         state_TD = torch.cat([state for state in states if state is not None]) if actives[0].needs_state else None
-        each = self._run(actives[0].present, parts, _tensor(b"".join(texts)), state_TD)
+        each = self._run(actives[0].present, parts, _tensor(joined(*texts)), state_TD)
         for active, hidden in zip(actives, each, strict=True):
             active.take_prompt(hidden)
 
@@ -218,7 +231,7 @@ class Segment:
             active.tail_hidden = {index: own.view(*active.tails.shape, -1) for index, own in hidden.items()}
 
     def _draft(self, actives: Sequence[ActiveTraversal]) -> None:
-        """Drafts the rows of all traversals, one byte of every row per pass."""
+        """Drafts the rows of all traversals, one token of every row per pass."""
         drafts = [Drafting(active, self._draft_logits(active.prompt_hidden, last=1)) for active in actives]
         going: list[Drafting] = []
         while still := [drafting for drafting in drafts if drafting.remaining]:
@@ -234,7 +247,7 @@ class Segment:
     def _stepper(
         self, present: Sequence[int], drafts: Sequence[Drafting]
     ) -> Callable[[Sequence[Tensor]], list[Hidden]]:
-        """A function from the drafts' next bytes to their hidden vectors after each block."""
+        """A function from the drafts' next tokens to their hidden vectors after each block."""
         blocks = [block for index in present if (block := self._draft_block(index)) is not None]
         if len(blocks) < len(present):
             return lambda texts: self._run(
@@ -256,8 +269,8 @@ class Segment:
         return self._draft_blocks[index]
 
     def _draft_logits(self, hidden: Hidden, last: int = 0) -> Tensor:
-        """The logits of these blocks alone [T, 256]: those of the last block of a stack, or the mean of independent
-        blocks. They are rounded to half precision before bytes are drawn from them, so that they travel exactly."""
+        """The logits of these blocks alone [T, V]: those of the last block of a stack, or the mean of independent
+        blocks. They are rounded to half precision before tokens are drawn from them, so that they travel exactly."""
         readers = [*hidden] if self.info.independent else [*hidden][-1:]
         each = [self._modules[index].answer(hidden[index][-last:]) for index in readers]
         mean = each[0] if len(each) == 1 else torch.stack(each).mean(0)
@@ -268,7 +281,8 @@ class Segment:
         noise, objective = t.noise, self.spec.objective
         assert noise is not None
         assert isinstance(objective, Denoise)
-        window = _tensor(t.prompt + bytes(noise.length - 1))[None].to(self._device, torch.long)
+        blank = token_ids([0] * (noise.length - 1), self.info.vocabulary)
+        window = _tensor(joined(t.prompt, blank))[None].to(self._device, torch.long)
         z = t.prompt_state
         if z is None:
             generator = torch.Generator().manual_seed(noise.seed)
@@ -281,7 +295,7 @@ class Segment:
         block = self._modules[present[-1]]
         assert isinstance(block, DenoiseBlock)
         nearest = (z[0, len(t.prompt) - 1 :] @ block.code_table.T).argmax(-1)
-        return t.with_(prompt_state=None, written=bytes(nearest.tolist()))
+        return t.with_(prompt_state=None, written=token_ids(nearest.tolist(), self.info.vocabulary))
 
     def _finish(self, active: ActiveTraversal, computed_s: float, drafted_s: float) -> Traversal:
         """The traversal as the next segment gets it."""
@@ -326,15 +340,6 @@ class Segment:
         return so_far
 
 
-def require_bytes(spec: RunSpec) -> None:
-    """Stages and decoders count bytes."""
-    if spec.model.vocabulary != NUM_SYMBOLS:
-        raise ConfigError(
-            f"stages serve models on bytes only, and this model has the tokenizer {spec.corpus.tokenizer}: use "
-            f"blocktrain generate RUN, or blocktrain export RUN --hf DIR"
-        )
-
-
 def model_digest(manifest: Manifest) -> str:
     """A name for exactly these blocks and weights."""
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()[:16]
@@ -363,8 +368,10 @@ def _missing(active: ActiveTraversal) -> tuple[int, ...]:
     return tuple(sorted(active.traversal.missing))
 
 
-def _tensor(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+def _tensor(text: TokenIds) -> Tensor:
+    if isinstance(text, bytes):
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return torch.tensor(text, dtype=torch.int32)
 
 
 def _require_consecutive(blocks: Sequence[int], count: int) -> None:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from blocktrain.model.kv_cache import BranchedCache, KVCache
+from blocktrain.model.kv_cache import BranchedCache, KVCache, TokenIds, joined, token_ids
 from blocktrain.serve.traversal import CacheMiss, Piece, Traversal
-from blocktrain.spec import NUM_SYMBOLS
 
 FLOAT_BYTES = 4
 Hidden = dict[int, Tensor]  # block -> its hidden vectors at some positions, [T, D]
@@ -113,6 +112,7 @@ class ActiveTraversal:
     traversal: Traversal
     present: list[int]  # the segment's blocks that are not missing
     needs_state: bool
+    vocabulary: int
     cache: KVCache | None = None
     first: int = 0  # the first position that is computed
     prompt_hidden: Hidden = field(default_factory=dict)  # [T, D] from `first` to the prompt's end
@@ -151,9 +151,11 @@ class ActiveTraversal:
     def single_tail(self) -> Tensor | None:
         return self.tails if self.tails is not None and self.tails.size(0) == 1 else None
 
-    def new_text(self) -> bytes:
-        tail = b"" if self.single_tail is None else bytes(self.single_tail[0].tolist())
-        return self.traversal.prompt[self.first :] + tail
+    def new_text(self) -> TokenIds:
+        return joined(self.traversal.prompt[self.first :], self._single_text())
+
+    def _single_text(self) -> TokenIds:
+        return b"" if self.single_tail is None else token_ids(self.single_tail[0].tolist(), self.vocabulary)
 
     def new_states(self) -> Tensor | None:
         """The states of the new text from the previous segment, [T, D]."""
@@ -172,17 +174,17 @@ class ActiveTraversal:
         self.the_cache.text = self.traversal.prompt
         if self.single_tail is not None:
             self.tail_hidden = {index: each[None, own:] for index, each in hidden.items()}
-            self.the_cache.text += bytes(self.single_tail[0].tolist())
+            self.the_cache.text = joined(self.the_cache.text, self._single_text())
 
 
-def row_bytes(t: Traversal, width: int, layers: int, blocks: int) -> int:
+def row_bytes(t: Traversal, width: int, layers: int, blocks: int, vocabulary: int) -> int:
     """The memory of a traversal's rows in a segment: each has its own copy of the KV cache, its states and logits."""
     num_tails, tail = (t.tails.size(0), t.tails.size(1)) if t.tails is not None else (0, 0)
     rows = t.draft.candidates if t.draft else num_tails
     if rows < 2:
         return 0  # a single row continues the cache of its session
     new = t.draft.length if t.draft else t.piece.total if t.piece else tail
-    cached, computed = 2 * layers * width, blocks * width + 3 * NUM_SYMBOLS
+    cached, computed = 2 * layers * width, blocks * width + 3 * vocabulary
     return rows * (cached * (len(t.prompt) + new) + computed * new) * FLOAT_BYTES
 
 

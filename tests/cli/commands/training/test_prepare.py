@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from blocktrain.cli.shared.block_source import open_source
 from blocktrain.data.shards import PreparedCorpus
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.text import generate, load_run_tokenizer, score_text
@@ -108,6 +109,20 @@ def test_a_stop_string_ends_the_text_inside_a_token(run, prepared):
     assert found["text"] == whole[: whole.index(stop)]
 
 
+@pytest.mark.parametrize("mode", ["speculative", "sweep"])
+def test_every_mode_writes_tokens(run, prepared, mode):
+    options = ["--prompt", "7 bottles", "--max-tokens", 12, "--mode", mode, "--json"]
+    first, again = (json.loads(run("generate", prepared / "run", *options).stdout) for _ in range(2))
+    assert (first["tokens"], first["text"]) == (12, again["text"])
+    assert first["bytes"] >= 12
+
+
+def test_a_stage_serves_a_run_with_its_tokenizer(prepared):
+    segment = open_source(str(prepared / "run"), prepared / "blobs", offload=False).newest(None)
+    assert segment.info.tokenizer.sha256 == RunDirectory.open(prepared / "run").spec.corpus.tokenizer_sha256
+    assert (segment.info.vocabulary, segment.info.unit) == (320, "tokens")
+
+
 def test_a_text_is_scored_by_tokens_and_reported_by_bytes(prepared):
     opened = RunDirectory.open(prepared / "run")
     model, tokenizer = load_model(opened), load_run_tokenizer(opened)
@@ -121,11 +136,6 @@ def test_a_text_is_scored_by_tokens_and_reported_by_bytes(prepared):
 @pytest.mark.parametrize(
     "command, complaint",
     [
-        (["serve", "RUN"], "stages serve models on bytes only, and this model has the tokenizer bpe:320: use"),
-        (["stage", "RUN", "--blocks", "0-1", "--listen", "tcp://127.0.0.1:0"], "stages serve models on bytes only"),
-        (["demo", "--set", "corpus.tokenizer=bpe:400", "--dir", "OUT"], "stages serve models on bytes only: leave"),
-        (["demo", "--set", "corpus.source=CORPUS", "--dir", "OUT"], "stages serve models on bytes only: leave"),
-        (["generate", "RUN", "--mode", "speculative"], "cannot generate in mode speculative yet: leave --mode out"),
         (["train", "--preset", "tiny", "--set", "corpus.tokenizer=bpe:3", "--out", "OUT"], "has no usable size"),
         (["prepare", "CORPUS", "--valid-share", "1.0", "--out", "OUT"], "corpus.valid_share = 1.0"),
         (["prepare", "CORPUS/none", "--out", "OUT"], "is not a file or folder here"),

@@ -24,9 +24,6 @@ from blocktrain.cli.options import (
     warn_about_text,
 )
 from blocktrain.cli.shared.signals import STOP_SIGNALS
-from blocktrain.data.shards import is_prepared
-from blocktrain.errors import ConfigError
-from blocktrain.spec import BYTES
 
 if TYPE_CHECKING:
     from blocktrain.spec import RunSpec
@@ -70,11 +67,6 @@ def demo(
     machine = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
 
     spec = read_spec(None, preset, corpus, None, changes)
-    if spec.corpus.tokenizer not in (None, BYTES) or is_prepared(spec.corpus.source):
-        raise ConfigError(
-            f"the demo serves its model, and stages serve models on bytes only: leave corpus.tokenizer out and name "
-            f'raw text, not "{spec.corpus.tokenizer or spec.corpus.source}"'
-        )
     warn_about_text(spec)
     settings = ["--preset", preset, *(["--corpus", corpus] if corpus is not None else [])]
     for change in (*shared_among(workers, spec), *(changes or ())):

@@ -4,7 +4,7 @@
 const byId = (id) => document.getElementById(id);
 const KEY = "blocktrain-api-key"; // in sessionStorage: gone with the tab
 let model = null;
-let asked = 0; // bytes that the current request asked for
+let asked = 0; // tokens that the current request asked for
 let running = null; // the AbortController of the current request
 
 const count = (number) => number.toLocaleString("en", { maximumFractionDigits: 0 });
@@ -49,10 +49,15 @@ async function loadModel() {
   }
 }
 
+function unit() {
+  return model?.tokenizer === "bpe" ? "token" : "byte"; // what the model reads and writes
+}
+
 function showModel() {
   byId("model").textContent =
-    `${model.id} · ${plural(model.blocks, "block")} · reads ${count(model.context)} bytes · version ${model.version.slice(0, 12)}`;
+    `${model.id} · ${plural(model.blocks, "block")} · reads ${count(model.context)} ${unit()}s · version ${model.version.slice(0, 12)}`;
   byId("length").max = model.max_tokens;
+  for (const word of document.querySelectorAll(".unit")) word.textContent = word.textContent.replace(/byte|token/, unit());
   if (model.longest_sweep > 0) {
     byId("candidates").value = "";
     byId("candidates").placeholder = "none";
@@ -82,6 +87,10 @@ function fitToMode() {
 
 function measurePrompt() {
   const size = new TextEncoder().encode(byId("prompt").value).length;
+  if (model && unit() === "token") {
+    byId("prompt-size").textContent = `${plural(size, "byte")}; it reads the last ${count(model.context)} tokens.`;
+    return showCurl();
+  }
   const tooLong = model !== null && size > model.context;
   const excess = tooLong ? " The model reads only the end of it." : "";
   byId("prompt-size").textContent = model ? `${count(size)} of ${count(model.context)} bytes.${excess}` : "";
@@ -180,19 +189,19 @@ function show(event, last) {
 
 function showBars(effort, before) {
   const traversals = effort.traversals - (before?.traversals ?? 0);
-  const bytes = effort.bytes_written - (before?.bytes_written ?? 0);
+  const tokens = effort.tokens_written - (before?.tokens_written ?? 0);
   const strip = byId("strip");
   const rest = strip.lastElementChild ?? strip.appendChild(Object.assign(document.createElement("i"), { className: "rest" }));
   for (let each = 0; each < traversals; each += 1) {
     const bar = document.createElement("i");
-    bar.style.flexGrow = bytes / traversals;
+    bar.style.flexGrow = tokens / traversals;
     rest.before(bar);
   }
-  rest.style.flexGrow = Math.max(asked - effort.bytes_written, 0);
-  rest.hidden = effort.bytes_written >= asked;
+  rest.style.flexGrow = Math.max(asked - effort.tokens_written, 0);
+  rest.hidden = effort.tokens_written >= asked;
   strip.classList.toggle("dense", strip.childElementCount > 60);
   strip.classList.toggle("denser", strip.childElementCount > 250);
-  strip.setAttribute("aria-label", `${plural(effort.traversals, "traversal")} produced ${plural(effort.bytes_written, "byte")}`);
+  strip.setAttribute("aria-label", `${plural(effort.traversals, "traversal")} produced ${plural(effort.tokens_written, unit())}`);
 }
 
 function showFigures(effort) {
