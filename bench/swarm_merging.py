@@ -26,7 +26,9 @@ from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.setup import found_run
 from blocktrain.swarm.initial_blocks import initial_blocks_here
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.policy import averaging
+from blocktrain.swarm.policy.averaging import base as averaging
+from blocktrain.swarm.policy.averaging.norms import norm_of
+from blocktrain.swarm.policy.averaging.table import merge
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import Blob, TrainLease
@@ -101,7 +103,7 @@ def mean_of(payloads: Sequence[bytes], before: Tensors, spec: RunSpec) -> Tensor
         return lambda name: update.pieces(name, before[name] if update.needs_base else None)
 
     parts = [averaging.WeightedUpdate(partial(opened, payload), 1.0, 1.0) for payload in payloads]
-    return dict(averaging.merge(parts, {name: tensor.size for name, tensor in before.items()}, spec.swarm))
+    return dict(merge(parts, {name: tensor.size for name, tensor in before.items()}, spec.swarm))
 
 
 def merge_seconds(
@@ -213,5 +215,5 @@ def _bytes_row(codec: str, num_bytes: int, parameters: int, lost: float) -> dict
 
 def lost(before: Tensors, after: Tensors, decoded: Tensors) -> float:
     """The norm of what the codec left out, as a share of the update's; error feedback sends it with later ones."""
-    wanted = averaging.norm_of(before[name] - after[name] for name in before)
-    return averaging.norm_of(decoded[name] - after[name] for name in before) / wanted
+    wanted = norm_of(before[name] - after[name] for name in before)
+    return norm_of(decoded[name] - after[name] for name in before) / wanted

@@ -23,7 +23,9 @@ from blocktrain.io.arrays import as_arrays, as_tensors
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Phase, RunSpec, Stacked, preset
-from blocktrain.swarm.policy.averaging import Deltas, WeightedUpdate, merge, outer_step, shares
+from blocktrain.swarm.policy.averaging.base import Deltas, WeightedUpdate
+from blocktrain.swarm.policy.averaging.outer import outer_step
+from blocktrain.swarm.policy.averaging.table import merge, shares
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs.base import Codec

@@ -270,8 +270,19 @@ class TrainSpec(Settings):
         return {key: value for key, value in dump(self).items() if key not in unused}
 
 
+# Settings that older versions did not have, and how they worked. With these values they are no part of a run's digest.
+LATER_SWARM_SETTINGS = {
+    "screen_share": 0.5,
+    "krum_share": 0.34,
+    "audit_share": 0.0,
+    "audit_newcomer_share": 0.25,
+    "audit_tolerance": 0.1,
+    "newcomer_weight": 0.25,
+}
+
+
 class SwarmSpec(Settings):
-    """How a coordinator runs rounds (swarm/policy/rounds.py) and merges updates (swarm/policy/averaging.py)."""
+    """How a coordinator runs rounds (swarm/policy/rounds.py) and merges updates (swarm/policy/averaging)."""
 
     round_steps: Count = 50  # steps in the lease of a worker of the usual speed; slower workers get fewer
     min_updates: Count = 1  # a round waits for so many: for new workers until its deadline, for those at work longer
@@ -280,18 +291,33 @@ class SwarmSpec(Settings):
     deadline_spreads: Weight = 6.0  # the deadline: so many median absolute deviations above the median of past rounds
     max_lag: Annotated[int, Field(ge=0)] = 4  # versions that an update may be behind
     staleness_exponent: Weight = 0.5  # a: an update that is n versions behind has the weight (1 + n)^-a
-    averaging: Literal["mean", "trimmed", "median", "clipped"] = "mean"  # how the updates of a round become one
+    # how the updates of a round become one; screened leaves out what points elsewhere than the others
+    averaging: Literal["screened", "mean", "clipped", "trimmed", "median", "krum", "centered"] = "screened"
+    screen_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5  # screened: least agreement, in the median agreement
+    krum_share: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.34  # krum: share of the updates to leave out
     trim_share: Annotated[float, Field(ge=0.0, le=0.45)] = 0.2  # trimmed: share of the weight to cut at each end
-    clip_factor: Annotated[float, Field(ge=1.0)] = 2.0  # clipped: longest update, in median norms
+    clip_factor: Annotated[float, Field(ge=1.0)] = 2.0  # longest update, in median norms; centered: also the radius
     outer: Literal["plain", "nesterov"] = "plain"  # optimiser that applies the merged update
     outer_lr: Positive | None = None  # step size of the merged update; left out: 1 for plain, 0.7 for nesterov
     outer_momentum: Share = 0.9  # share of earlier updates that is added (nesterov)
-    max_norm_factor: Annotated[float, Field(ge=1.0)] = 20.0  # longer updates are refused; in recent median norms
+    max_norm_factor: Annotated[float, Field(ge=1.0)] = 8.0  # longer updates are refused; in recent median norms
     keep_versions: Count = 8  # stored versions per block
     update: Literal["fp32", "fp16", "int8", "int4", "sparse", "vector"] = "int8"  # codec of uploads
     update_ratio: Annotated[float, Field(ge=20.0, le=400.0)] = 100.0  # sparse, vector: how many times below fp32's size
     download: Literal["fp32", "int8", "int6"] = "int6"  # codec of a new version for workers that have the one before
     evaluate_every: Count = 5  # rounds between two evaluations of the composed model
+    # share of the updates that another worker computes again; 0: none, and workers keep their optimiser state
+    audit_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    # the same for workers that have not passed two audits
+    audit_newcomer_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25
+    audit_tolerance: Positive = 0.1  # largest distance of two honest updates of one lease, in their norm
+    newcomer_weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25  # of updates of workers that passed no audit
+
+    @property
+    def starts_afresh(self) -> bool:
+        """Whether each lease starts with new optimiser state and nothing unsent, so that others can compute it again.
+        Codecs that leave much out need what is unsent: their runs have no audits."""
+        return self.audit_share > 0 and self.update in ("fp32", "fp16", "int8")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

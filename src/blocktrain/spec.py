@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from blocktrain.errors import ConfigError
 from blocktrain.settings import (
     BYTES,
+    LATER_SWARM_SETTINGS,
     NUM_SYMBOLS,
     OBJECTIVE_KINDS,
     REMOVED_SETTINGS,
@@ -35,6 +36,7 @@ from blocktrain.unknown_keys import advice
 
 __all__ = [
     "BYTES",
+    "LATER_SWARM_SETTINGS",
     "NUM_SYMBOLS",
     "REMOVED_SETTINGS",
     "CorpusSpec",
@@ -171,6 +173,9 @@ class RunSpec(Settings):
         settings = self.model_dump(mode="json")
         if isinstance(self.objective, Denoise):
             settings["objective"] |= REMOVED_SETTINGS
+        for name, before in LATER_SWARM_SETTINGS.items():
+            if settings["swarm"][name] == before:
+                del settings["swarm"][name]
         if self.corpus.tokenizer == BYTES:
             del settings["corpus"]["tokenizer"]  # the default, which older versions did not name
         canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))

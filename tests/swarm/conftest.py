@@ -224,6 +224,7 @@ def tiny_run(beer_text: Path) -> RunSpec:
             "swarm.round_steps": 2,
             "swarm.max_lag": 1,
             "swarm.evaluate_every": 1000,
+            "swarm.audit_share": 0.0,
         },
     )
 

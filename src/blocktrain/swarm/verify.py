@@ -187,7 +187,8 @@ class _Verifier:
         }
         merger = self._storing if self._repair and broken else self._hashing
         try:
-            again = {x.block: x for x in merger.again(phase, round, self._ledger.base_of(phase, round), updates)}
+            base, weights = self._ledger.base_of(phase, round), self._ledger.merge_weights(phase, round)
+            again = {x.block: x for x in merger.again(phase, round, base, updates, weights)}
         except (BlobError, TensorError):
             self._found.not_merged_again += 1
             for sha256 in sorted(broken):

@@ -1,7 +1,7 @@
 """Updates: the change of a block's named tensors as a few bytes, and back, checked. Pure: no sockets, no files, no
 merging.
 Next: codecs/table.py, the codecs that make it small; error_feedback.py, which keeps what they leave out;
-safetensors.py, the container; swarm/policy/averaging.py, which merges updates.
+safetensors.py, the container; swarm/policy/averaging/table.py, which merges updates.
 
 An update is Δ = before - after of every tensor of a block. All tensors are laid out as one vector, the largest first
 and equal sizes by name, so that small tensors share chunks. The vector goes through a codec. With fp32, `after` itself

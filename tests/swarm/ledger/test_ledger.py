@@ -26,7 +26,7 @@ from blocktrain.errors import ConfigError, LedgerConflict, LedgerUnavailable, St
 from blocktrain.spec import Phase, SwarmSpec
 from blocktrain.swarm.ledger import database as ledger_database
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.records import NewUpdate, NewVersion, RoundLoss, Run
+from blocktrain.swarm.ledger.records import MergeWeight, NewUpdate, NewVersion, RoundLoss, Run
 from blocktrain.swarm.policy.rounds import Grant, LateUpdate, Round, next_round, open_round
 
 ADA, BOB, EVE = (name * 64 for name in "abe")
@@ -109,7 +109,8 @@ def versions_after(round: Round, name: str = "") -> list[NewVersion]:
 
 def merge(ledger: Ledger, closed: Round, update_ids: list[str], name: str = "") -> bool:
     following = next_round(closed, PHASE, 60.0, 200.0, SPEC)
-    return ledger.merge(closed, versions_after(closed, name), update_ids, following, 200.0, "all in")
+    weights = [MergeWeight(update, 1.0, 1.0) for update in update_ids]
+    return ledger.merge(closed, versions_after(closed, name), weights, following, 200.0, "all in")
 
 
 def newest(ledger: Ledger) -> dict[int, int]:
@@ -434,7 +435,7 @@ def test_versions_follow_each_other_or_nothing_is_merged(started, version):
     ids, closed = [report(started, ADA)], started.open_rounds()[0]
     wrong = [NewVersion(block=0, version=version, sha256=sha256("wrong"))]
     with pytest.raises(LedgerConflict, match="versions follow each other"):
-        started.merge(closed, wrong, ids, None, 300.0, "")
+        started.merge(closed, wrong, [MergeWeight(x, 1.0, 1.0) for x in ids], None, 300.0, "")
     assert newest(started) == {0: 1, 1: 1}
     assert started.open_rounds()[0] == closed
     assert [x.id for x in started.waiting_updates(0)] == ids
@@ -558,7 +559,10 @@ def test_live_blobs_are_what_someone_may_still_need(started):
             replace(x, momentum_sha256=sha256(f"m{number}"), difference_sha256=sha256(f"d{number}"))
             for x in versions_after(closed)
         ]
-        started.merge(closed, new, ids, next_round(closed.with_report(ADA, 10, 1.0), PHASE, 60.0, 1.0, SPEC), 1.0, "")
+        weights = [MergeWeight(x, 1.0, 1.0) for x in ids]
+        started.merge(
+            closed, new, weights, next_round(closed.with_report(ADA, 10, 1.0), PHASE, 60.0, 1.0, SPEC), 1.0, ""
+        )
     newest = {sha256("0 2 "), sha256("1 2 "), sha256("m1"), sha256("d1"), "d" * 64}
     assert started.live_blobs(keep_versions=1) == newest
     started.grant_evaluation(ADA, {0: 1, 1: 0}, now_s=1.0, deadline_at_s=2.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,21 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocktrain.spec import SwarmSpec
-from blocktrain.swarm.policy import averaging
-from blocktrain.swarm.policy.averaging import (
-    MAX_WEIGHT,
-    WeightedUpdate,
-    check_against_weights,
-    check_norm,
-    median,
-    merge,
-    norm_of,
-    outer_step,
-    trimmed_mean,
-)
+from blocktrain.swarm.policy.averaging import base
+from blocktrain.swarm.policy.averaging.base import WeightedUpdate, reduced
+from blocktrain.swarm.policy.averaging.norms import check_against_weights, check_norm, norm_of
+from blocktrain.swarm.policy.averaging.outer import outer_step, plain
+from blocktrain.swarm.policy.averaging.products import inner_products
+from blocktrain.swarm.policy.averaging.table import RULES, merge, shares, weigh
+from blocktrain.wire.recipes import MAX_WEIGHT
 from blocktrain.wire.safetensors import Floats
 
-KINDS = ("mean", "trimmed", "median", "clipped")
+KINDS = tuple(RULES)
 SIZE = 5
 values = st.floats(-1e3, 1e3, width=32)
 vectors = st.lists(values, min_size=SIZE, max_size=SIZE).map(lambda xs: np.array(xs, np.float64))
@@ -45,8 +41,12 @@ def parts(table: list[tuple[Floats, float]]) -> list[WeightedUpdate]:
 
 
 def merged(kind: str, table: list[tuple[Floats, float]], **settings: float) -> Floats:
-    ((_, result),) = merge(parts(table), {"tensor": table[0][0].size}, SwarmSpec(averaging=kind, **settings))
+    ((_, result),) = whole_merge(parts(table), {"tensor": table[0][0].size}, SwarmSpec(averaging=kind, **settings))
     return result
+
+
+def whole_merge(parts: list[WeightedUpdate], sizes: dict[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Floats]]:
+    return merge(weigh(parts, sizes, spec), sizes, spec)
 
 
 def mean(table: list[tuple[Floats, float]]) -> Floats:
@@ -86,15 +86,15 @@ def test_weights_of_any_likely_size_come_back_exactly(pairs, weight):
     before, after = np.array(pairs, np.float32).T
     after = np.where(np.abs(after) < 2**-29 * np.abs(before), 0.0, after)  # below that, float64 has no exact difference
     delta = mean([(before.astype(np.float64) - after.astype(np.float64), weight)])
-    moved = averaging.plain(before, delta)
+    moved = plain(before, delta)
     assert moved.dtype == after.dtype
     assert np.array_equal(moved, after)
 
 
 def test_a_tensor_keeps_its_shape_and_the_update_stays_as_it_was():
     theta, delta = np.ones((2, 3), np.float32), np.full((2, 3), 0.25)
-    assert averaging.plain(theta, mean([(delta, 1.0), (delta * 3, 1.0)])).tolist() == [[0.5] * 3] * 2
-    assert averaging.plain(theta, merged("median", [(delta, 1.0)])).shape == (2, 3)
+    assert plain(theta, mean([(delta, 1.0), (delta * 3, 1.0)])).tolist() == [[0.5] * 3] * 2
+    assert plain(theta, merged("median", [(delta, 1.0)])).shape == (2, 3)
     assert (delta == 0.25).all()
 
 
@@ -176,16 +176,17 @@ def test_updates_that_moved_nothing_can_be_merged():
     assert all(merged(kind, still).tolist() == [0, 0, 0] for kind in KINDS)
 
 
-@pytest.mark.parametrize("robust", [median, lambda reads, numel: trimmed_mean(reads, numel, 0.2)])
-def test_robust_means_hold_a_bounded_number_of_elements(robust, monkeypatch):
-    monkeypatch.setattr(averaging, "SLICE_ELEMENTS", 64)
+@pytest.mark.parametrize("kind", ["median", "trimmed"])
+def test_robust_means_hold_a_bounded_number_of_elements(kind, monkeypatch):
+    monkeypatch.setattr(base, "SLICE_ELEMENTS", 64)
     asked = []
 
     def read(start: int, stop: int) -> Floats:
         asked.append((start, stop))
         return np.arange(start, stop)
 
-    assert close(robust([(read, 1.0)] * 20, 100), np.arange(100, dtype=np.float64))
+    rule = RULES[kind](SwarmSpec())
+    assert close(reduced([(read, 1.0)] * 20, 100, rule), np.arange(100, dtype=np.float64))
     assert max(stop - start for start, stop in asked) == 64 // 20
     assert sorted(asked)[::20] == [(start, min(start + 3, 100)) for start in range(0, 100, 3)]
 
@@ -202,14 +203,14 @@ def test_means_open_each_update_once_and_take_pieces_of_all_side_by_side(kind):
 
         return WeightedUpdate(lambda: pieces, 1.0, 1.0)
 
-    merged = dict(merge([part(0), part(1)], {"a": 2, "b": 2}, SwarmSpec(averaging=kind)))
+    merged = dict(whole_merge([part(0), part(1)], {"a": 2, "b": 2}, SwarmSpec(averaging=kind)))
     assert merged["b"].tolist() == [0, 1]
     assert asked == [(number, f"{name}{piece}") for name in "ab" for piece in range(2) for number in range(2)]
 
 
 @pytest.mark.parametrize("kind, limit, opened", [("median", 40, 2), ("trimmed", 12, 8), ("median", 1000, 2)])
 def test_robust_means_of_small_tensors_open_an_update_once_for_all_that_fit(kind, limit, opened, monkeypatch):
-    monkeypatch.setattr(averaging, "SLICE_ELEMENTS", limit)
+    monkeypatch.setattr(base, "SLICE_ELEMENTS", limit)
     times: list[int] = []
 
     def open_one():
@@ -217,7 +218,7 @@ def test_robust_means_of_small_tensors_open_an_update_once_for_all_that_fit(kind
         return lambda name: [np.full(sizes[name], sizes[name], np.float32)]
 
     sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
-    merged_by_name = dict(merge([WeightedUpdate(open_one, 1.0, 1.0)] * 2, sizes, SwarmSpec(averaging=kind)))
+    merged_by_name = dict(whole_merge([WeightedUpdate(open_one, 1.0, 1.0)] * 2, sizes, SwarmSpec(averaging=kind)))
     assert all(close(merged_by_name[name], np.full(n, float(n))) for name, n in sizes.items())
     assert len(times) == opened
 
@@ -274,13 +275,13 @@ def test_an_update_that_is_not_finite_is_refused(tensors):
     [
         (1e9, [], True, "norm 1e+09; 0 earlier ones known, 3 needed to compare"),
         (1e9, [0.0] * 9, True, "norm 1e+09; 0 earlier ones known, 3 needed to compare"),
-        (20.0, [1.0, 1.0, 900.0], True, "norm 20, recent median 1"),
+        (8.0, [1.0, 1.0, 900.0], True, "norm 8, recent median 1"),
         (0.0, [1.0] * 3, True, "norm 0, recent median 1"),
         (
-            21.0,
+            9.0,
             [1.0, 1.0, 900.0],
             False,
-            "the update's norm is 21, at most 20 times the recent median 1 is accepted: "
+            "the update's norm is 9, at most 8 times the recent median 1 is accepted: "
             "fetch the block again, or raise swarm.max_norm_factor",
         ),
     ],
@@ -293,9 +294,9 @@ def test_an_absurd_norm_is_refused_once_enough_are_known(norm, recent, accepted,
 @pytest.mark.parametrize(
     "norm, weights_norm, accepted, reason",
     [
-        (20.0, 1.0, True, "norm 20 of weights of norm 1"),
+        (8.0, 1.0, True, "norm 8 of weights of norm 1"),
         (1.0, 0.0, True, "norm 1 of weights of norm 0"),
-        (1e38, 0.0, False, "at most 20 times the norm 0 of the weights"),
+        (1e38, 0.0, False, "at most 8 times the norm 0 of the weights"),
         (201.0, 10.0, False, "lower the learning rate, or raise swarm.max_norm_factor"),
         (math.nan, 10.0, False, "the update's norm is nan"),
     ],
@@ -304,3 +305,73 @@ def test_the_first_updates_are_measured_by_the_weights_they_were_built_on(norm, 
     verdict = check_against_weights(norm, weights_norm, SwarmSpec())
     assert verdict.accepted == accepted
     assert reason in verdict.reason
+
+
+def honest_and(num_honest: int, *lies: Floats) -> list[tuple[Floats, float]]:
+    """Updates that point in about one direction, as those of one round do, and lies."""
+    noise = np.random.default_rng(0).standard_normal((num_honest, 200))
+    return [(np.ones(200) + each, 1.0) for each in noise] + [(lie, 1.0) for lie in lies]
+
+
+NOISE = np.random.default_rng(1).standard_normal(200)
+LIES = {
+    "turned around": -(np.ones(200) + NOISE),
+    "turned around and long": -19 * (np.ones(200) + NOISE),
+    "noise": 1.4 * NOISE,
+    "nothing": np.zeros(200),
+}
+
+
+@pytest.mark.parametrize("kind", ["screened", "krum", "centered"])
+def test_without_liars_robust_rules_cost_little_or_nothing(kind):
+    table = honest_and(6)
+    apart = np.linalg.norm(merged(kind, table) - mean(table)) / np.linalg.norm(mean(table))
+    assert apart < 0.35 if kind == "krum" else np.array_equal(merged(kind, table), mean(table))
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+@pytest.mark.parametrize("honest, liars", [(4, 2), (9, 7), (2, 1)])
+def test_the_default_leaves_out_what_points_elsewhere(lie, honest, liars):
+    table = honest_and(honest, *[lie] * liars)
+    assert np.allclose(merged(SwarmSpec().averaging, table), mean(table[:honest]))
+
+
+@pytest.mark.parametrize("kind", ["krum", "centered"])
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_two_liars_of_six_cannot_turn_distance_based_rules_around(kind, lie):
+    table = honest_and(4, lie, lie)
+    honest = mean(table[:4])
+    assert np.linalg.norm(merged(kind, table) - honest) < np.linalg.norm(honest)
+
+
+def test_an_update_of_few_steps_is_not_taken_for_a_lie():
+    noise = np.random.default_rng(2).standard_normal(200)
+    short = 0.25 * np.ones(200) + 0.5 * noise  # a quarter of the steps: less direction, more noise
+    weighed = weigh(parts(honest_and(5, short)), {"tensor": 200}, SwarmSpec())
+    assert [part.scale for part in weighed] == [1.0] * 6
+
+
+def test_the_norm_bound_knows_the_rounds_before():
+    """Two of three updates are far too long: only the rounds before tell which one is right."""
+    table = [(np.full(4, size), 1.0) for size in (1.0, 10.0, 10.0)]
+    spec, sizes = SwarmSpec(averaging="clipped", clip_factor=2.0), {"tensor": 4}
+    assert [x.scale for x in weigh(parts(table), sizes, spec)] == [1.0, 1.0, 1.0]
+    assert [x.scale for x in weigh(parts(table), sizes, spec, [2.0] * 9)] == [1.0, 0.2, 0.2]
+    assert [x.scale for x in weigh(parts(table[1:2]), sizes, spec, [2.0] * 9)] == [1.0]  # it is alone
+
+
+def test_shares_leave_out_what_the_rule_leaves_out():
+    weighed = weigh(parts(honest_and(3, LIES["noise"])), {"tensor": 200}, SwarmSpec())
+    assert shares(weighed, SwarmSpec()) == [pytest.approx(1 / 3)] * 3 + [0.0]
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 32])
+def test_inner_products_are_the_same_however_many_updates_are_read_at_once(group, monkeypatch):
+    monkeypatch.setattr("blocktrain.swarm.policy.averaging.products.GROUP", group)
+    table = honest_and(5)
+    whole = np.stack([delta for delta, _ in table])
+    assert np.allclose(inner_products(parts(table), {"tensor": 200}), whole @ whole.T)
+
+
+def test_the_table_has_the_rules_that_the_settings_allow():
+    assert set(RULES) == set(get_args(SwarmSpec.model_fields["averaging"].annotation))

@@ -15,7 +15,7 @@ from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Version
-from blocktrain.swarm.policy.averaging import norm_of
+from blocktrain.swarm.policy.averaging.norms import norm_of
 from blocktrain.wire.codecs.base import Codec
 from blocktrain.wire.codecs.table import update_codec
 from blocktrain.wire.messages import Blob, BlockVersion

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from random import SystemRandom
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -18,10 +19,12 @@ from blocktrain.swarm.coordinator.intake import CheckedUpdate, Intake, phase_ove
 from blocktrain.swarm.coordinator.loop import Bell, CoordinatorLoop
 from blocktrain.swarm.coordinator.quotas import Quotas, StorageLimits
 from blocktrain.swarm.coordinator.status import Watching
+from blocktrain.swarm.coordinator.trust.auditing import Auditing
+from blocktrain.swarm.ledger.audits import is_audit
 from blocktrain.swarm.ledger.chain import NotedHead
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.records import Run, Standing, Update
+from blocktrain.swarm.ledger.records import Audit, AuditLease, Run, Standing, Update
 from blocktrain.swarm.run_clock import RunClock
 from blocktrain.swarm.signatures import public_half, sign
 from blocktrain.wire.messages import (
@@ -33,11 +36,14 @@ from blocktrain.wire.messages import (
     UpdateReceipt,
 )
 
+UNFORESEEN = SystemRandom().random
+
 
 class Coordinator:
     """`initial_block` gives a block's tensors before any training; `memory_bytes` says what training a phase takes.
     `clock` never goes back. `receipt_key` signs receipts; without one, it is made for this coordinator. `noted_head`
-    keeps the head of the chain of updates beside the ledger."""
+    keeps the head of the chain of updates beside the ledger. `chance` chooses the updates that are audited: nobody can
+    foresee it."""
 
     def __init__(
         self,
@@ -51,6 +57,7 @@ class Coordinator:
         storage: StorageLimits | None = None,
         receipt_key: Ed25519PrivateKey | None = None,
         noted_head: NotedHead | None = None,
+        chance: Callable[[], float] = UNFORESEEN,
     ) -> None:
         clock = clock or RunClock(ledger.latest_moment_s())
         self._spec, self._ledger, self.blobs, self._clock = spec, ledger, blobs, clock
@@ -58,12 +65,13 @@ class Coordinator:
         self._receipt_key = receipt_key or Ed25519PrivateKey.generate()
         ledger.add_coordinator_key(public_half(self._receipt_key), clock())
         self._blocks = Blocks(spec, ledger, blobs, initial_block)
-        self._granting = Granting(spec, ledger, self._blocks, memory_bytes, self._run_id)
+        self._auditing = Auditing(spec, ledger, blobs, self._blocks, memory_bytes, self._run_id, chance)
+        self._granting = Granting(spec, ledger, self._blocks, memory_bytes, self._run_id, self._auditing)
         self.quotas = Quotas(blobs, storage or StorageLimits())
         self.intake = Intake(spec, ledger, blobs, self._blocks, self.quotas, clock, self._run_id)
         self.watching = Watching(spec, ledger, self.quotas, clock)
         self.bell = Bell()
-        self.loop = CoordinatorLoop(spec, ledger, blobs, self._blocks, self.quotas, self.bell, clock)
+        self.loop = CoordinatorLoop(spec, ledger, blobs, self._blocks, self.quotas, self._auditing, self.bell, clock)
 
     def _run(self) -> Run:
         run = self._ledger.run()
@@ -100,6 +108,8 @@ class Coordinator:
         people to see, and nothing else."""
         try:
             with own_blobs():
+                if found := self._ledger.audit_lease(notice.lease) if is_audit(notice.lease) else None:
+                    return self._audited(notice, *found)
                 checked = self.intake.check(notice)
                 if isinstance(checked, Update):
                     return self._receipt(checked, duplicate=True)
@@ -121,16 +131,32 @@ class Coordinator:
         with self._ledger.transaction() as transaction:
             # A merge since the check may have made the update too old. Its facts are read again in this transaction.
             new = self.intake.facts(transaction, checked)
-            return transaction.record_update(new), transaction.standing()
+            recorded = transaction.record_update(new)
+            if recorded and not recorded[1]:
+                self._auditing.consider(transaction, new)
+            return recorded, transaction.standing()
+
+    def _audited(self, notice: UpdateNotice, lease: AuditLease, audit: Audit) -> UpdateReceipt:
+        """The result of an audit is compared, and weighs nothing."""
+        new = self._auditing.report(notice, lease, audit, self.intake, self._clock())
+        self.quotas.finished(notice.lease)
+        self.loop.due.set()
+        payload = notice.payload.sha256 if new else lease.payload or notice.payload.sha256
+        return self._signed_receipt(payload, lease.id, lease.worker, lag=0, weight=0.0, duplicate=not new)
 
     def _receipt(self, update: Update, duplicate: bool) -> UpdateReceipt:
+        return self._signed_receipt(update.id, update.lease, update.worker, update.lag, update.weight, duplicate)
+
+    def _signed_receipt(
+        self, update: str, lease: str, worker: str, lag: int, weight: float, duplicate: bool
+    ) -> UpdateReceipt:
         unsigned = UpdateReceipt(
             coordinator=public_half(self._receipt_key),
-            update=update.id,
-            lease=update.lease,
-            worker=update.worker,
-            lag=update.lag,
-            weight=update.weight,
+            update=update,
+            lease=lease,
+            worker=worker,
+            lag=lag,
+            weight=weight,
             duplicate=duplicate,
         )
         return sign(unsigned, self._receipt_key, self._run_id())

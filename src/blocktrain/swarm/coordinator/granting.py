@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.coordinator.blocks import Blocks
+from blocktrain.swarm.coordinator.trust.auditing import Auditing
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import EvaluationLease, LeaseRecord, Standing, Version
 from blocktrain.swarm.policy.evaluations import MOST_LEASES, Seat, may_evaluate, that_counts
 from blocktrain.swarm.policy.leases import NoWork, OpenPhase, WorkerFacts, choose_work
 from blocktrain.swarm.policy.rounds import Round
+from blocktrain.swarm.policy.standing import refusal_of
 from blocktrain.swarm.policy.track_record import usual_steps_per_s
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import (
@@ -44,9 +46,10 @@ class Granting:
         blocks: Blocks,
         memory_bytes: Callable[[Phase], int],
         run_id: Callable[[], str],
+        auditing: Auditing,
     ) -> None:
         self._spec, self._ledger, self._blocks, self._memory_bytes = spec, ledger, blocks, memory_bytes
-        self._run_id = run_id
+        self._run_id, self._auditing = run_id, auditing
         self._usual: dict[int, tuple[int, float | None]] = {}  # phase: a round's number, and the usual speed in it
 
     def require_fit(self, request: LeaseRequest) -> None:
@@ -75,6 +78,8 @@ class Granting:
                 code="replayed",
                 number=last,
             )
+        if refusal := refusal_of(ledger.key_standing(request.worker)):
+            raise RequestRefused(refusal, code="excluded")
 
     @retry_on_conflict
     def work(self, request: LeaseRequest, now_s: float, admitted: bool = False) -> tuple[LeaseReply, Standing]:
@@ -96,6 +101,8 @@ class Granting:
             return evaluation
         if finished:
             return Finished(reason="every phase is trained: blocktrain export fetches the model")
+        if audit := self._auditing.offer(ledger, request, now_s, standing.rounds):
+            return audit
         if not standing.rounds:
             return Wait(seconds=OPENING_WAIT_S, reason="the next phase is being opened")
         return self._training(ledger, request, now_s, newest, standing.rounds)
@@ -119,7 +126,7 @@ class Granting:
                 return Wait(seconds=min(grant.retry_s, LONGEST_WAIT_S), reason=grant.reason)
             if lease := ledger.grant(grant, rounds[grant.phase], now_s):
                 base = {block: _version(ledger, newest, block, number) for block, number in grant.base.items()}
-                return self._message(lease, base, now_s, newest)
+                return self._message(ledger, lease, base, now_s, newest)
             rounds = ledger.open_rounds()  # another worker was given work in between
         return Wait(seconds=0.5, reason="many workers ask at once")
 
@@ -146,9 +153,16 @@ class Granting:
         return usual
 
     def _message(
-        self, lease: LeaseRecord, base: Mapping[int, Version], now_s: float, newest: Mapping[int, Version]
+        self,
+        ledger: Ledger,
+        lease: LeaseRecord,
+        base: Mapping[int, Version],
+        now_s: float,
+        newest: Mapping[int, Version],
     ) -> TrainLease:
         phase, reference = self._spec.phases[lease.phase], self._blocks.reference
+        if lease.granted_s < now_s:  # renewed: around it are the versions of then, as an audit gets them
+            newest = ledger.newest_at(lease.granted_s)
         return TrainLease(
             lease=lease.id,
             phase=lease.phase,

@@ -1,6 +1,6 @@
 """Intake: checks what workers send, and refuses it with a reason and its code. What the announcement shows is checked
 before the bytes are read. A refusal changes nothing. It records no updates: coordinator.py does.
-Next: ../policy/averaging.py, which judges norms; ../ledger/updates.py, which keeps updates."""
+Next: ../policy/averaging/norms.py, which judges norms; ../ledger/updates.py, which keeps updates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from blocktrain.swarm.coordinator.blocks import Blocks
 from blocktrain.swarm.coordinator.quotas import Quotas
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import LeaseRecord, NewUpdate, Update
-from blocktrain.swarm.policy.averaging import check_against_weights, check_norm
+from blocktrain.swarm.policy.averaging.norms import check_against_weights, check_norm
 from blocktrain.swarm.policy.evaluations import fault_in
 from blocktrain.swarm.policy.rounds import Refusal, staleness_weight
 from blocktrain.swarm.signatures import require_signature
@@ -56,7 +56,7 @@ class Intake:
         self._spec, self._ledger, self._blobs, self._blocks, self._clock = spec, ledger, blobs, blocks, clock
         self._quotas, self._run_id = quotas, run_id
         # At most this many updates are in memory at a time, however many arrive at once.
-        self._opening = threading.BoundedSemaphore(OPENED_AT_ONCE)
+        self.opening = threading.BoundedSemaphore(OPENED_AT_ONCE)
         # A lease never changes its phase: the parts of an upload need not look it up again.
         self._leased_phase = lru_cache(KNOWN_LEASES)(lambda lease_id: _require_lease(ledger, lease_id).phase)
 
@@ -110,8 +110,8 @@ class Intake:
         if isinstance(facts, Update):
             return facts
         require_tensors(notice.tensors, self._blocks.shapes(lease.phase))
-        with self._opening:
-            upload = self._uploaded(notice)
+        with self.opening:
+            upload = self.uploaded(notice)
             norm = self._norm(upload.data, facts)
             self._blobs.keep(upload, notice.payload.sha256)
             self._quotas.finished(notice.lease)
@@ -177,7 +177,7 @@ class Intake:
             signature=notice.signature,
         )
 
-    def _uploaded(self, notice: UpdateNotice) -> Uploaded:
+    def uploaded(self, notice: UpdateNotice) -> Uploaded:
         """The uploaded bytes, complete. They become a blob only when they are accepted."""
         announced, name = notice.payload, upload_id(notice.lease, notice.payload.sha256)
         if self._blobs.exists(announced.sha256):
@@ -231,6 +231,8 @@ class Intake:
 
 def _require_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
     lease = ledger.lease(lease_id)
+    if lease is None and (found := ledger.audit_lease(lease_id)):
+        lease = replace(found[1].lease, id=lease_id, worker=found[0].worker)
     if lease is None:
         raise RequestRefused(f"there is no lease {lease_id[:80]}: ask for one", code="lease")
     return lease

@@ -18,9 +18,11 @@ from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks, own_blobs
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.coordinator.quotas import Quotas
+from blocktrain.swarm.coordinator.trust.auditing import Auditing
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Standing
 from blocktrain.swarm.policy.rounds import Round, decide, learned_limit_s, next_round, open_phases, open_round
+from blocktrain.swarm.policy.standing import weight_factor
 from blocktrain.swarm.run_clock import RunClock
 from blocktrain.wire.safetensors import continue_block, encode_chunks
 
@@ -43,11 +45,12 @@ class CoordinatorLoop:
         blobs: Blobs,
         blocks: Blocks,
         quotas: Quotas,
+        auditing: Auditing,
         bell: Bell,
         clock: Callable[[], float],
     ) -> None:
         self._spec, self._ledger, self._blobs, self._blocks, self._quotas = spec, ledger, blobs, blocks, quotas
-        self._bell, self._clock = bell, clock
+        self._auditing, self._bell, self._clock = auditing, bell, clock
         self._merger = Merger(spec.swarm, blocks, blobs)
         self.due = threading.Event()
         # Two threads of one server never merge the same round. Between servers, the ledger decides.
@@ -163,11 +166,17 @@ class CoordinatorLoop:
         reported = {lease.worker for lease in round.reported}
         # An update that came after the decision did not move the schedule: it goes into the next round, if any.
         updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
-        versions = list(self._merger.versions(round, updates))
+        if not updates:
+            return  # what the decision was based on has been left out since
+        standings = self._ledger.key_standings({update.worker for update in updates})
+        factors = [weight_factor(standings[update.worker], self._spec.swarm) for update in updates]
+        weights = self._merger.weigh(round.phase, updates, self._ledger.recent_norms(round.phase), factors)
+        versions = list(self._merger.versions(round, updates, weights))
         past_s = self._ledger.past_round_times_s(round.phase)
         limit_s, _ = learned_limit_s([*past_s, *([round.took_s] if round.took_s else [])], self._spec.swarm)
         following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
-        if self._ledger.merge(round, versions, [update.id for update in updates], following, now_s, reason):
+        if self._ledger.merge(round, versions, weights, following, now_s, reason):
+            self._auditing.close_old(round.phase, {version.block: version.version for version in versions}, now_s)
             self._bell.ring()
             if now_s >= self._pruned_s + PRUNE_EVERY_S:
                 self._prune(now_s)
@@ -196,9 +205,10 @@ class CoordinatorLoop:
         for version in self._ledger.versions_with(sha256):
             if version.phase is not None and version.round is not None:
                 updates = self._ledger.merged_updates(version.phase, version.round)
+                weights = self._ledger.merge_weights(version.phase, version.round)
                 base = self._ledger.base_of(version.phase, version.round)
                 with suppress(BlobError, StorageError):
-                    self._merger.again(version.phase, version.round, base, updates)
+                    self._merger.again(version.phase, version.round, base, updates, weights)
                     self._blobs.get(sha256)
                     return True
         return False

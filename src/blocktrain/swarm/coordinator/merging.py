@@ -2,20 +2,23 @@
 stay in their files until they are used, so memory does not grow with the number of updates. Where the updates
 themselves are the smallest download, workers get them instead of a difference, and the version is computed as workers
 will. It writes blobs and records no facts.
-Next: ../policy/averaging.py and ../../wire/recipes.py, the mathematics; loop.py, which records the versions."""
+Next: ../policy/averaging/table.py and ../../wire/recipes.py, the mathematics; loop.py, which records the versions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from blocktrain.io.files import forget
 from blocktrain.spec import SwarmSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, before
-from blocktrain.swarm.ledger.records import NewVersion, Update
-from blocktrain.swarm.policy.averaging import Deltas, WeightedUpdate, merge, outer_step, shares
+from blocktrain.swarm.ledger.records import MergeWeight, NewVersion, Update
+from blocktrain.swarm.policy.averaging.base import Deltas, WeightedUpdate
+from blocktrain.swarm.policy.averaging.outer import outer_step
+from blocktrain.swarm.policy.averaging.table import merge, shares, weigh
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import Blob
@@ -24,26 +27,57 @@ from blocktrain.wire.safetensors import Floats, by_block, encode_chunks
 from blocktrain.wire.updates import EncodedUpdate, encode_difference, max_update_bytes, read_update
 
 Named = tuple[str, Floats]
+LEFT_OUT = {  # why a rule left an update out, for people
+    "screened": "it points elsewhere than the other updates of its round",
+    "krum": "it is further from its neighbours than the other updates of its round",
+}
 
 
 class Merger:
     def __init__(self, spec: SwarmSpec, blocks: Blocks, blobs: Blobs) -> None:
         self._spec, self._blocks, self._blobs = spec, blocks, blobs
 
-    def versions(self, round: Round, updates: Sequence[Update]) -> Iterator[NewVersion]:
+    def weigh(
+        self, phase: int, updates: Sequence[Update], recent_norms: Sequence[float] = (), factors: Sequence[float] = ()
+    ) -> list[MergeWeight]:
+        """What each update weighs in a merge, by the run's rule. `factors` are those of their workers' standing."""
         parts = [self._part(update) for update in updates]
-        if recipe := self._recipe(round, updates, parts):
+        for index, factor in enumerate(factors):
+            parts[index] = replace(parts[index], weight=parts[index].weight * factor)
+        weighed = weigh(parts, self._sizes(phase), self._spec, recent_norms)
+        why = LEFT_OUT.get(self._spec.averaging, "left out")
+        return [
+            MergeWeight(update.id, part.weight, part.scale, "" if part.scale else why)
+            for update, part in zip(updates, weighed, strict=True)
+        ]
+
+    def versions(self, round: Round, updates: Sequence[Update], weights: Sequence[MergeWeight]) -> Iterator[NewVersion]:
+        by_id = {weight.update: weight for weight in weights}
+        kept = [update for update in updates if by_id[update.id].weight > 0]
+        parts = [replace(self._part(x), weight=by_id[x.id].weight, scale=by_id[x.id].scale) for x in kept]
+        if recipe := self._recipe(round, kept, parts):
             yield from self._relayed(round, recipe)
             return
-        sizes = {name: math.prod(shape) for name, shape in self._blocks.shapes(round.phase).items()}
-        merged = self._lightly(merge(parts, sizes, self._spec), updates)
+        merged = self._lightly(merge(parts, self._sizes(round.phase), self._spec), kept)
         for block, deltas in groupby(merged, key=lambda item: int(item[0].partition(".")[0])):
             yield self._next(block, round.base[block], deltas)
 
-    def again(self, phase: int, round: int, base: Mapping[int, int], updates: Sequence[Update]) -> list[NewVersion]:
+    def again(
+        self,
+        phase: int,
+        round: int,
+        base: Mapping[int, int],
+        updates: Sequence[Update],
+        weights: Sequence[MergeWeight],
+    ) -> list[NewVersion]:
         """The versions of a round that was merged before, bit for bit, from its updates while these are kept. Storing
-        them repairs their blobs. BlobError if an update or a version that it was built on is gone."""
-        return list(self.versions(Round(phase, round, base, 0, 0, 0.0, 0.0, 0.0), updates))
+        them repairs their blobs. BlobError if an update or a version that it was built on is gone. Older ledgers have
+        no weights: their rules need no more than the updates."""
+        merged = Round(phase, round, base, 0, 0, 0.0, 0.0, 0.0)
+        return list(self.versions(merged, updates, weights or self.weigh(phase, updates)))
+
+    def _sizes(self, phase: int) -> dict[str, int]:
+        return {name: math.prod(shape) for name, shape in self._blocks.shapes(phase).items()}
 
     def _lightly(self, merged: Iterator[Named], updates: Sequence[Update]) -> Iterator[Named]:
         """The same items. What was read of the bases for one tensor does not stay in memory beside the next."""

@@ -31,6 +31,7 @@ STATUS = {
     "role": 403,
     "signature": 403,
     "owner": 403,
+    "excluded": 403,
     "replayed": 409,
     "lease": 404,
     "blob": 404,

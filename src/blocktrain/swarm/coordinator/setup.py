@@ -11,7 +11,7 @@ from dataclasses import replace
 from blocktrain.data.corpus import Corpus, raw_bytes
 from blocktrain.data.shards import SPLITS
 from blocktrain.errors import ConfigError
-from blocktrain.spec import RunSpec, first_difference, parse_spec
+from blocktrain.spec import LATER_SWARM_SETTINGS, RunSpec, first_difference, parse_spec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Tensors
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -81,7 +81,10 @@ def continued_run(ledger: Ledger) -> Run:
 
 
 def spec_of(run: Run) -> RunSpec:
-    return parse_spec(json.loads(run.spec), origin="the run's ledger", warn=False)
+    """A run that an older version founded goes on as it was."""
+    settings = json.loads(run.spec)
+    settings["swarm"] = LATER_SWARM_SETTINGS | settings.get("swarm", {})
+    return parse_spec(settings, origin="the run's ledger", warn=False)
 
 
 def _require_same(there: Run, spec: RunSpec, corpus: Corpus, where: str) -> bool:

@@ -28,7 +28,8 @@ NEWEST_VERSIONS = (
     .order_by(t.versions.c.block)
 )
 
-WAITING = and_(t.updates.c.merged_round.is_(None), t.updates.c.refused.is_(None))
+IS_LEFT_OUT = select(t.left_out.c.number).where(t.left_out.c.number == t.updates.c.number).exists()
+WAITING = and_(t.updates.c.merged_round.is_(None), t.updates.c.refused.is_(None), ~IS_LEFT_OUT)
 
 OPEN = t.rounds.c.closed_s.is_(None)
 IS_OPEN = and_(t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.number == bindparam("of_number"), OPEN)
@@ -77,13 +78,14 @@ _LEASES_WITH_UPDATES = (
     .outerjoin(t.updates, _ACCEPTED)
     .outerjoin(t.track_records, t.track_records.c.worker == t.leases.c.worker)
     .where(t.leases.c.phase == bindparam("of_phase"), t.leases.c.round.in_(_NUMBERS))
+    .where(~IS_LEFT_OUT)  # for its round, such a lease never was
     .order_by(t.leases.c.granted_s, t.leases.c.id)
 )
 _UPDATES_TAKEN_IN = (
     select(t.leases.c.worker, t.leases.c.round, t.leases.c.shard, t.updates.c.merged_round)
     .join(t.updates, _ACCEPTED)
     .where(t.updates.c.phase == bindparam("of_phase"))
-    .where(or_(t.updates.c.merged_round.is_(None), t.updates.c.merged_round.in_(_NUMBERS)))
+    .where(or_(t.updates.c.merged_round.is_(None), t.updates.c.merged_round.in_(_NUMBERS)), ~IS_LEFT_OUT)
     .order_by(t.updates.c.number)
 )
 
@@ -208,6 +210,13 @@ def _record(row: Any, leases: Sequence[Lease], late: Sequence[LateUpdate]) -> Ro
         late=tuple(late),
     )
     return RoundRecord(round, row.extensions, row.closed_s, row.reason)
+
+
+def audited_blobs(connection: Connection) -> set[str | None]:
+    """The results that open audits compare. The versions that they were built on are young enough to be kept anyway."""
+    audits = select(t.audits.c.number, t.audits.c.update).where(t.audits.c.outcome.is_(None)).subquery()
+    sent = select(t.audit_leases.c.payload).join(audits, audits.c.number == t.audit_leases.c.audit)
+    return {*connection.execute(select(audits.c.update)).scalars(), *connection.execute(sent).scalars()}
 
 
 def new_mark() -> str:

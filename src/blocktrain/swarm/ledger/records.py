@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from blocktrain.swarm.policy.audits import AuditReport
 from blocktrain.swarm.policy.evaluations import weights_that_count
 from blocktrain.swarm.policy.rounds import Round
 
@@ -145,6 +146,16 @@ class Update(NewUpdate):
 
 
 @dataclass(frozen=True)
+class MergeWeight:
+    """What an update weighed in the merge of its round. Merging with these again gives the same bits."""
+
+    update: str
+    weight: float  # 0: left out
+    scale: float  # what its Δ was multiplied with
+    reason: str = ""  # why it was left out
+
+
+@dataclass(frozen=True)
 class Contribution:
     """One accepted update, and who made it."""
 
@@ -163,6 +174,36 @@ class RoundLoss:
     loss: float
     updates: int
     tokens: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """An update that other workers compute again, and what they reported so far."""
+
+    number: int
+    update: Update
+    lease: LeaseRecord  # the audited one
+    asked: tuple[AuditLease, ...]
+    outcome: str | None
+
+    @property
+    def reports(self) -> tuple[AuditReport, ...]:
+        reported = (x for x in self.asked if x.distances is not None)
+        return tuple(AuditReport(x.worker, x.distances or {}) for x in reported)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditLease:
+    id: str
+    audit: int
+    worker: str
+    granted_s: float
+    deadline_at_s: float
+    payload: str | None  # the blob that it sent
+    num_bytes: int | None
+    loss: float | None
+    distances: Mapping[str, float] | None  # worker: how far its result is from that one's
+    signature: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

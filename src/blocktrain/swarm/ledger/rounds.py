@@ -15,6 +15,7 @@ from blocktrain.swarm.ledger.queries import (
     IS_OPEN,
     STANDING,
     WAITING,
+    audited_blobs,
     evaluation_lease_of,
     insert_event,
     insert_round,
@@ -30,6 +31,7 @@ from blocktrain.swarm.ledger.queries import (
 )
 from blocktrain.swarm.ledger.records import (
     LeaseRecord,
+    MergeWeight,
     ModelVersions,
     NewVersion,
     PhaseRecord,
@@ -146,13 +148,20 @@ class RoundsPart(LedgerPart):
         with self._reading() as connection:
             return newest_versions(connection)
 
+    def newest_at(self, at_s: float) -> dict[int, Version]:
+        """The newest version of each block at that moment."""
+        query = select(t.versions).where(t.versions.c.created_s <= at_s).order_by(t.versions.c.version)
+        with self._reading() as connection:
+            return {row.block: Version(**row._asdict()) for row in connection.execute(query)}
+
     def consistent_manifest(self) -> ModelVersions:
         with self._reading() as connection:
             return ModelVersions(newest_versions(connection), phases_of(connection), newest_evaluations(connection))
 
     def live_blobs(self, keep_versions: int) -> set[str]:
         """What may not be pruned: the newest versions of every block and the momentum of the last, the versions being
-        evaluated, updates that wait to be merged, the versions they were built on and those before, the corpus."""
+        evaluated, updates that wait to be merged, the versions they were built on and those before, the results of open
+        audits, the corpus."""
         with self._reading() as connection:
             newest, run = newest_versions(connection), run_of(connection)
             kept = {(block, x.version - back) for block, x in newest.items() for back in range(keep_versions)}
@@ -162,11 +171,13 @@ class RoundsPart(LedgerPart):
             columns = (t.versions.c.block, t.versions.c.version, t.versions.c.sha256, t.versions.c.difference_sha256)
             rows = connection.execute(select(*columns)).all()
             waiting = connection.execute(select(t.updates.c.id, t.updates.c.base).where(WAITING)).all()
+            audited = audited_blobs(connection)
             kept |= {(block, version - n) for row in waiting for block, version in row.base.items() for n in (0, 1)}
         blobs = {blob for *key, tensors, difference in rows if tuple(key) in kept for blob in (tensors, difference)}
         blobs |= (
             {x.momentum_sha256 for x in newest.values()}
             | {row.id for row in waiting}
+            | audited
             | set(run.corpus.values() if run else ())
         )
         return blobs - {None}
@@ -263,7 +274,7 @@ class RoundsPart(LedgerPart):
         self,
         closed: Round,
         new_versions: Sequence[NewVersion],
-        update_ids: Collection[str],
+        weights: Collection[MergeWeight],
         next_round: Round | None,
         now_s: float,
         reason: str,
@@ -272,15 +283,17 @@ class RoundsPart(LedgerPart):
         opens. Without a next round the phase is finished. False if another coordinator has closed the round already, or
         if the phase would end without an update that has arrived meanwhile: read what waits and decide again."""
         phase, number = closed.phase, closed.number
+        update_ids = {weight.update for weight in weights}
         with self._writing() as connection:
             lock_phase(connection, phase)
-            if next_round is None and not _covers_all_waiting(connection, phase, set(update_ids)):
+            if next_round is None and not _covers_all_waiting(connection, phase, update_ids):
                 return False
             of_round = {"of_phase": phase, "of_number": number}
             if changed(connection.execute(CHANGE_OPEN, {**of_round, "closed_s": now_s, "reason": reason})) == 0:
                 return False
             _insert_versions(connection, closed, new_versions, now_s)
-            _mark_merged(connection, closed, set(update_ids))
+            _mark_merged(connection, closed, update_ids)
+            _record_weights(connection, closed, weights, now_s)
             _expire_leases(connection, phase, number, now_s)
             step = next_round.step_start if next_round else closed.step_start + closed.advance
             position = {"step": step, "finished": next_round is None}
@@ -363,6 +376,21 @@ def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
             f"{len(ids) - marked} of {len(ids)} updates do not wait to be merged in phase {closed.phase + 1}: "
             f"read those that do and decide again"
         )
+
+
+def _record_weights(connection: Connection, closed: Round, weights: Collection[MergeWeight], now_s: float) -> None:
+    """What each update weighed. One that was left out is an event."""
+    by_id = {weight.update: weight for weight in weights}
+    merged_in = and_(t.updates.c.merged_phase == closed.phase, t.updates.c.merged_round == closed.number)
+    rows = connection.execute(select(t.updates.c.number, t.updates.c.id, t.updates.c.worker).where(merged_in)).all()
+    values = [(row, by_id[row.id]) for row in rows]
+    for row, x in values:
+        facts = {"number": row.number, "weight": x.weight, "scale": x.scale, "reason": x.reason}
+        connection.execute(insert(t.merge_weights), facts)
+    for row, weight in [pair for pair in values if not pair[1].weight][:MAX_LATE_EVENTS]:
+        data = {**_names(closed.phase, closed.number), "worker": row.worker, "update": row.id}
+        text = f"{alias_of(row.worker)} in phase {closed.phase + 1}, round {closed.number}: {weight.reason}"
+        insert_event(connection, "left out", text, now_s, data)
 
 
 def _names(phase: int, round: int) -> dict[str, int]:

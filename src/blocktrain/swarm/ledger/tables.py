@@ -215,6 +215,63 @@ _only("one_update_a_lease", updates.c.lease, where=updates.c.refused.is_(None))
 Index("updates_by_phase", updates.c.phase, updates.c.merged_round)
 Index("updates_by_worker", updates.c.worker)
 
+merge_weights = Table(  # what each merged update weighed; a weight of 0 says that it was left out, and why
+    "merge_weights",
+    tables,
+    Column("number", BigInteger, ForeignKey("updates.number"), primary_key=True, autoincrement=False),
+    Column("weight", Double, nullable=False),
+    Column("scale", Double, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
+left_out = Table(  # accepted updates that will not be merged, and why
+    "left_out",
+    tables,
+    Column("number", BigInteger, ForeignKey("updates.number"), primary_key=True, autoincrement=False),
+    Column("reason", Text, nullable=False),
+    _seconds("at_s"),
+)
+
+audits = Table(  # updates that other workers compute again; `outcome` and `closed_s` are set once
+    "audits",
+    tables,
+    _number(),
+    Column("update", String(64), ForeignKey("updates.id"), nullable=False, unique=True),
+    Column("worker", String(128), ForeignKey("workers.id"), nullable=False),
+    _seconds("opened_s"),
+    Column("outcome", String(16)),
+    _seconds("closed_s", nullable=True),
+    CheckConstraint("outcome IN ('passed', 'failed', 'undecided')"),
+)
+Index("audits_by_worker", audits.c.worker)
+
+audit_leases = Table(  # what a worker reports is set once
+    "audit_leases",
+    tables,
+    Column("id", String(200), primary_key=True),
+    Column("audit", BigInteger, ForeignKey("audits.number"), nullable=False),
+    Column("worker", String(128), ForeignKey("workers.id"), nullable=False),
+    _seconds("granted_s"),
+    _seconds("deadline_s", key="deadline_at_s"),
+    _sha256("payload", nullable=True),
+    _count("num_bytes", nullable=True),
+    Column("loss", Double),
+    Column("distances", JSON),
+    Column("signature", String(256)),
+    UniqueConstraint("audit", "worker"),
+)
+
+exclusions = Table(  # the newest row of a worker counts
+    "exclusions",
+    tables,
+    _number(),
+    Column("worker", String(128), ForeignKey("workers.id"), nullable=False),
+    Column("kind", String(16), CheckConstraint("kind IN ('quarantined', 'banned', 'lifted')"), nullable=False),
+    Column("reason", Text, nullable=False),
+    _seconds("at_s"),
+)
+Index("exclusions_by_worker", exclusions.c.worker)
+
 chain = Table(  # of the acknowledged updates (chain.py)
     "chain",
     tables,

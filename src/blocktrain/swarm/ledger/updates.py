@@ -14,7 +14,7 @@ from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.chain import START, ChainHead, link
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, retry_on_conflict
 from blocktrain.swarm.ledger.queries import WAITING, keep_track_record, track_record_of, update_of
-from blocktrain.swarm.ledger.records import Contribution, NewUpdate, RoundLoss, Update
+from blocktrain.swarm.ledger.records import Contribution, MergeWeight, NewUpdate, RoundLoss, Update
 from blocktrain.swarm.policy.rounds import LateUpdate, Round
 
 LEASED = (  # the lease, and its phase, locked until the transaction is over
@@ -32,9 +32,13 @@ SAME = select(t.updates).where(
 REPORT = update(t.leases).where(t.leases.c.id == bindparam("of_lease"))
 WAITING_OF = select(t.updates).where(WAITING, t.updates.c.phase == bindparam("of_phase")).order_by(t.updates.c.number)
 NEWEST_LINK = select(t.chain.c.sha256).order_by(t.chain.c.number.desc()).limit(1)
+RECENT_ROUNDS = 4  # whose norms are compared with those of a new update: norms change with the learning rate
+_MERGED_IN = t.updates.c.merged_phase == bindparam("of_phase")
+_LAST_MERGED = select(func.max(t.updates.c.merged_round)).where(_MERGED_IN).scalar_subquery()
 NORMS = (
     select(t.updates.c.norm)
-    .where(t.updates.c.merged_phase == bindparam("of_phase"))
+    .where(_MERGED_IN)
+    .where(t.updates.c.merged_round > _LAST_MERGED - RECENT_ROUNDS)
     .order_by(t.updates.c.number.desc())
     .limit(bindparam("at_most"))
 )
@@ -89,6 +93,17 @@ class UpdatesPart(LedgerPart):
             rows = connection.execute(select(t.updates).where(merged_in).order_by(t.updates.c.number))
             return tuple(Update(**row._asdict()) for row in rows)
 
+    def merge_weights(self, phase: int, round: int) -> tuple[MergeWeight, ...]:
+        """What the updates of this round weighed. Empty for a round that an older version merged."""
+        query = (
+            select(t.updates.c.id, t.merge_weights.c.weight, t.merge_weights.c.scale, t.merge_weights.c.reason)
+            .join(t.updates, t.updates.c.number == t.merge_weights.c.number)
+            .where(t.updates.c.merged_phase == phase, t.updates.c.merged_round == round)
+            .order_by(t.updates.c.number)
+        )
+        with self._reading() as connection:
+            return tuple(MergeWeight(*row) for row in connection.execute(query))
+
     def update(self, id: str) -> Update | None:
         with self._reading() as connection:
             return update_of(connection, id)
@@ -99,7 +114,7 @@ class UpdatesPart(LedgerPart):
             return tuple(Update(**row._asdict()) for row in connection.execute(WAITING_OF, {"of_phase": phase}))
 
     def recent_norms(self, phase: int, limit: int = PAGE) -> tuple[float, ...]:
-        """The norms of the updates that were merged last, to compare a new one with."""
+        """The norms of the updates that were merged in the last rounds, to compare a new one with."""
         with self._reading() as connection:
             return tuple(connection.execute(NORMS, {"of_phase": phase, "at_most": limit}).scalars())
 

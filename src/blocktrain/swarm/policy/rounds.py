@@ -1,7 +1,7 @@
 """Rounds: when a round closes, and what a late update weighs. Pure: no socket, disk or clock. The time is an argument,
 and every answer says why. A phase has one open round at a time; its leases train the same steps on different shards of
 the data. A worker alone trains shard 0 step by step, as local training does.
-Next: leases.py, which worker gets which work; averaging.py, which merges a round's updates."""
+Next: leases.py, which worker gets which work; averaging/table.py, which merges a round's updates."""
 
 from __future__ import annotations
 

@@ -59,6 +59,7 @@ FINAL_CODES = (
     "protocol",
     "signature",
     "replayed",
+    "excluded",
 )  # refusals of the worker itself: no other lease helps
 REFUSED_PAUSE_S = 1.0
 RECEIPTS_FILE = "receipts.jsonl"  # what coordinators have signed for
@@ -185,7 +186,7 @@ class Worker:
         streamed = memory_plan(self._spec, phase, self._memory_bytes).streamed
         trained = (self._block_cache.mapped if streamed else self._block_cache.trained)(lease.trained)
         published = flat(trained)
-        self._feedback.forget_others(published)
+        self._feedback.forget_others({} if self._spec.swarm.starts_afresh else published)
         trainer = self._prepare_trainer(lease, _StartingPoints(self._feedback, trained), around)
         self._corpus_cache.fetch_next(self._spec, lease)
         losses = self._run_steps(trainer, lease, started_s)
@@ -196,13 +197,14 @@ class Worker:
         self._block_cache.keep_payload(payload)
         receipt = self._submit(lease, payload, len(losses), losses[-1])
         self._feedback.accepted(payload, published, after, earlier)  # not if it was refused: all stays unsent then
-        self._report(
-            WorkReport("submitted", f"{_steps(len(losses))}, {len(payload)} bytes, lag {receipt.lag}", losses[-1])
-        )
+        use = f"lag {receipt.lag}" if receipt.weight else "compared with another worker's result"
+        self._report(WorkReport("submitted", f"{_steps(len(losses))}, {len(payload)} bytes, {use}", losses[-1]))
 
     def _prepare_trainer(self, lease: TrainLease, start: Weights, around: dict[int, Tensors]) -> BlockTrainer:
         """The trainer of the lease's phase: the current one with its optimiser state, or a new one."""
         phase, others = self._spec.phases[lease.phase], _as_weights(around)
+        if self._spec.swarm.starts_afresh:
+            self._trainer = None  # the lease is a function of public facts: others can compute it again
         if self._trainer is None or self._trainer.phase != phase:
             self._trainer = fitting_trainer(
                 self._spec,

@@ -1,0 +1,184 @@
+"""Audits, and who is excluded from the run. A part of the ledger.
+Next: ../policy/audits.py, which decides; tables.py."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, insert, select, update
+
+from blocktrain.swarm.aliases import alias_of
+from blocktrain.swarm.ledger import tables as t
+from blocktrain.swarm.ledger.database import LedgerPart, changed
+from blocktrain.swarm.ledger.queries import WAITING, insert_event
+from blocktrain.swarm.ledger.records import Audit, AuditLease, LeaseRecord, NewUpdate, Update
+from blocktrain.swarm.policy.audits import Finding
+from blocktrain.swarm.policy.standing import Exclusion, KeyStanding
+
+OPEN_AUDIT = t.audits.c.outcome.is_(None)
+MOST_OPEN = 100  # audits that are looked at when a worker asks for work
+_NEWEST = select(func.max(t.exclusions.c.number)).group_by(t.exclusions.c.worker)
+EXCLUDED = select(t.exclusions).where(t.exclusions.c.number.in_(_NEWEST), t.exclusions.c.kind != "lifted")
+
+
+def is_audit(lease_id: str) -> bool:
+    """The id of an audit's lease has one part more than that of another."""
+    return lease_id.count("-") == 3
+
+
+class AuditsPart(LedgerPart):
+    """Audits and exclusions. None is ever deleted."""
+
+    # Audits
+
+    def open_audit(self, audited: NewUpdate, now_s: float) -> None:
+        with self._writing() as connection:
+            row = {"update": audited.id, "worker": audited.worker, "opened_s": now_s}
+            connection.execute(insert(t.audits).values(**row))
+
+    def open_audits(self) -> tuple[Audit, ...]:
+        """The oldest, in order."""
+        query = select(t.audits).where(OPEN_AUDIT).order_by(t.audits.c.number).limit(MOST_OPEN)
+        with self._reading() as connection:
+            return tuple(_audit(connection, row) for row in connection.execute(query).all())
+
+    def audit(self, number: int) -> Audit | None:
+        with self._reading() as connection:
+            row = connection.execute(select(t.audits).where(t.audits.c.number == number)).one_or_none()
+            return _audit(connection, row) if row else None
+
+    def audits(self) -> tuple[Audit, ...]:
+        with self._reading() as connection:
+            rows = connection.execute(select(t.audits).order_by(t.audits.c.number)).all()
+            return tuple(_audit(connection, row) for row in rows)
+
+    def grant_audit(self, audit: Audit, worker: str, now_s: float, deadline_at_s: float) -> AuditLease:
+        """Its id looks like that of any lease: a worker should not treat an audit in another way."""
+        id = f"{audit.lease.phase}-{audit.lease.round}-{worker}-{audit.number}"
+        row = {"id": id, "audit": audit.number, "worker": worker, "granted_s": now_s, "deadline_at_s": deadline_at_s}
+        unset = dict.fromkeys(("payload", "num_bytes", "loss", "distances", "signature"))
+        with self._writing() as connection:
+            connection.execute(insert(t.audit_leases), {**row, **unset})
+        return AuditLease(**row, **unset)  # type: ignore[arg-type]
+
+    def audit_lease(self, id: str) -> tuple[AuditLease, Audit] | None:
+        query = select(*t.columns(t.audit_leases)).where(t.audit_leases.c.id == id)
+        with self._reading() as connection:
+            row = connection.execute(query).one_or_none()
+            if row is None:
+                return None
+            audit = connection.execute(select(t.audits).where(t.audits.c.number == row.audit)).one()
+            return AuditLease(**row._asdict()), _audit(connection, audit)
+
+    def record_audit(
+        self, lease: str, payload: str, num_bytes: int, loss: float, distances: Mapping[str, float], signature: str
+    ) -> None:
+        """What a worker got for an audited lease. A second report changes nothing."""
+        facts = {"payload": payload, "num_bytes": num_bytes, "loss": loss, "distances": dict(distances)}
+        unreported = and_(t.audit_leases.c.id == lease, t.audit_leases.c.payload.is_(None))
+        with self._writing() as connection:
+            connection.execute(update(t.audit_leases).where(unreported).values(**facts, signature=signature))
+
+    def close_audit(self, audit: Audit, found: Finding, now_s: float) -> bool:
+        """Records the outcome, and excludes who lied. False if it was closed before."""
+        close = update(t.audits).where(t.audits.c.number == audit.number, OPEN_AUDIT)
+        where = f"phase {audit.lease.phase + 1}, round {audit.lease.round}"
+        with self._writing() as connection:
+            if not changed(connection.execute(close.values(outcome=found.outcome, closed_s=now_s))):
+                return False
+            text = f"{alias_of(audit.update.worker)} in {where}: {found.outcome}, {found.reason}"
+            data = {"worker": audit.update.worker, "update": audit.update.id, "outcome": found.outcome}
+            insert_event(connection, "audited", text, now_s, data)
+            for liar in found.liars:
+                reason = f"its result for {where}, shard {audit.lease.shard} is not what two other workers computed"
+                self._exclude(connection, liar, "quarantined", reason, now_s)
+            return True
+
+    # Standing
+
+    def exclude(self, worker: str, kind: Exclusion, reason: str, now_s: float) -> None:
+        with self._writing() as connection:
+            self._exclude(connection, worker, kind, reason, now_s)
+
+    def lift_exclusion(self, worker: str, now_s: float) -> bool:
+        """False if the worker was not excluded."""
+        with self._writing() as connection:
+            if not connection.execute(EXCLUDED.where(t.exclusions.c.worker == worker)).one_or_none():
+                return False
+            row = {"worker": worker, "kind": "lifted", "reason": "by an admin", "at_s": now_s}
+            connection.execute(insert(t.exclusions).values(**row))
+            insert_event(connection, "lifted", f"{alias_of(worker)} may work again", now_s, {"worker": worker})
+            return True
+
+    def key_standing(self, worker: str) -> KeyStanding:
+        return self.key_standings([worker])[worker]
+
+    def key_standings(self, workers: Collection[str] | None = None) -> dict[str, KeyStanding]:
+        """Of these workers, or of all that are known for something."""
+        passed = select(t.audits.c.worker, func.count()).where(t.audits.c.outcome == "passed")
+        excluded = EXCLUDED
+        if workers is not None:
+            passed = passed.where(t.audits.c.worker.in_(workers))
+            excluded = excluded.where(t.exclusions.c.worker.in_(workers))
+        with self._reading() as connection:
+            passes = {row[0]: row[1] for row in connection.execute(passed.group_by(t.audits.c.worker))}
+            out = {row.worker: row for row in connection.execute(excluded)}
+            suspects = _suspects(connection)
+        known = {*passes, *out, *suspects} if workers is None else workers
+        return {
+            worker: KeyStanding(
+                passes=passes.get(worker, 0),
+                suspected=worker in suspects,
+                excluded=out[worker].kind if worker in out else None,
+                reason=out[worker].reason if worker in out else "",
+            )
+            for worker in known
+        }
+
+    def leave_out(self, connection: Connection, chosen: Any, reason: str, now_s: float) -> int:
+        """Waiting updates that fit the condition will not be merged. Their leases are free again."""
+        query = select(t.updates.c.number, t.updates.c.phase).where(WAITING, chosen)
+        rows = connection.execute(query).all()
+        for row in rows:
+            connection.execute(insert(t.left_out), {"number": row.number, "reason": reason, "at_s": now_s})
+        for phase in {row.phase for row in rows}:
+            self._open.change(connection, phase)
+        return len(rows)
+
+    def left_out(self) -> dict[str, str]:
+        """Update: why it will not be merged."""
+        query = select(t.updates.c.id, t.left_out.c.reason).join(t.left_out, t.left_out.c.number == t.updates.c.number)
+        with self._reading() as connection:
+            return {row.id: row.reason for row in connection.execute(query)}
+
+    def _exclude(self, connection: Connection, worker: str, kind: Exclusion, reason: str, now_s: float) -> None:
+        row = {"worker": worker, "kind": kind, "reason": reason, "at_s": now_s}
+        connection.execute(insert(t.exclusions).values(**row))
+        num_updates = self.leave_out(connection, t.updates.c.worker == worker, f"{kind}: {reason}", now_s)
+        left = f"; {num_updates} waiting updates are left out" if num_updates else ""
+        data = {"worker": worker, "reason": reason}
+        insert_event(connection, kind, f"{alias_of(worker)}: {reason}{left}", now_s, data)
+
+
+def _audit(connection: Connection, row: Any) -> Audit:
+    found = connection.execute(select(t.updates).where(t.updates.c.id == row.update)).one()
+    lease = connection.execute(select(*t.columns(t.leases)).where(t.leases.c.id == found.lease)).one()
+    asked = select(*t.columns(t.audit_leases)).where(t.audit_leases.c.audit == row.number)
+    order = (t.audit_leases.c.granted_s, t.audit_leases.c.id)
+    leases = tuple(AuditLease(**x._asdict()) for x in connection.execute(asked.order_by(*order)))
+    return Audit(
+        number=row.number,
+        update=Update(**found._asdict()),
+        lease=LeaseRecord(**lease._asdict()),
+        asked=leases,
+        outcome=row.outcome,
+    )
+
+
+def _suspects(connection: Connection) -> set[str]:
+    """The workers of open audits that have reports: the first one that agrees closes an audit, so these differ."""
+    reported = and_(t.audit_leases.c.audit == t.audits.c.number, t.audit_leases.c.payload.is_not(None))
+    query = select(t.audits.c.worker, t.audit_leases.c.worker.label("other")).join(t.audit_leases, reported)
+    rows: Sequence[Any] = connection.execute(query.where(OPEN_AUDIT)).all()
+    return {x for row in rows for x in (row.worker, row.other)}

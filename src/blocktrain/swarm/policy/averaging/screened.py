@@ -1,0 +1,43 @@
+"""The default: the mean of updates with bounded norms, without those that point elsewhere than the others. Honest
+updates of one round point in about one direction, because they start from the same weights. One that does not is left
+out: it is turned around, noise, or of other work. Without such updates the result is the plain mean, so that robustness
+costs nothing. What points almost like the others cannot be seen here: audits are for that.
+Next: products.py, the inner products; ../audits.py."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from blocktrain.swarm.policy.averaging.base import Rule
+from blocktrain.wire.safetensors import Floats
+
+ROUNDING = 1e-9
+
+
+class Screened(Rule):
+    name = "screened"
+    needs_products = True
+
+    def scales(self, weights: Floats, limits: Floats, products: Floats) -> Floats:
+        if not len(products):
+            return limits
+        agreement = agreements(products, weights)
+        kept = agreement >= self.spec.screen_share * max(0.0, upper_median(agreement, weights))
+        return np.where(kept, limits, 0.0) if kept.any() else limits
+
+
+def agreements(products: Floats, weights: Floats) -> Floats:
+    """The median cosine of each update with the others. Where honest updates have most of the weight, theirs is that of
+    two honest ones. Liars that agree only with each other have a low one, however well they do."""
+    norms = np.sqrt(np.diag(products))
+    norms = np.where(norms > 0, norms, 1.0)
+    cosines = products / np.outer(norms, norms)
+    every = range(len(weights))
+    return np.array([upper_median(np.delete(cosines[i], i), np.delete(weights, i)) for i in every])
+
+
+def upper_median(values: Floats, weights: Floats) -> float:
+    """The largest value that half of the weight reaches."""
+    order = np.argsort(-values, kind="stable")
+    reached = np.cumsum(weights[order]) >= weights.sum() / 2 * (1 - ROUNDING)
+    return float(values[order][np.argmax(reached)])

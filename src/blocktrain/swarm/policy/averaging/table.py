@@ -1,0 +1,59 @@
+"""The rules of averaging by name, and a merge by one of them: `weigh` sets the scales of a round's updates, which the
+ledger records, and `merge` makes the mean of them. Pure.
+Next: screened.py, the default; ../../coordinator/merging.py, which opens updates and stores the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from blocktrain.spec import SwarmSpec
+from blocktrain.swarm.policy.averaging.base import Rule, WeightedUpdate, elementwise, limit_scales, weighted_sum
+from blocktrain.swarm.policy.averaging.centered import Centered
+from blocktrain.swarm.policy.averaging.clipped import Clipped
+from blocktrain.swarm.policy.averaging.krum import Krum
+from blocktrain.swarm.policy.averaging.mean import Mean
+from blocktrain.swarm.policy.averaging.median import Median
+from blocktrain.swarm.policy.averaging.products import inner_products
+from blocktrain.swarm.policy.averaging.screened import Screened
+from blocktrain.swarm.policy.averaging.trimmed import Trimmed
+from blocktrain.wire.safetensors import Floats
+
+FEWEST = 3  # updates of which one can be told to differ from the others
+
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Screened, Mean, Clipped, Trimmed, Median, Krum, Centered)}
+
+
+def weigh(
+    parts: Sequence[WeightedUpdate], sizes: Mapping[str, int], spec: SwarmSpec, recent_norms: Sequence[float] = ()
+) -> list[WeightedUpdate]:
+    """The same updates with the scales that the spec's rule gives them. `recent_norms` are those of the rounds before.
+    An update that is left out has the scale and the weight 0."""
+    assert parts, "a mean of no updates"
+    assert all(0 < part.weight < math.inf for part in parts), "an update weighs more than nothing"
+    rule = RULES[spec.averaging](spec)
+    limits = limit_scales([part.norm for part in parts], recent_norms, spec.clip_factor)
+    products: Floats = np.zeros((0, 0))
+    if rule.needs_products and len(parts) >= FEWEST:
+        products = inner_products([replace(x, scale=s) for x, s in zip(parts, limits.tolist(), strict=True)], sizes)
+    scales = rule.scales(np.array([part.weight for part in parts]), limits, products)
+    return [replace(x, scale=s, weight=x.weight if s else 0.0) for x, s in zip(parts, scales.tolist(), strict=True)]
+
+
+def merge(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Floats]]:
+    """Each tensor's name and the flat float64 mean of its deltas, in the order of `sizes` (name: number of elements).
+    The updates have the scales that `weigh` gave them."""
+    rule = RULES[spec.averaging](spec)
+    return elementwise(parts, sizes, rule) if rule.elementwise else weighted_sum(parts, sizes)
+
+
+def shares(parts: Sequence[WeightedUpdate], spec: SwarmSpec) -> list[float] | None:
+    """The factor of each update's Δ in the step, in float32, if the step is such a sum. It is not with an elementwise
+    rule or an outer momentum."""
+    if RULES[spec.averaging].elementwise or spec.outer != "plain":
+        return None
+    total, lr = sum(part.weight for part in parts), spec.outer_lr or 1.0
+    return [float(np.float32(lr * part.weight * part.scale / total)) for part in parts]

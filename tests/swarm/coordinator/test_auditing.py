@@ -1,0 +1,162 @@
+"""Audits against a real coordinator: a second worker gets the lease again, two that agree decide, and a liar's updates
+are left out. Members send honest updates that move every weight by a step, and lies that move it the other way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+from blocktrain.wire.messages import TrainLease
+
+ALWAYS = {"swarm.audit_share": 1.0, "swarm.audit_newcomer_share": 1.0, "swarm.min_updates": 3}
+
+
+@pytest.fixture
+def audited(new_house: Callable[..., Any]) -> Any:
+    return new_house(**ALWAYS)
+
+
+def steps_of(lease: TrainLease) -> float:
+    """What an honest member does in this lease: a function of its shard and its steps."""
+    return 1e-3 * (1 + 0.01 * lease.shard) + 1e-6 * lease.step_start
+
+
+def is_audit(lease: TrainLease) -> bool:
+    return lease.lease.count("-") == 3
+
+
+def work(member: Any, lie: float = 1.0) -> TrainLease:
+    """One lease, whatever it is for."""
+    lease = member.lease()
+    answer = member.send(lease, member.payload(lease, lie * steps_of(lease)))
+    assert answer.status_code == 200, answer.text
+    return lease
+
+
+def one_round(members: Sequence[Any], lies: Sequence[float] = ()) -> list[TrainLease]:
+    """All lease, then all send: the round is merged, and every update is audited."""
+    leases = [member.lease() for member in members]
+    for member, lease, lie in zip(members, leases, [*lies, *[1.0] * len(members)], strict=False):
+        assert member.send(lease, member.payload(lease, lie * steps_of(lease))).status_code == 200
+    return leases
+
+
+def kinds(house: Any) -> list[str]:
+    return [event.kind for event in house.ledger.events()]
+
+
+def outcomes(house: Any) -> list[str | None]:
+    return [audit.outcome for audit in house.ledger.audits()]
+
+
+def test_a_second_worker_gets_the_lease_again_and_need_not_know_it(audited):
+    members = [audited.member() for _ in range(3)]
+    leases = one_round(members)
+    again = work(members[0])
+    first = next(x for x in leases if x.shard == again.shard)
+    assert is_audit(again)
+    assert (again.phase, again.step_start, again.steps) == (first.phase, first.step_start, first.steps)
+    assert (again.trained, again.below, again.ahead) == (first.trained, first.below, first.ahead)
+    assert outcomes(audited).count("passed") == 1
+    assert again.model_dump().keys() == first.model_dump().keys()
+
+
+def test_audits_of_honest_workers_all_pass_and_nobody_is_excluded(audited):
+    members = [audited.member() for _ in range(3)]
+    one_round(members)
+    for member in (*members, members[0]):
+        work(member)
+    assert outcomes(audited)[:3] == ["passed"] * 3
+    assert not any(standing.excluded for standing in audited.ledger.key_standings().values())
+
+
+def test_a_liar_is_quarantined_when_two_others_contradict_it(audited):
+    liar, *honest = members = [audited.member() for _ in range(3)]
+    one_round(members, lies=[-1.0])
+    for number in count():
+        work(honest[number % 2])
+        if "quarantined" in kinds(audited):
+            break
+        assert number < 8
+    standing = audited.ledger.key_standing(liar.id)
+    assert standing.excluded == "quarantined"
+    assert "is not what two other workers computed" in standing.reason
+    assert "disputed" in kinds(audited)
+    answer = audited.ask("POST", "/v1/leases", json=liar.request())
+    assert answer.status_code == 403
+    assert (answer.json()["code"], standing.reason in answer.json()["message"]) == ("excluded", True)
+    assert not any(audited.ledger.key_standing(member.id).excluded for member in honest)
+
+
+def test_a_liar_that_audits_an_honest_worker_is_quarantined_and_not_the_honest_one(audited):
+    honest = [audited.member() for _ in range(3)]
+    one_round(honest)
+    accuser = honest[2]
+    lease = work(accuser, lie=-1.0)
+    assert is_audit(lease)
+    disputed = next(audit for audit in audited.ledger.audits() if audit.reports)
+    assert audited.ledger.key_standing(disputed.update.worker).suspected
+    assert audited.ledger.key_standing(accuser.id).suspected
+    for _ in range(4):
+        work(next(x for x in honest[:2] if x.id != disputed.update.worker))
+        if audited.ledger.key_standing(accuser.id).excluded:
+            break
+    assert audited.ledger.key_standing(accuser.id).excluded == "quarantined"
+    assert audited.ledger.audit(disputed.number).outcome == "passed"
+    assert not audited.ledger.key_standing(disputed.update.worker).excluded
+
+
+def test_what_an_excluded_worker_sent_and_is_not_merged_is_left_out(audited):
+    liar, *honest = members = [audited.member() for _ in range(4)]
+    lied = liar.lease()
+    leases = [member.lease() for member in honest]
+    liar.send(lied, liar.payload(lied, -1e-3))
+    audited.ledger.exclude(liar.id, "quarantined", "for this test", audited.now_s)
+    for member, lease in zip(honest, leases, strict=True):
+        assert member.send(lease, member.payload(lease, steps_of(lease))).status_code == 200
+    merged = audited.ledger.merged_updates(0, 0)
+    assert {update.worker for update in merged} == {member.id for member in honest}
+    assert list(audited.ledger.left_out().values()) == ["quarantined: for this test"]
+    assert len(members) == len(merged) + 1
+
+
+def test_an_audit_must_repeat_every_step(audited):
+    members = [audited.member() for _ in range(3)]
+    one_round(members)
+    lease = members[0].lease()
+    assert is_audit(lease)
+    fewer = {"steps": lease.steps - 1, "tokens": (lease.steps - 1) * audited.spec.step_bytes}
+    answer = members[0].send(lease, members[0].payload(lease), **fewer)
+    assert (answer.status_code, answer.json()["code"]) == (422, "steps")
+
+
+def test_the_lease_of_an_audit_belongs_to_one_worker_and_is_reported_once(audited):
+    members = [audited.member() for _ in range(3)]
+    one_round(members)
+    lease = members[0].lease()
+    data = members[0].payload(lease, steps_of(lease))
+    assert members[1].send(lease, data).json()["code"] == "owner"
+    receipts = [members[0].send(lease, data).json() for _ in range(2)]
+    assert [(x["weight"], x["duplicate"]) for x in receipts] == [(0.0, False), (0.0, True)]
+
+
+def test_audits_on_versions_that_are_deleted_end_without_an_outcome(new_house):
+    house = new_house(**(ALWAYS | {"swarm.min_updates": 1, "swarm.keep_versions": 4}))
+    alone = house.member()
+    for _ in range(6):
+        work(alone)
+    assert outcomes(house)[:2] == ["undecided"] * 2
+    assert outcomes(house)[-1] is None
+
+
+def test_what_open_audits_compare_is_not_deleted(audited):
+    members = [audited.member() for _ in range(3)]
+    one_round(members)
+    lease = work(members[0], lie=-1.0)
+    disputed = next(audit for audit in audited.ledger.audits() if audit.reports)
+    live = audited.ledger.live_blobs(audited.spec.swarm.keep_versions)
+    assert {disputed.update.id, disputed.asked[0].payload} <= live
+    assert disputed.asked[0].id == lease.lease
