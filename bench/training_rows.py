@@ -138,7 +138,7 @@ def _trained(name: str, spec: RunSpec, corpus: Corpus, work: Path, replicas: int
 def train_replicas(spec: RunSpec, corpus: Corpus, replicas: int, kept: Path) -> BlockModel:
     """Every phase by several workers, each on its own shard, their weights averaged every AVERAGE_EVERY_STEPS. All that
     is needed to go on is kept in a file now and then, which is removed at the end."""
-    saved: Document = torch.load(kept) if kept.exists() else {"phase": 0, "published": {}}
+    saved: dict[str, Any] = torch.load(kept) if kept.exists() else {"phase": 0, "published": {}}
     published: dict[int, Any] = saved["published"]
     for phase in spec.phases[saved["phase"] :]:
         workers = [BlockTrainer(spec, phase, corpus.train, published, shard=shard) for shard in range(replicas)]
