@@ -116,3 +116,17 @@ def test_nothing_is_left_in_the_scratch_folder(tmp_path):
     _, streamed = both(TINY.with_(objective=WHOLE), tmp_path)
     streamed.step()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_own_losses_of_a_whole_model_train_the_read_outs_alone():
+    def gradients(own_weight):
+        spec = TINY.with_(objective=Stacked(schedule="whole", own_weight=own_weight))
+        trainer = BlockTrainer(spec, spec.phases[0], TEXT, {}, compile=False)
+        for block in trainer.trained:
+            torch.nn.init.normal_(block.readout, generator=torch.Generator().manual_seed(block.index))
+        trainer._loss(*trainer._batch())[0].backward()
+        return {f"{x.index}.{name}": each.grad for x in trainer.trained for name, each in x.named_parameters()}
+
+    bare, with_own = gradients(0.0), gradients(0.1)
+    changed = {name for name in bare if bare[name] is None or not torch.equal(bare[name], with_own[name])}
+    assert changed == {"0.readout", "1.readout", "2.readout"}

@@ -3,7 +3,7 @@ A multiplication counts one, an addition counts one. Norms, softmax and the opti
 
 from __future__ import annotations
 
-from blocktrain.spec import Denoise, Phase, RunSpec, Stacked
+from blocktrain.spec import Denoise, Objective, Phase, RunSpec, Stacked
 
 FORWARD, FROZEN, TRAINED = 1, 2, 3  # passes: forward; also back to the input; also back to the weights
 
@@ -49,7 +49,14 @@ def _end_flops(spec: RunSpec, phase: Phase) -> int:
     own = isinstance(spec.objective, Stacked) and spec.objective.own_weight > 0
     chain_end = FROZEN if phase.ahead else TRAINED
     before_the_end = len(phase.blocks) - (0 if phase.ahead else 1)
-    return readout_flops(spec) * (chain_end + TRAINED * before_the_end * own)
+    own_passes = FROZEN if own_losses_detached(spec.objective) else TRAINED
+    return readout_flops(spec) * (chain_end + own_passes * before_the_end * own)
+
+
+def own_losses_detached(objective: Objective) -> bool:
+    """Whether the blocks' own losses train their read-outs alone: where the whole model's loss trains the blocks, a
+    gradient from each read-out would only pull them away from it."""
+    return isinstance(objective, Stacked) and objective.schedule == "whole"
 
 
 def run_flops(spec: RunSpec) -> int:

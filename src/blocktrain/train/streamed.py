@@ -15,7 +15,7 @@ from blocktrain.data.windows import Tokens
 from blocktrain.io.shelf import Shelf
 from blocktrain.model.block import StackedBlock
 from blocktrain.spec import Phase, RunSpec
-from blocktrain.train.flops import FORWARD, layers_flops, run_flops
+from blocktrain.train.flops import FORWARD, layers_flops, own_losses_detached, run_flops
 from blocktrain.train.memory_estimate import can_stream, memory_plan
 from blocktrain.train.optim import BlockOptimizer, gradient_norms, total_norm
 from blocktrain.train.trainer import BlockTrainer, Weights, byte_cross_entropy, maybe_compile
@@ -128,7 +128,11 @@ class StreamedTrainer(BlockTrainer):
             gradients: list[Tensor | None] = []
             with self._autocast():
                 leaving, own = self._run(
-                    block, inputs[part], targets[part] if weight else None, _dropped(entering, kept, position)
+                    block,
+                    inputs[part],
+                    targets[part] if weight else None,
+                    _dropped(entering, kept, position),
+                    gradient is not None and own_losses_detached(self.spec.objective),
                 )
             if own is not None:
                 share = inputs[part].size(0) / inputs.size(0)
@@ -199,11 +203,14 @@ class StreamedTrainer(BlockTrainer):
 
 
 def _run_block(
-    block: StackedBlock, inputs: Tensor, targets: Tensor | None, state: Tensor | None
+    block: StackedBlock, inputs: Tensor, targets: Tensor | None, state: Tensor | None, detached: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The state that leaves the block, and the cross entropy of its own read-out if targets are given."""
+    """The state that leaves the block, and the cross entropy of its own read-out if targets are given, which trains the
+    read-out alone if it is detached."""
     leaving = block.advance(inputs, state)
-    return leaving, None if targets is None else byte_cross_entropy(block.read_out(leaving), targets)
+    if targets is None:
+        return leaving, None
+    return leaving, byte_cross_entropy(block.read_out(leaving.detach() if detached else leaving), targets)
 
 
 def _beginning(state: Mapping[str, Tensor], prefix: str, new_prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -21,7 +21,7 @@ from blocktrain.io.allocator import keep_freed_memory
 from blocktrain.model import noise
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
 from blocktrain.spec import Denoise, Phase, RunSpec, Stacked
-from blocktrain.train.flops import phase_flops
+from blocktrain.train.flops import own_losses_detached, phase_flops
 from blocktrain.train.optim import BlockOptimizer, lr_factor
 from blocktrain.wire.safetensors import continue_block
 
@@ -196,7 +196,8 @@ class BlockTrainer:
         if isinstance(settings, Denoise):
             return self._denoise_loss(settings, inputs, targets)
         trained, ahead = _stacked_only(self.trained), _stacked_only([self._frozen[k] for k in self.phase.ahead])
-        return self._stacked(trained, ahead, inputs, targets, self._state_below(inputs), self._own_weight, keep)
+        state, detached = self._state_below(inputs), own_losses_detached(settings)
+        return self._stacked(trained, ahead, inputs, targets, state, self._own_weight, keep, detached)
 
     @property
     def _own_weight(self) -> float:
@@ -266,10 +267,12 @@ def stacked_loss(
     state_BTD: Tensor | None,
     own_weight: float,
     keep_KB: Tensor | None = None,
+    own_detached: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss at the end of the chain trained + ahead, plus own_weight times the loss of each trained block before it.
     With all blocks trained and own_weight = 0 this is end-to-end training. `keep_KB` is 0 where a window loses the
-    state that enters block K of the chain. Also returns the unweighted cross entropies, the end of the chain last."""
+    state that enters block K of the chain. With `own_detached` a block's own loss trains its read-out alone. Also
+    returns the unweighted cross entropies, the end of the chain last."""
     chain = [*trained, *ahead]
     weights = [own_weight] * len(trained) + [0.0] * len(ahead)
     weights[-1] = 1.0
@@ -279,7 +282,8 @@ def stacked_loss(
             state_BTD = state_BTD * keep_KB[position, :, None, None]
         state_BTD = block.advance(bytes_BT, state_BTD)
         if weight:
-            entropy = byte_cross_entropy(block.read_out(state_BTD), targets_BT)
+            detached = own_detached and position < len(chain) - 1
+            entropy = byte_cross_entropy(block.read_out(state_BTD.detach() if detached else state_BTD), targets_BT)
             loss = loss + weight * entropy
             entropies.append(entropy.detach())
     return loss, entropies
