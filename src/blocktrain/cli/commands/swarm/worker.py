@@ -96,7 +96,9 @@ def worker(
         say(f"{name} on {own_device.type} with {quantity(memory_bytes, 'B')} of memory joins the run at {address.url}")
         say(f"others see this worker as {alias_of(key.public_key().public_bytes_raw().hex())}")
         shift = Shift(report_to(show, log, counted), stop, once, address.url)
-        with CoordinatorClient(address, patience_s=math.inf, sleep=shift.unreachable, failed=shift.failed) as client:
+        with CoordinatorClient(
+            address, patience_s=math.inf, sleep=shift.unreachable, failed=shift.failed, say=say
+        ) as client:
             Worker(
                 client,
                 home,
