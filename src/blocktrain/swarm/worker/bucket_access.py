@@ -58,8 +58,8 @@ class BucketAccess:
     def _put(self, url: str, payload: bytes) -> str | None:
         chunks = (payload[start : start + SEND_BYTES] for start in range(0, len(payload), SEND_BYTES))
         headers = {"Content-Length": str(len(payload)), "x-ms-blob-type": "BlockBlob"}  # Azure asks for the second
-        response = self._http.put(url, content=chunks, headers=headers)
-        return None if response.is_success else _refusal(response)
+        with self._http.stream("PUT", url, content=chunks, headers=headers) as response:
+            return None if response.is_success else _refusal(response)
 
     def _attempt(self, url: str, attempt: Callable[[], str | None]) -> bool:
         scheme, where = urlsplit(url).scheme, urlsplit(url).netloc
@@ -80,6 +80,6 @@ class BucketAccess:
 
 def _refusal(response: httpx.Response) -> str:
     """The status, and the message that the bucket's XML holds."""
-    response.read()
-    message = re.search("<Message>(.{1,200}?)</Message>", response.text[:4000], re.DOTALL)
+    text = next(response.iter_text(4000), "")  # no more of it, whatever it is
+    message = re.search("<Message>(.{1,200}?)</Message>", text, re.DOTALL)
     return f"{response.status_code} {message[1].rstrip('.') if message else response.reason_phrase}"

@@ -165,13 +165,15 @@ class CoordinatorClient:
                 file.write(wanted)
                 digest.update(wanted)
 
-        asked = {**headers, **self._headers, **self._direct.preference()}
+        preference = self._direct.preference()
+        asked = {**headers, **self._headers, **preference}
         with _reached(self._place), self._http.stream("GET", path, headers=asked) as response:
-            if not response.is_success and not response.has_redirect_location:
+            redirected = bool(preference) and response.has_redirect_location
+            if not response.is_success and not redirected:
                 response.read()
                 _require_success(response)
             keep(response)
-        if response.has_redirect_location and not self._direct.get(response.headers["Location"], headers, keep):
+        if redirected and not self._direct.get(response.headers["Location"], headers, keep):
             self._fetch_rest(blob, file, digest)  # through the coordinator: no redirect is asked for now
             return
         if file.tell() == start:

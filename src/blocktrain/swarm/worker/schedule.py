@@ -4,6 +4,7 @@ Next: cli/commands/swarm/worker.py, which looks at the clock."""
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import time
 
@@ -30,11 +31,8 @@ class Schedule:
 
 def parse_schedule(text: str) -> Schedule:
     match = HOURS.fullmatch(text.strip())
-    numbers = [int(number) for number in match.groups()] if match else []
-    try:
-        begin, end = time(*numbers[:2]), time(*numbers[2:])
-    except ValueError:
-        match = None
-    if match is None or begin == end:
-        raise ConfigError(f'--schedule "{text}" is not understood: give two times of a day, like "22:00-07:00"')
-    return Schedule(begin, end)
+    with suppress(ValueError):
+        begin, end = (time(int(match[i]), int(match[i + 1])) for i in (1, 3)) if match else (time(), time())
+        if begin != end:
+            return Schedule(begin, end)
+    raise ConfigError(f'--schedule "{text}" is not understood: give two times of a day, like "22:00-07:00"')

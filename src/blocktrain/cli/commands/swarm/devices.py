@@ -102,7 +102,7 @@ def _work(label: str, arguments: list[str]) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_stop_after, args=(parent.join,), daemon=True).start()
-    sys.stderr = _Labelled(sys.stderr, label)  # type: ignore[assignment]
+    sys.stderr = _Labelled(sys.stderr, label)
     from blocktrain.cli.main import app
 
     app(arguments)
