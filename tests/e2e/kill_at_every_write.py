@@ -2,6 +2,8 @@
 for every n, until it survives. Started by test_merge_kills.py:
 
     python kill_at_every_write.py TEXT FOLDER    makes FOLDER/0, FOLDER/1, …: the state each left; prints how each ended
+    python kill_at_every_write.py TEXT FOLDER LEDGER BLOBS    one state, for FOLDER/shared: after the death of the last,
+                                                              each life is another coordinator of database and bucket
 
 This process itself opens nothing: every life is a fork of it, which costs no imports."""
 
@@ -37,7 +39,7 @@ from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, Train
 from blocktrain.wire.safetensors import Array, decode
 from blocktrain.wire.updates import encode_update
 
-NOTICE, NOW_S = "notice.json", 1000.0
+NOTICE, PLACE, NOW_S = "notice.json", "place.json", 1000.0
 WRITES = "blocktrain_for_writing"  # of swarm/ledger/database.py
 
 
@@ -48,7 +50,9 @@ def spec_of(text: Path) -> RunSpec:
 
 
 def coordinator_of(text: Path, folder: Path) -> tuple[Coordinator, Ledger]:
-    spec, ledger, blobs = spec_of(text), Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
+    place = json.loads((folder / PLACE).read_text()) if (folder / PLACE).exists() else {}
+    ledger, blobs = Ledger(place.get("ledger", folder / "ledger.db")), Blobs(place.get("blobs", folder / "blobs"))
+    spec = spec_of(text)
     initial = partial(initial_block, spec)
     return Coordinator(spec, ledger, blobs, initial_block=initial, clock=lambda: NOW_S), ledger
 
@@ -91,8 +95,8 @@ def prepare(text: Path, folder: Path) -> None:
 
 
 def die_at(write: int, ledger: Ledger) -> None:
-    """SIGKILL at that one of the moments before a file is synced, before and after it is renamed, before a transaction
-    is committed."""
+    """SIGKILL at that one of the moments before a file is synced, before and after it is renamed or put into a bucket,
+    before a transaction is committed."""
     moments = count()
 
     def moment() -> None:
@@ -110,6 +114,8 @@ def die_at(write: int, ledger: Ledger) -> None:
         return call
 
     files.os.fsync, files.os.replace = watched(os.fsync, after=False), watched(os.replace, after=True)
+    if ledger.database.engine.dialect.name != "sqlite":
+        Blobs._write = watched(Blobs._write, after=True)  # type: ignore[method-assign]
     writes = "blocktrain_for_writing"
     event.listen(
         ledger.database.engine, "commit", lambda x: moment() if x.get_execution_options().get(writes) else None
@@ -136,18 +142,22 @@ def in_a_fork(action: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def main(text: Path, folder: Path) -> None:
+def main(text: Path, folder: Path, *places: str) -> None:
     for block in spec_of(text).phases[0].blocks:
         initial_block(spec_of(text), block)
     prepared, ended = folder / "prepared", list[int]()
     prepared.mkdir(parents=True)
+    if places:
+        prepared = prepared.rename(folder / "shared")
+        (prepared / PLACE).write_text(json.dumps(dict(zip(("ledger", "blobs"), places, strict=True))))
     assert in_a_fork(lambda: prepare(text, prepared)) == 0
     while not ended or ended[-1] < 0:
-        life = folder / str(len(ended))
-        shutil.copytree(prepared, life)
+        life = prepared if places else folder / str(len(ended))
+        if not places:
+            shutil.copytree(prepared, life)
         ended.append(in_a_fork(lambda life=life: live(text, life, write=len(ended))))  # type: ignore[misc]
     print(json.dumps(ended))  # noqa: T201 (for the test that started it)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -39,16 +39,30 @@ def outcome(module: ModuleType, text: Path, folder: Path) -> tuple[object, ...]:
         return receipt.update, versions, merged, ledger.phases()
 
 
-@pytest.mark.timeout(300)  # some forty short lives, each with its fsyncs
-def test_a_kill_9_at_any_write_of_a_merge_changes_no_weight_and_loses_no_update(tmp_path, text):
-    said = subprocess.run(
-        [sys.executable, str(SCRIPT), str(text), str(tmp_path / "lives")], capture_output=True, text=True, check=False
-    )
+def lives(text: Path, folder: Path, *places: str) -> list[int]:
+    """How the lives before the last one ended, which survived."""
+    command = [sys.executable, str(SCRIPT), str(text), str(folder), *places]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
     *killed, survived = json.loads(said.stdout)
-    assert set(killed) == {-signal.SIGKILL}
-    assert survived == 0
+    assert (set(killed), survived) == ({-signal.SIGKILL}, 0)
+    return list(killed)
+
+
+@pytest.mark.timeout(300)  # some forty short lives, each with its fsyncs
+def test_a_kill_9_at_any_write_of_a_merge_changes_no_weight_and_loses_no_update(tmp_path, text):
+    killed = lives(text, tmp_path / "lives")
     assert len(killed) >= LEAST_WRITES
     module = script()
     outcomes = {outcome(module, text, tmp_path / "lives" / str(life)) for life in range(len(killed) + 1)}
     assert len(outcomes) == 1
+
+
+def test_coordinators_of_one_database_and_bucket_that_die_one_after_the_other_merge_the_same(
+    tmp_path, text, postgres, bucket
+):
+    assert len(lives(text, tmp_path / "dying", postgres, bucket)) >= 10
+    module = script()
+    (alone := tmp_path / "alone").mkdir()
+    module.prepare(text, alone)
+    assert outcome(module, text, tmp_path / "dying" / "shared") == outcome(module, text, alone)

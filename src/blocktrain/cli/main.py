@@ -104,7 +104,7 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (TRAINING, generate, 'generate run/ --prompt "The president" --max-bytes 200 --seed 1'),
     (TRAINING, report, "report run/ --out page.html"),
     (SWARM, coordinator, "coordinator --preset small --dir swarm/ --host 0.0.0.0 --public HOST --tls-self-signed"),
-    (SWARM, worker, f"worker {INVITE}"),
+    (SWARM, worker, f"worker {INVITE} --schedule 22:00-07:00 --nice"),
     (SWARM, doctor, f"doctor {INVITE}"),
     (SWARM, status, f"status {INVITE} --watch"),
     (SWARM, export, f"export {INVITE} model/   or   blocktrain export run/ --hf hf/"),
@@ -115,7 +115,7 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (SERVING, serve, "serve run/ --stages 3"),
     (SERVING, stage, "stage model/ --blocks 0-1 --listen tcp://0.0.0.0:7001 --keys chain.key"),
     (SERVING, gateway, "gateway --stages tcp://a:7001,tcp://b:7001 --keys chain.key"),
-    (SERVING, keys, "keys chain.key"),
+    (SERVING, keys, "keys chain.key   or   blocktrain keys export worker.key"),
 ]
 
 

@@ -4,7 +4,6 @@ the number of connections. Knows no requests. Next: protocol.py, which enforces 
 from __future__ import annotations
 
 import ipaddress
-import resource
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -74,6 +73,10 @@ def site_of(address: str) -> str:
 
 def room_for(max_connections: int) -> int:
     """Raises this process's limit of open files if so many connections need it. Returns how many there is room for."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if connections_within(soft, max_connections) < max_connections:
         most = 2 * max_connections if hard == resource.RLIM_INFINITY else min(2 * max_connections, hard)
@@ -85,6 +88,8 @@ def room_for(max_connections: int) -> int:
 
 def connections_within(open_files: int, max_connections: int) -> int:
     """Half of the files that may be open are left for other uses."""
+    import resource
+
     return max_connections if open_files == resource.RLIM_INFINITY else max(1, min(max_connections, open_files // 2))
 
 

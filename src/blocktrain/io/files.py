@@ -14,6 +14,8 @@ from typing import BinaryIO
 
 from blocktrain.errors import StorageError
 
+POSIX = hasattr(os, "O_DIRECTORY")
+
 
 def put_in_place(path: Path, chunks: Iterable[bytes | memoryview], staged: Path, *, synced: bool = True) -> None:
     with appearing(path, staged, synced=synced) as file:
@@ -64,12 +66,14 @@ def forget(data: memoryview) -> None:
 
 def sync_file(path: Path) -> None:
     """After this the contents survive a power cut."""
-    with path.open("rb") as file:
+    with path.open("rb" if POSIX else "r+b") as file:  # Windows syncs only what may be written
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
     """After this a rename in the folder survives a power cut, if the file system supports that."""
+    if not POSIX:
+        return  # Windows opens no folders
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 PROTOCOL_VERSION = 3
 INDEX_BLOB, TOKENIZER_BLOB = "index", "tokenizer"  # of a prepared corpus, among RunInfo.corpus
 WORKER_HEADER = "BlockTrain-Worker"  # the worker that downloads, so that the status shows each worker's traffic
+UPLOAD_HEADER = "Blocktrain-Upload-Location"  # where a worker may put an upload itself
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # Ed25519

@@ -343,3 +343,20 @@ def test_an_upload_that_a_kill_kept_from_being_kept_is_there_still_as_it_was_or_
         blobs.delete(SHA256)
         if not was_killed:
             break
+
+
+def test_one_bucket_holds_several_runs_each_in_a_folder_of_its_own(bucket):
+    one, other = Blobs(f"{bucket}/a"), Blobs(f"{bucket}/b")
+    sha256 = one.put(DATA)
+    assert not other.exists(sha256)
+    assert (list(other.iterate()), other.used_bytes()) == ([], 0)
+    other.delete(sha256)
+    assert one.get(sha256) == DATA
+
+
+@pytest.mark.parametrize("change", [{"AWS_SECRET_ACCESS_KEY": "wrong"}, {"AWS_ACCESS_KEY_ID": "nobody"}])
+def test_a_bucket_that_refuses_says_why(bucket, monkeypatch, change):
+    for name, value in change.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StorageError, match=r"s3://.*(signature|access key).*: make it reachable and writable"):
+        Blobs(bucket).put(DATA)

@@ -3,6 +3,7 @@ release, before ledgers had revisions: three updates of two workers, two merged 
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import stat
 from collections.abc import Callable
@@ -15,8 +16,8 @@ import pytest
 from sqlalchemy import Connection, MetaData, inspect, select, text
 
 from blocktrain.errors import ConfigError
+from blocktrain.swarm.ledger import schema, upgrading
 from blocktrain.swarm.ledger import tables as t
-from blocktrain.swarm.ledger import upgrading
 from blocktrain.swarm.ledger.database import LOCK_TIMEOUT_S, Database
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.schema import newest_revision, revision_of
@@ -41,8 +42,7 @@ def released(request: pytest.FixtureRequest, file: Path) -> Place:
         return file
     url: str = request.getfixturevalue("postgres")
     with opened(file) as old, opened(url) as new, old.reading() as source, new.migrating() as target:
-        schema = url.partition("schema=")[2]
-        target.execute(text(f"CREATE SCHEMA {schema}"))
+        target.execute(text(f"CREATE SCHEMA {url.partition('schema=')[2]}"))
         migrate(target, "v0001")
         copy_rows(source, target)
         target.execute(text("DROP TABLE alembic_version"))
@@ -159,6 +159,36 @@ def test_nothing_is_changed_by_an_upgrade_that_fails(released, tmp_path, monkeyp
         assert revision_of(connection) == "v0000"
     assert facts(released) == before
     assert upgrade_ledger(released, backups=None) is not None
+
+
+LATER = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "v9998", "{before}"
+
+
+def upgrade() -> None:
+    op.create_table("badges", sa.Column("worker", sa.String(128), sa.ForeignKey("workers.id"), primary_key=True))
+    with op.batch_alter_table("workers") as workers:  # SQLite copies the table; others refer to it meanwhile
+        workers.add_column(sa.Column("standing", sa.Text(), nullable=False, server_default="new"))
+        workers.create_check_constraint("known_standing", "standing IN ('new', 'good')")
+"""
+
+
+def test_a_later_migration_may_change_tables_that_others_refer_to(released, tmp_path, monkeypatch):
+    before = facts(released)["workers"]
+    shutil.copytree(schema.MIGRATIONS, tmp_path / "migrations", ignore=shutil.ignore_patterns("__pycache__"))
+    later = LATER.format(before=newest_revision())
+    (tmp_path / "migrations" / "versions" / "v9998_badges.py").write_text(later)
+    for module in (schema, upgrading):
+        monkeypatch.setattr(module, "MIGRATIONS", tmp_path / "migrations")
+    upgrade = upgrade_ledger(released, backups=tmp_path)
+    assert (upgrade.before, upgrade.after) == ("v0000", "v9998")
+    after = facts(released)
+    assert [{name: row[name] for name in before[0]} for row in after["workers"]] == before
+    assert ({row["standing"] for row in after["workers"]}, after["badges"]) == ({"new"}, [])
+    assert len(after["leases"]) == 3
 
 
 def test_coordinators_that_start_at_once_upgrade_once(released):

@@ -421,3 +421,37 @@ def test_a_coordinator_that_asks_for_patience_gets_it():
     client, asked = several({"a": lambda _: next(busy)}, time := Time())
     client.status()
     assert (asked, time.pauses_s[0] >= 3.0) == (["a", "a"], True)
+
+
+def test_a_redirect_that_was_not_asked_for_is_not_followed(tmp_path):
+    """After its bucket failed, a coordinator that goes on to redirect gets no further."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        if request.url.host == "bucket.test":
+            return httpx.Response(403, text="<Error><Message>Request has expired</Message></Error>")
+        return httpx.Response(307, headers={"Location": "http://bucket.test/blob"})
+
+    with pytest.raises(RequestRefused, match="answered 307"):
+        client_of(answer).download(Blob(sha256="0" * 64, num_bytes=4), tmp_path)
+    assert asked == ["coordinator.test", "bucket.test", "coordinator.test"]
+
+
+def test_with_tls_in_the_invite_no_bucket_without_it_is_used(tmp_path):
+    said: list[str] = []
+    data = b"some bytes"
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if "prefer" in request.headers:
+            return httpx.Response(307, headers={"Location": "http://bucket.test/blob"})
+        assert request.url.host == "coordinator.test"
+        return httpx.Response(206, content=data)
+
+    invite = Invite("coordinator.test", 443, TOKEN, tls=True)
+    client = CoordinatorClient(invite, transport=httpx.MockTransport(answer), say=said.append)
+    blob = Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
+    assert client.download(blob, tmp_path) == data
+    assert said == [
+        "the coordinator's bucket at bucket.test fails (its URL is not https): bytes go through the coordinator for now"
+    ]

@@ -18,18 +18,19 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from io import SEEK_END
 from mmap import mmap
 from pathlib import Path
 from tempfile import SpooledTemporaryFile, TemporaryFile
-from typing import BinaryIO, TypeAlias, cast
+from typing import BinaryIO, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 from weakref import WeakValueDictionary
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import LocalStore, ObjectStore, from_url
+from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
 
 from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
 from blocktrain.io.files import mapped, mapped_file, put_in_place, sync_file, sync_folder
@@ -38,6 +39,8 @@ MAX_OFFSET_DIGITS = 16
 SEND_BYTES = 8 * 2**20  # of a large blob per request to a bucket; two requests run at once
 CHUNK_BYTES = 2**19  # of a large blob that are read from a folder at once
 SPOOLED_BYTES = 2**16  # of a part for a bucket that stay in memory while the rest arrives
+PRESIGNED_FOR = timedelta(minutes=15)  # that a URL for a worker is good
+SIGNING = (S3Store, GCSStore, AzureStore)
 BLOBS, UPLOADS, STAGING = "blobs", "uploads", "staging"
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -59,10 +62,11 @@ class Uploaded:
 
 class Blobs:
     """A folder, or a bucket by URL (s3://, gs://, az://, …; credentials come from the environment as that service's own
-    tools take them). Threads and processes may share it."""
+    tools take them). Threads and processes may share it. `presigned`: workers get URLs to read and write in the bucket
+    themselves."""
 
-    def __init__(self, url_or_path: str | Path) -> None:
-        self.where = str(url_or_path)
+    def __init__(self, url_or_path: str | Path, *, presigned: bool = False) -> None:
+        self.where, self._presigned = str(url_or_path), presigned
         self._folder = _local_folder(url_or_path)
         self._checked: dict[str, _FileState | None] = {}  # the state of each file when its bytes were checked
         self.damaged: set[str] = set()  # blobs that were found damaged when they were read
@@ -77,6 +81,29 @@ class Blobs:
                     _make_folder(self._folder / name)
                 sync_folder(self._folder)  # the process that made them may have been killed before
                 self._store = LocalStore(self._folder)
+        if presigned:
+            self._require_signing()
+
+    def _require_signing(self) -> None:
+        if not isinstance(self._store, SIGNING):
+            raise ConfigError(
+                f"{self.where} makes no presigned URLs: give --blobs s3://…, gs://… or az://…, or leave out --presigned"
+            )
+
+    def download_url(self, sha256: str) -> str | None:
+        """Where anybody may read this blob for a while; None if blobs are read through the coordinator."""
+        return self._signed("GET", _key(sha256))
+
+    def upload_url(self, upload_id: str) -> str | None:
+        """Where the first part of an upload, all of it, may be put for a while."""
+        return self._signed("PUT", f"{_upload(upload_id)}/{0:0{MAX_OFFSET_DIGITS}d}")
+
+    def _signed(self, method: Literal["GET", "PUT"], key: str) -> str | None:
+        if not self._presigned:
+            return None
+        assert isinstance(self._store, SIGNING), "checked when it was opened"
+        with self._storage():
+            return obstore.sign(self._store, method, key, PRESIGNED_FOR)
 
     def put(self, data: Data | Iterable[Data], sha256: str | None = None) -> str:
         """Stores the bytes, which may come as chunks, and returns their name. A caller that has just computed it may
@@ -235,9 +262,14 @@ class Blobs:
         """Bytes from the start without a gap; 0 for an upload that was never begun."""
         return sum(num_bytes for _, num_bytes in self._parts(upload_id))
 
-    def uploaded(self, upload_id: str) -> Uploaded:
-        """What has arrived of an upload, to be checked before it becomes a blob."""
-        keys = [key for key, _ in self._parts(upload_id)]
+    def uploaded(self, upload_id: str, most_bytes: int | None = None) -> Uploaded:
+        """What has arrived of an upload, to be checked before it becomes a blob. More than this is discarded unread:
+        who writes to a bucket directly can write too much."""
+        parts = self._parts(upload_id)
+        if most_bytes is not None and sum(num_bytes for _, num_bytes in parts) > most_bytes:
+            self.discard(upload_id)
+            parts = []
+        keys = [key for key, _ in parts]
         with self._storage():
             if len(keys) != 1:
                 return Uploaded(upload_id, memoryview(b"".join(self._bytes(key) for key in keys)), None)
@@ -425,8 +457,11 @@ def _make_folder(path: Path) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """The first of the many lines of an obstore error."""
-    return str(getattr(error, "strerror", None) or error).partition("\n")[0].rstrip(".")
+    """The first of the many lines of an obstore error, with the message that a bucket's XML holds."""
+    text = str(getattr(error, "strerror", None) or error)
+    message = re.search("<Message>(.{1,300}?)</Message>", text, re.DOTALL)
+    first = text.partition("\n")[0].partition("<?xml")[0].rstrip(".: ")
+    return f"{first}: {message[1].rstrip('.')}" if message else first
 
 
 def _remedy(error: Exception) -> str:

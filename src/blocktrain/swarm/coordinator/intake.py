@@ -65,8 +65,7 @@ class Intake:
     def expect(self, lease_id: str, end: int, size: int, access_token: str = "") -> None:
         """Refuses a part of an upload before its bytes are read, if it is larger than an update of the phase can be, or
         if there is no room for it."""
-        phase = self._leased_phase(lease_id)
-        limit = max_update_bytes(self._blocks.codec(phase), self._blocks.shapes(phase))
+        limit = self._most_bytes(lease_id)
         if max(size, end) > limit:
             raise RequestRefused(
                 f"an upload of {max(size, end)} bytes was announced, an update of this phase takes "
@@ -79,6 +78,10 @@ class Intake:
                 code="oversized",
             )
         self._quotas.admit(lease_id, access_token, end)
+
+    def _most_bytes(self, lease_id: str) -> int:
+        phase = self._leased_phase(lease_id)
+        return max_update_bytes(self._blocks.codec(phase), self._blocks.shapes(phase))
 
     def receive(
         self, lease_id: str, sha256: str, offset: int, size: int, part: bytes | BinaryIO, access_token: str = ""
@@ -99,6 +102,13 @@ class Intake:
         if self._blobs.exists(sha256):
             return self._blobs.size(sha256)
         return self._blobs.received(upload_id(lease_id, sha256))
+
+    def upload_url(self, lease_id: str, sha256: str, size: int, access_token: str) -> str | None:
+        """Where a worker may put a whole upload itself. What arrives there is checked as every other upload is."""
+        url = self._blobs.upload_url(upload_id(lease_id, sha256))
+        if url is not None:
+            self.expect(lease_id, size, size, access_token)
+        return url
 
     # Updates
 
@@ -182,7 +192,7 @@ class Intake:
         announced, name = notice.payload, upload_id(notice.lease, notice.payload.sha256)
         if self._blobs.exists(announced.sha256):
             return Uploaded(name, self._blobs.get(announced.sha256), None)
-        upload = self._blobs.uploaded(name)
+        upload = self._blobs.uploaded(name, self._most_bytes(notice.lease))
         if len(upload.data) != announced.num_bytes:
             raise RequestRefused(
                 f"{len(upload.data)} bytes of the update have arrived, {announced.num_bytes} were announced: upload "

@@ -42,6 +42,7 @@ from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import ROLES, Role
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
+    UPLOAD_HEADER,
     WORKER_HEADER,
     AccessTokenRole,
     Curves,
@@ -68,6 +69,7 @@ READY_S = 2.0  # for the ledger to answer
 LONGEST_WAIT_S = 10.0  # for a lease request when there is no work
 RETRY_LEASE_S = 1.0  # another coordinator of the same ledger cannot wake this one, so it looks this often
 PREFER_WAIT = re.compile(r"\bwait=([0-9]{1,5})\b")
+PREFER_REDIRECT = re.compile(r"\bredirect\b")
 RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{0,15})")
 Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 LeaseId = Annotated[str, Path(min_length=1, max_length=100)]
@@ -77,6 +79,7 @@ METRICS: dict[str, Any] = {"description": "Prometheus text", "content": {"text/p
 BLOB_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The whole blob", **BYTES},
     206: {"description": "The bytes of the Range", **BYTES},
+    307: {"description": "The same bytes in a bucket, for a while; only with Prefer: redirect"},
 }
 
 
@@ -150,8 +153,20 @@ def _add_worker_routes(
         return _json(await _lease_or_wait(coordinator, asked, request, wait_s, clock))
 
     @service.get("/v1/leases/{lease_id}/uploads/{sha256}", dependencies=role, responses=problems(404, 422))
-    def received(lease_id: LeaseId, sha256: Digest) -> Received:
-        return Received(received=intake.received(lease_id, sha256))
+    def received(
+        request: Request,
+        response: Response,
+        lease_id: LeaseId,
+        sha256: Digest,
+        size: Annotated[int | None, Query(ge=1, lt=2**53)] = None,
+        prefer: Annotated[str, Header()] = "",
+    ) -> Received:
+        """With `?size=` and `Prefer: redirect`, a header names the URL for the bytes if workers may write directly."""
+        arrived, token = intake.received(lease_id, sha256), request.headers.get("authorization", "")
+        if size is not None and not arrived and PREFER_REDIRECT.search(prefer):
+            url = intake.upload_url(lease_id, sha256, size, token)
+            response.headers.update({} if url is None else {UPLOAD_HEADER: url, "Cache-Control": "no-store"})
+        return Received(received=arrived)
 
     @service.put(
         "/v1/leases/{lease_id}/uploads/{sha256}",
@@ -226,7 +241,16 @@ def _add_model_routes(service: FastAPI, coordinator: Coordinator, role: Sequence
         response_class=Response,
         responses={**BLOB_ANSWERS, **problems(404, 416, 422)},
     )
-    def blob(request: Request, sha256: Digest, range: Annotated[str | None, Header()] = None) -> Response:
+    def blob(
+        request: Request,
+        sha256: Digest,
+        range: Annotated[str | None, Header()] = None,
+        prefer: Annotated[str, Header()] = "",
+    ) -> Response:
+        """With `Prefer: redirect` the answer may be the URL of the same bytes in the coordinator's bucket."""
+        if PREFER_REDIRECT.search(prefer) and (url := coordinator.blobs.download_url(sha256)) is not None:
+            coordinator.blobs.size(sha256)  # 404 if it is not there
+            return Response(status_code=307, headers={"Location": url, "Cache-Control": "no-store"})
         named = request.headers.get(WORKER_HEADER, "")
         worker = named if re.fullmatch("[0-9a-f]{64}", named) else None
         return _blob_response(

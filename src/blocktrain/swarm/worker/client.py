@@ -19,8 +19,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefused
 from blocktrain.io.files import mapped, written_whole
+from blocktrain.swarm.worker.bucket_access import BucketAccess
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
+    UPLOAD_HEADER,
     WORKER_HEADER,
     Blob,
     EvaluationNotice,
@@ -57,9 +59,11 @@ class CoordinatorClient:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         failed: Callable[[CoordinatorUnreachable], None] = lambda error: None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.invite, self._patience_s, self._clock, self._sleep = invite, patience_s, clock, sleep
         self._failed, self._transport = failed, transport
+        self._direct = BucketAccess(transport, clock, say, tls=invite.tls)
         self._headers = {"Authorization": f"Bearer {invite.access_token}"}
         self._places, self._at = invite.places, 0
         self._connections: dict[int, httpx.Client] = {}
@@ -87,6 +91,7 @@ class CoordinatorClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._direct.close()
         for connection in self._connections.values():
             connection.close()
 
@@ -153,15 +158,24 @@ class CoordinatorClient:
         """Appends the missing bytes, or as many of them as arrive."""
         start = file.tell()
         path, headers = f"/v1/blobs/{blob.sha256}", {"Range": f"bytes={start}-{blob.num_bytes - 1}"}
-        headers |= self._headers
-        with _reached(self._place), self._http.stream("GET", path, headers=headers) as response:
-            if not response.is_success:
-                response.read()
-            _require_success(response)
+
+        def keep(response: httpx.Response) -> None:
             for chunk in response.iter_bytes() if response.status_code == 206 else ():
                 wanted = chunk[: blob.num_bytes - file.tell()]
                 file.write(wanted)
                 digest.update(wanted)
+
+        preference = self._direct.preference()
+        asked = {**headers, **self._headers, **preference}
+        with _reached(self._place), self._http.stream("GET", path, headers=asked) as response:
+            redirected = bool(preference) and response.has_redirect_location
+            if not response.is_success and not redirected:
+                response.read()
+                _require_success(response)
+            keep(response)
+        if redirected and not self._direct.get(response.headers["Location"], headers, keep):
+            self._fetch_rest(blob, file, digest)  # through the coordinator: no redirect is asked for now
+            return
         if file.tell() == start:
             raise CoordinatorUnreachable(f"{self._place.url} did not send the bytes from {start} on: try again")
 
@@ -169,13 +183,19 @@ class CoordinatorClient:
         """Sends bytes. Those that arrived in an earlier attempt are not sent again."""
         blob = Blob(sha256=hashlib.sha256(payload).hexdigest(), num_bytes=len(payload))
         path = f"/v1/leases/{lease}/uploads/{blob.sha256}"
-        received = self._received(path) if len(payload) > FEW_BYTES else 0
+        received = self._received(path, payload) if len(payload) > FEW_BYTES or self._direct.is_used else 0
         while received < len(payload):
             received = self._patiently(partial(self._send_rest, path, payload, received))
         return blob
 
-    def _received(self, path: str) -> int:
-        return self._ask("GET", path, Received).received
+    def _received(self, path: str, payload: bytes) -> int:
+        """How many bytes have arrived: all, if the coordinator names a place in its bucket and they get there."""
+        params, headers = {"size": len(payload)}, self._direct.preference()
+        answer = self._send("GET", path, params=params, headers=headers)
+        url = answer.headers.get(UPLOAD_HEADER)
+        if url and self._direct.put(url, payload):
+            return len(payload)
+        return self._read(answer, path, Received).received
 
     def _send_rest(self, path: str, payload: bytes, offset: int) -> int:
         """Sends the rest. Returns how many bytes the coordinator then has: all, or fewer if the connection broke."""
@@ -197,7 +217,9 @@ class CoordinatorClient:
         return self._patiently(lambda: self._ask_once(method, path, answer, **options))
 
     def _ask_once(self, method: str, path: str, answer: TypeAdapter[Answer] | type[Answer], **options: Any) -> Answer:
-        response = self._once(method, path, **options)
+        return self._read(self._once(method, path, **options), path, answer)
+
+    def _read(self, response: httpx.Response, path: str, answer: TypeAdapter[Answer] | type[Answer]) -> Answer:
         adapter = answer if isinstance(answer, TypeAdapter) else TypeAdapter(answer)
         try:
             return adapter.validate_json(response.content)

@@ -30,7 +30,7 @@ class ProbeClient(CoordinatorClient):
         """Whether the access token is a worker's or an admin's. Asks for the state of an upload, which only they may
         do. The lease does not exist: the refusal that says so means that the question was allowed."""
         try:
-            self._received(NO_LEASE)
+            self._send("GET", NO_LEASE)
         except RequestRefused as refused:
             if refused.code == "role":
                 return False

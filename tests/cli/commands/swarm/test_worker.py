@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from blocktrain.cli.commands.swarm.worker import Shift, WorkLines, own_key
 from blocktrain.errors import ConfigError, CoordinatorUnreachable
 from blocktrain.io.private import cache_home
+from blocktrain.swarm.worker.schedule import parse_schedule
 from blocktrain.swarm.worker.worker import WorkReport
 
 
@@ -83,3 +85,36 @@ def test_a_lease_a_first_step_and_a_submission_are_printed(capsys):
         lines(WorkReport(kind, text, None if kind == "lease" else 2.0))
     said = capsys.readouterr().err.splitlines()
     assert said == ["lease: phase 0", "step 1, loss 2.000 nats/byte", "submitted: 2 steps, loss 2.000 nats/byte"]
+
+
+def test_outside_of_its_hours_a_worker_hands_in_and_waits(monkeypatch, capsys):
+    now = datetime(2026, 1, 1, 6, 59)
+
+    def sleep(self: Shift, seconds: float) -> None:
+        nonlocal now
+        now += timedelta(hours=1)
+
+    monkeypatch.setattr(Shift, "sleep", sleep)
+    hours = parse_schedule("22:00-07:00")
+    shift = Shift(lambda _: None, lambda: False, once=False, url="", hours=hours, now=lambda: now)
+    assert (shift.begins(), shift.over()) == (True, False)
+    now += timedelta(minutes=1)
+    assert shift.over()
+    assert shift.begins()
+    assert (now.hour, shift.over()) == (22, False)
+    assert capsys.readouterr().err.count("outside of the hours 22:00-07:00") == 1
+    shift.report(WorkReport("finished", "every phase is trained"))
+    assert not shift.begins()
+
+
+@pytest.mark.parametrize(
+    "options, complaint",
+    [
+        (["--schedule", "at night"], "give two times of a day"),
+        (["--devices", "cpu,cpu", "--device", "cpu"], "--devices excludes --device"),
+        (["--devices", "cpu,none"], "cannot be used here"),
+    ],
+)
+def test_options_that_make_no_sense_are_a_user_error(run, options, complaint):
+    result = run("worker", "bt://127.0.0.1:1/#" + "x" * 20, *options)
+    assert (result.exit_code, complaint in result.stderr) == (2, True)

@@ -67,6 +67,9 @@ def coordinator(
     blobs: Annotated[
         str | None, typer.Option(metavar="URL", help="Bucket (s3://, gs://, az://), instead of DIR/blobs.")
     ] = None,
+    presigned: Annotated[
+        bool, typer.Option("--presigned", help="Let workers read and write the bucket directly, by presigned URLs.")
+    ] = False,
     rate: Annotated[
         float,
         typer.Option(metavar="N", min=0.1, help="Requests per second per address and access token."),
@@ -125,7 +128,7 @@ def coordinator(
     make_initial_blocks = partial(make_in_torch_process, describe=_describe)
     storage = StorageLimits(total_bytes=None if max_storage is None else int(max_storage * 1e9))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the shell that started it ignores interrupts
-    with opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start) as run:
+    with opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start, presigned) as run:
         if run.upgrade is not None:
             say(str(run.upgrade))
         try:

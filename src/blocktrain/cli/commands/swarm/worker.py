@@ -9,13 +9,14 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktrain.cli.commands.swarm.devices import be_nice, work_on_devices
 from blocktrain.cli.console import quantity, say
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
@@ -30,18 +31,20 @@ from blocktrain.cli.options import (
 from blocktrain.cli.shared.metrics import metrics_file, metrics_server, report_to
 from blocktrain.cli.shared.progress import LINE_EVERY_S
 from blocktrain.cli.shared.signals import StopOnInterrupt
-from blocktrain.errors import ConfigError, CoordinatorUnreachable, StorageError
-from blocktrain.io.private import cache_home, read_private, write_private
+from blocktrain.errors import ConfigError, CoordinatorUnreachable
+from blocktrain.io.private import cache_home
 from blocktrain.logs import visible
+from blocktrain.swarm.worker.identity import own_key
+from blocktrain.swarm.worker.schedule import Schedule, parse_schedule
 from blocktrain.wire.invite import read_invite
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from rich.status import Status
 
     from blocktrain.swarm.worker.worker import WorkReport
 
 LONGEST_NAME = 100
+LOOK_S = 10.0  # between two looks at the clock outside of the hours of work
 NAP_S = 0.1  # a sleep notices Ctrl-C after at most this time
 DONE = ("submitted", "refused", "evaluated")  # the last report of a lease
 
@@ -59,7 +62,16 @@ def worker(
         float, typer.Option(metavar="GB", help="Most text to keep on disk, if the run's text is prepared.")
     ] = 2.0,
     device: DeviceName = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="One process per device: all GPUs with all, or names like cuda:0,cuda:1."),
+    ] = None,
     threads: Threads = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="FROM-TO", help='Work only at these hours of the day, for example "22:00-07:00".'),
+    ] = None,
+    nice: Annotated[bool, typer.Option("--nice", help="Leave the processor to other programs that want it.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Stop after one lease.")] = False,
     metrics: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Append every event to this file, one JSON line each.")
@@ -77,11 +89,20 @@ def worker(
         raise ConfigError(f"--cache-gb {cache_gb:g} is out of range: give gigabytes above 0")
     if name is not None and not 1 <= len(name) <= LONGEST_NAME:
         raise ConfigError(f"--name has {len(name)} characters: give 1 to {LONGEST_NAME}")
+    hours = parse_schedule(schedule) if schedule is not None else None
+    if devices is not None:
+        if device is not None or metrics_port is not None:
+            raise ConfigError("--devices excludes --device and --metrics-port: all may share --metrics FILE")
+        same = {"--name": name, "--home": home, "--memory": memory, "--cache-gb": cache_gb, "--threads": threads}
+        same |= {"--schedule": schedule, "--metrics": metrics}
+        raise typer.Exit(work_on_devices(devices, str(address), same, [*["--nice"] * nice, *["--once"] * once]))
 
     from blocktrain.swarm.aliases import alias_of
     from blocktrain.swarm.worker.client import CoordinatorClient
     from blocktrain.swarm.worker.worker import Worker
 
+    if nice:
+        be_nice()
     use_threads(threads)
     home, own_device = home or cache_home(), chosen_device(device)
     memory_bytes = chosen_memory(memory, own_device)
@@ -95,20 +116,23 @@ def worker(
         name = name or (platform.node() or "worker")[: LONGEST_NAME - 4] + (f"-{number}" if number > 1 else "")
         say(f"{name} on {own_device.type} with {quantity(memory_bytes, 'B')} of memory joins the run at {address.url}")
         say(f"others see this worker as {alias_of(key.public_key().public_bytes_raw().hex())}")
-        shift = Shift(report_to(show, log, counted), stop, once, address.url)
-        with CoordinatorClient(address, patience_s=math.inf, sleep=shift.unreachable, failed=shift.failed) as client:
-            Worker(
-                client,
-                home,
-                key=key,
-                name=name,
-                memory_bytes=memory_bytes,
-                cache_bytes=int(cache_gb * 10**9),
-                device=own_device,
-                report=shift.report,
-                stop=shift.over,
-                sleep=shift.sleep,
-            ).run()
+        shift = Shift(report_to(show, log, counted), stop, once, address.url, hours)
+        with CoordinatorClient(
+            address, patience_s=math.inf, sleep=shift.unreachable, failed=shift.failed, say=say
+        ) as client:
+            while shift.begins():
+                Worker(
+                    client,
+                    home,
+                    key=key,
+                    name=name,
+                    memory_bytes=memory_bytes,
+                    cache_bytes=int(cache_gb * 10**9),
+                    device=own_device,
+                    report=shift.report,
+                    stop=shift.over,
+                    sleep=shift.sleep,
+                ).run()
     if stop():
         say("stopped: what was trained is submitted; run the same command to join again")
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -117,14 +141,38 @@ def worker(
 class Shift:
     """Decides when the worker stops, and reports when the coordinator does not answer."""
 
-    def __init__(self, show: Callable[[WorkReport], None], stop: Callable[[], bool], once: bool, url: str) -> None:
+    def __init__(
+        self,
+        show: Callable[[WorkReport], None],
+        stop: Callable[[], bool],
+        once: bool,
+        url: str,
+        hours: Schedule | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
         self._show, self._stop, self._once, self._url = show, stop, once, url
-        self._done, self._away, self._said = False, False, ""
+        self._hours, self._now = hours, now
+        self._done, self._finished, self._away, self._said = False, False, False, ""
 
     def over(self) -> bool:
-        return self._stop() or (self._once and self._done)
+        return self._ended() or not self._is_open()
+
+    def begins(self) -> bool:
+        """Waits for the hours of work. False if there is nothing more to do."""
+        if not self._ended() and not self._is_open():
+            say(f"outside of the hours {self._hours}: what was trained is submitted, work goes on then")
+        while not self._ended() and not self._is_open():
+            self.sleep(LOOK_S)
+        return not self._ended()
+
+    def _ended(self) -> bool:
+        return self._stop() or self._finished or (self._once and self._done)
+
+    def _is_open(self) -> bool:
+        return self._hours is None or self._hours.is_open(self._now().time())
 
     def report(self, report: WorkReport) -> None:
+        self._finished = self._finished or report.kind == "finished"
         if self._away:
             say(f"the coordinator at {self._url} answers again")
         self._away, self._said = False, ""
@@ -202,50 +250,3 @@ def shown() -> Iterator[Callable[[WorkReport], None]]:
     console = Console(file=sys.stderr, markup=False, highlight=False)
     with console.status("joining") as status:
         yield WorkStatus(status)
-
-
-@contextmanager
-def own_key(home: Path) -> Iterator[tuple[Ed25519PrivateKey, int]]:
-    """The first key of this directory that no other worker uses now, and its number. Makes one if needed: to the
-    coordinator, two workers with the same key would be one."""
-    from filelock import FileLock, Timeout
-
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{home} cannot be created ({error.strerror}): choose another --home") from None
-    for number in count(1):
-        path = home / ("key" if number == 1 else f"key-{number}")
-        lock = FileLock(path.with_name(f".{path.name}.lock"))
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            continue
-        except OSError as error:
-            raise StorageError(f"{home} cannot be written ({error.strerror}): choose another --home") from None
-        try:
-            yield _key(path), number
-        finally:
-            lock.release()
-        return
-
-
-def _key(path: Path) -> Ed25519PrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        load_pem_private_key,
-    )
-
-    data = read_private(path)
-    if data is None:
-        made = Ed25519PrivateKey.generate()
-        write_private(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        return made
-    with suppress(ValueError, TypeError):
-        key = load_pem_private_key(data, password=None)
-        if isinstance(key, Ed25519PrivateKey):
-            return key
-    raise ConfigError(f"{path} is not an Ed25519 key in PEM format: restore it, or delete it to join as a new worker")
