@@ -229,7 +229,8 @@ def test_speculative_text_is_coloured_by_who_decided_it(visit, open_gateway):
     text = written(page)
     kinds = [page.locator(f"#written .{kind}").all_text_contents() for kind in ("drafted", "corrected", "decided")]
     assert sum(len("".join(each)) for each in kinds) == len(text)
-    assert len(kinds[1]) + len(kinds[2]) == int(page.locator("#traversals").inner_text())  # one end per traversal
+    ends = len(kinds[1]) + len(kinds[2])  # one per traversal, unless it ended inside a character
+    assert 0 < ends <= int(page.locator("#traversals").inner_text())
 
 
 def test_three_modes_race_over_a_simulated_distance(visit, open_gateway):
