@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ import plotly.graph_objects as go
 from blocktrain.figures import write_png
 from blocktrain.io.files import write_whole
 from common import RESULTS, Document, Verdict, markdown, read_json
+from opening import opening
 
 DOCS = Path(__file__).parents[1] / "docs"
 IMAGES = "images/results"  # below docs/
@@ -121,6 +122,9 @@ def page(found: Sequence[Found]) -> str:
             "This page is generated. Do not edit it: `make results` (`python bench/page.py`) builds it from the files "
             "in bench/results that are named below, and a test compares the two. Each file is written by one "
             "experiment and contains its settings, its seeds and the machine.\n",
+            "## In ten lines\n",
+            "Two CPU cores and WikiText-2 as bytes, where the line says nothing else.\n",
+            opening({each.experiment.name: each.document for each in measured}, first_verdict_of(measured)),
             "## Goals\n",
             "The paper is Spheroid BlockTrain (arXiv 2606.24722). “–” means that it has no such figure. Lower is "
             "better for nats/byte, bytes, seconds and memory.\n",
@@ -132,6 +136,11 @@ def page(found: Sequence[Found]) -> str:
             *(part_of(each) for each in found),
         ]
     )
+
+
+def first_verdict_of(measured: Sequence[Found]) -> Callable[[str], str | None]:
+    verdicts = {each.experiment.name: each.verdicts() for each in measured}
+    return lambda name: verdicts[name][0].ours if verdicts.get(name) else None
 
 
 def summary_rows(each: Found) -> list[list[str]]:

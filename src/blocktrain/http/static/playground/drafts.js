@@ -1,0 +1,19 @@
+// What one event of a stream added, coloured by who decided it. A speculative traversal writes the accepted part of a draft
+// and then one byte or token of the whole model: a correction if the rest of the draft was refused, otherwise an addition.
+
+function span(text, kind) {
+  const made = document.createElement("span");
+  made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+export function coloured(text, effort, before) {
+  if (effort.mode !== "speculative") return span(text, "");
+  const since = (name) => effort[name] - (before?.[name] ?? 0);
+  const characters = [...text];
+  const end = since("traversals") > 0 ? characters.pop() : "";
+  const whole = document.createElement("span");
+  whole.append(span(characters.join(""), "drafted"), span(end, since("drafted") > since("accepted") ? "corrected" : "decided"));
+  return whole;
+}
