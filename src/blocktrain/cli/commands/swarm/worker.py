@@ -8,15 +8,16 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktrain.cli.console import quantity, say
+from blocktrain.cli.console import duration, quantity, say
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
     DeviceName,
@@ -33,6 +34,7 @@ from blocktrain.cli.shared.signals import StopOnInterrupt
 from blocktrain.errors import ConfigError, CoordinatorUnreachable, StorageError
 from blocktrain.io.private import cache_home, read_private, write_private
 from blocktrain.logs import visible
+from blocktrain.swarm.aliases import alias_of
 from blocktrain.wire.invite import read_invite
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 100
 NAP_S = 0.1  # a sleep notices Ctrl-C after at most this time
+STANDING_EVERY_S = 60.0
+NO_LEASE = "this worker gets no lease of it"
 DONE = ("submitted", "refused", "evaluated")  # the last report of a lease
 
 
@@ -78,7 +82,7 @@ def worker(
     if name is not None and not 1 <= len(name) <= LONGEST_NAME:
         raise ConfigError(f"--name has {len(name)} characters: give 1 to {LONGEST_NAME}")
 
-    from blocktrain.swarm.aliases import alias_of
+    from blocktrain.cli.shared.training import check_memory
     from blocktrain.swarm.worker.client import CoordinatorClient
     from blocktrain.swarm.worker.worker import Worker
 
@@ -97,6 +101,7 @@ def worker(
         say(f"others see this worker as {alias_of(key.public_key().public_bytes_raw().hex())}")
         shift = Shift(report_to(show, log, counted), stop, once, address.url)
         with CoordinatorClient(address, patience_s=math.inf, sleep=shift.unreachable, failed=shift.failed) as client:
+            shift.standing = StandingEverySoOften(client.status, key.public_key().public_bytes_raw().hex())
             Worker(
                 client,
                 home,
@@ -106,6 +111,7 @@ def worker(
                 cache_bytes=int(cache_gb * 10**9),
                 device=own_device,
                 report=shift.report,
+                joined=lambda spec: check_memory(spec, spec.phases, memory_bytes, NO_LEASE),
                 stop=shift.over,
                 sleep=shift.sleep,
             ).run()
@@ -120,6 +126,7 @@ class Shift:
     def __init__(self, show: Callable[[WorkReport], None], stop: Callable[[], bool], once: bool, url: str) -> None:
         self._show, self._stop, self._once, self._url = show, stop, once, url
         self._done, self._away, self._said = False, False, ""
+        self.standing: Callable[[], str | None] = lambda: None
 
     def over(self) -> bool:
         return self._stop() or (self._once and self._done)
@@ -130,6 +137,8 @@ class Shift:
         self._away, self._said = False, ""
         self._done = self._done or report.kind in DONE
         self._show(report)
+        if report.kind == "submitted" and (text := self.standing()):
+            self._show(replace(report, kind="standing", text=text, loss=None))
 
     def sleep(self, seconds: float) -> None:
         """Returns early on Ctrl-C, which does not interrupt time.sleep."""
@@ -151,6 +160,34 @@ class Shift:
         self.sleep(seconds)
         if self._stop():
             raise KeyboardInterrupt
+
+
+class StandingEverySoOften:
+    """A worker's share of the run and its rank, which the coordinator is asked for at most every STANDING_EVERY_S: its
+    answer tells of all workers."""
+
+    def __init__(
+        self, status: Callable[[], Mapping[str, Any]], worker: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._status, self._alias, self._clock, self._asked_s = status, alias_of(worker), clock, -math.inf
+
+    def __call__(self) -> str | None:
+        if self._clock() < self._asked_s + STANDING_EVERY_S:
+            return None
+        self._asked_s = self._clock()
+        facts = self._status()
+        return standing_of(self._alias, facts["workers"], facts.get("time_left_s"))
+
+
+def standing_of(alias: str, workers: Sequence[Mapping[str, Any]], left_s: float | None) -> str | None:
+    """How much of what all workers have trained on is this worker's, and how many have trained on more."""
+    tokens = {each["alias"]: int(each["tokens"]) for each in workers if each["tokens"]}
+    if alias not in tokens:
+        return None
+    rank = 1 + sum(other > tokens[alias] for other in tokens.values())
+    share = f"{tokens[alias] / sum(tokens.values()):.0%} of the run's training so far"
+    left = f"; the run has {duration(left_s)} left" if left_s else ""
+    return f"{share}, rank {rank} of {len(tokens)}{left}"
 
 
 class WorkLines:
