@@ -72,7 +72,7 @@ def _kinds(annotation: Any, limits: Any = ()) -> str:
         return _kinds(
             annotation.__origin__, [x for each in annotation.__metadata__ for x in getattr(each, "metadata", [each])]
         )
-    names = {int: "a whole number", float: "a number", str: "text", type(None): "left out"}
+    names = {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "text", type(None): "left out"}
     values = [(SIGNS[type(each)], next(iter(vars_of(each)))) for each in limits if type(each) in SIGNS]
     return ", ".join([names[annotation], *(f"{words.format(f'{value:g}')}" for words, value in values)])
 

@@ -18,9 +18,11 @@ from blocktrain.spec import (
     RunSpec,
     Stacked,
     TrainSpec,
+    first_difference,
     load_spec,
     parse_spec,
     preset,
+    settings_of,
 )
 
 SIMULTANEOUS = Stacked(schedule="simultaneous", scaffold=0, lookahead=1)
@@ -273,3 +275,28 @@ def test_a_tokenizer_changes_the_digest_and_survives_a_dump(key, value):
     spec = preset("tiny").with_(**{key: value})
     assert spec.digest() != preset("tiny").digest()
     assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_memory_settings_are_no_part_of_what_a_run_is():
+    spec = preset("tiny")
+    own = spec.with_(**{"train.micro_windows": 2, "train.checkpoint_activations": False})
+    assert own.digest() == spec.digest()
+    assert own.without_paths() == spec.without_paths()
+    assert first_difference(own, spec) is None
+    assert parse_spec(settings_of(own), "a file") == own
+
+
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        ({"train.micro_windows": 9}, "train.micro_windows = 9 is more than train.windows = 8"),
+        ({"train.micro_windows": 2, "objective": Denoise()}, "denoise draws its noise for all windows of a step"),
+        ({"train.freeze": [4]}, r"train.freeze = \[4\] must name blocks from 0 to 3, each once"),
+        ({"train.freeze": [0, 0]}, "each once"),
+        ({"train.freeze": [0, 1, 2, 3]}, "leaves no block to train: name fewer than 4"),
+        ({"train.freeze": [0, 2]}, r"a block that is trained below a frozen one: .* for example \[0, 1\]"),
+    ],
+)
+def test_memory_and_frozen_blocks_are_checked(changes, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        preset("tiny").with_(**changes)

@@ -255,6 +255,10 @@ class OptimSpec(Settings):
     decay_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5  # last share of a phase: it falls linearly to zero
 
 
+# How a machine trains with the memory that it has. They change no weight, except for rounding.
+MACHINE_SETTINGS = ("micro_windows", "checkpoint_activations")
+
+
 class TrainSpec(Settings):
     """The training budget, and where training begins (docs/fine-tuning.md)."""
 
@@ -262,11 +266,24 @@ class TrainSpec(Settings):
     windows: Count = 32  # windows of text per step, each of model.context tokens
     freeze: tuple[Annotated[int, Field(ge=0, strict=True)], ...] = ()  # blocks that keep the weights of --from
     start_sha256: Sha256 | None = None  # of the model that training starts from; filled in by --from
+    # windows that go through the blocks at once, their gradients summed up; left out: as many as fit the memory
+    micro_windows: Count | None = None
+    # compute every layer again in the backward pass instead of keeping its results; left out: if the memory needs it
+    checkpoint_activations: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.micro_windows is not None and self.micro_windows > self.windows:
+            raise ValueError(
+                f"train.micro_windows = {self.micro_windows} is more than train.windows = {self.windows}, the windows "
+                f"of a step: give at most that, or leave it out"
+            )
+        return self
 
     @model_serializer(mode="wrap")
     def _without_unused_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what is not used, so that older digests of such runs stay the same."""
-        unused = [key for key in ("freeze", "start_sha256") if not getattr(self, key)]
+        unused = [key for key in ("freeze", "start_sha256", *MACHINE_SETTINGS) if getattr(self, key) in ((), None)]
         return {key: value for key, value in dump(self).items() if key not in unused}
 
 

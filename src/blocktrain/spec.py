@@ -18,6 +18,7 @@ from blocktrain.errors import ConfigError
 from blocktrain.settings import (
     BYTES,
     LATER_SWARM_SETTINGS,
+    MACHINE_SETTINGS,
     NUM_SYMBOLS,
     OBJECTIVE_KINDS,
     REMOVED_SETTINGS,
@@ -103,6 +104,11 @@ class RunSpec(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_frozen()
+        if self.train.micro_windows is not None and isinstance(self.objective, Denoise):
+            raise ValueError(
+                f"train.micro_windows = {self.train.micro_windows}: denoise draws its noise for all windows of a step "
+                f"together, so leave it out; train.checkpoint_activations saves memory too"
+            )
         phases = len(self._layout())
         if isinstance(self.train.steps, tuple) and len(self.train.steps) != phases:
             raise ValueError(
@@ -169,8 +175,8 @@ class RunSpec(Settings):
         return [(every[k : k + reach], every[:k], every[k + reach : k + reach + objective.lookahead]) for k in starts]
 
     def digest(self) -> str:
-        """A hash of all settings. Runs with equal digests train equal weights."""
-        settings = self.model_dump(mode="json")
+        """A hash of all settings but those for one machine. Runs with equal digests train equal weights."""
+        settings = self.for_any_machine().model_dump(mode="json")
         if isinstance(self.objective, Denoise):
             settings["objective"] |= REMOVED_SETTINGS
         for name, before in LATER_SWARM_SETTINGS.items():
@@ -182,8 +188,15 @@ class RunSpec(Settings):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def without_paths(self) -> RunSpec:
-        """The settings for others: the corpus by its name, since its folders are nobody else's business."""
-        return self.model_copy(update={"corpus": self.corpus.model_copy(update={"source": self.corpus.name})})
+        """The settings for others: the corpus by its name, since its folders are nobody else's business. Each machine
+        chooses by its own memory."""
+        corpus = self.corpus.model_copy(update={"source": self.corpus.name})
+        return self.for_any_machine().model_copy(update={"corpus": corpus})
+
+    def for_any_machine(self) -> RunSpec:
+        """Without what concerns the memory of one machine only."""
+        train = self.train.model_copy(update=dict.fromkeys(MACHINE_SETTINGS))
+        return self.model_copy(update={"train": train})
 
     def with_(self, **changes: Any) -> RunSpec:
         """A copy with some settings replaced, checked again: spec.with_(**{"train.steps": 10})."""
@@ -253,7 +266,7 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
 
 def first_difference(there: RunSpec, wanted: RunSpec) -> str | None:
     """The first setting that differs, as the middle of a sentence about what holds `there`."""
-    old, new = _flat(settings_of(there)), _flat(settings_of(wanted))
+    old, new = (_flat(settings_of(spec.for_any_machine())) for spec in (there, wanted))
     for key in dict.fromkeys((*new, *old)):
         if old.get(key) != new.get(key):
             was, now = (json.dumps(flat[key]) if key in flat else "nothing" for flat in (old, new))

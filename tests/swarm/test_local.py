@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 
@@ -30,6 +31,15 @@ def test_two_workers_train_a_run_to_its_end(spec):
         assert all(phase["finished"] for phase in swarm.status()["phases"])
         assert len(swarm.model().blocks) == 4
     assert {("worker-1", "finished"), ("worker-2", "finished")} <= seen
+
+
+def test_a_worker_tells_its_step_in_the_lease_and_in_the_phase(spec):
+    told = []
+    with local_swarm(spec, workers=1, report=lambda _, report: told.append((report.kind, report.text))) as swarm:
+        assert swarm.wait(PATIENCE_S)
+    steps = [re.sub(r"\d+ s left", "… s left", text) for kind, text in told if kind == "step"]
+    assert steps[:2] == [f"step {n}/2 of the lease, … s left (phase 1: {n}/4)" for n in (1, 2)]
+    assert steps[2] == "step 1/2 of the lease, … s left (phase 1: 3/4)"
 
 
 def test_nothing_is_left_when_it_ends(spec):

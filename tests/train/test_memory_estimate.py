@@ -32,9 +32,35 @@ def test_a_block_that_is_trained_alone_is_not_streamed():
     assert not memory_plan(alone, alone.phases[0], 1).streamed
 
 
-def test_denoise_takes_all_windows_at_once():
-    denoise = preset("tiny").with_(objective=Denoise())
-    assert least_memory_bytes(denoise, denoise.phases[0]) == training_memory_bytes(denoise, denoise.phases[0])
+def test_denoise_takes_all_windows_at_once_and_can_only_compute_layers_again():
+    denoise = preset("tiny").with_(objective=Denoise(), **{"model.layers": 16})
+    plan = memory_plan(denoise, denoise.phases[0], 1)
+    assert (plan.streamed, plan.micro_windows, plan.checkpoint_activations) == (False, 8, True)
+    assert plan.memory_bytes < training_memory_bytes(denoise, denoise.phases[0])
+
+
+@pytest.mark.parametrize(
+    "pinned, memory_bytes, chosen",
+    [
+        ({"train.micro_windows": 3}, None, (3, False)),
+        ({"train.micro_windows": 3}, 1, (3, True)),
+        ({"train.checkpoint_activations": True}, None, (8, True)),
+        ({"train.checkpoint_activations": False}, 1, (1, False)),
+        ({"train.micro_windows": 2, "train.checkpoint_activations": False}, 1, (2, False)),
+    ],
+)
+def test_settings_pin_what_is_otherwise_chosen(pinned, memory_bytes, chosen):
+    spec = preset("tiny").with_(**{"model.layers": 16, **pinned})
+    plan = memory_plan(spec, spec.phases[0], memory_bytes)
+    assert (plan.micro_windows, plan.checkpoint_activations) == chosen
+
+
+def test_a_plan_names_the_settings_that_make_it_fit():
+    paper = preset("paper")
+    plan = memory_plan(paper, paper.phases[-1], 8_000_000_000)
+    assert (plan.settings(paper), plan.streamed) == (["train.micro_windows = 8"], False)
+    least = memory_plan(paper, paper.phases[0], 1)
+    assert least.settings(paper) == ["train.micro_windows = 1", "train.checkpoint_activations = true"]
 
 
 def test_the_paper_s_shape_trains_within_eight_gigabytes_if_it_is_streamed():

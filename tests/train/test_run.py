@@ -166,3 +166,25 @@ def test_an_unfinished_corpus_is_not_mistaken_for_the_run_s(tmp_path, text, tiny
     text.write_bytes(text.read_bytes() + b"more")
     with pytest.raises(CheckpointError, match="other text"):
         trained(tmp_path / "run", spec)
+
+
+@pytest.mark.parametrize("objective", [Stacked(), Denoise(), Stacked(schedule="whole")], ids=lambda x: x.kind)
+def test_computing_layers_again_changes_no_bit(tmp_path, tiny, objective):
+    plain = trained(tmp_path / "plain", tiny(objective))
+    again = trained(tmp_path / "again", tiny(objective, **{"train.checkpoint_activations": True}))
+    assert torch.equal(weights(plain), weights(again))
+
+
+def test_fewer_windows_at_once_change_only_the_rounding(tmp_path, tiny):
+    plain = trained(tmp_path / "plain", tiny(Stacked()))
+    parts = trained(tmp_path / "parts", tiny(Stacked(), **{"train.micro_windows": 3}))
+    assert torch.allclose(weights(plain), weights(parts), atol=1e-3)
+    assert not torch.equal(weights(plain), weights(parts))
+
+
+def test_a_run_may_be_continued_with_other_memory_settings(tmp_path, tiny):
+    pause = StopAfter(2)
+    trained(tmp_path / "run", tiny(Stacked()), report=pause.report, stop=pause.stop)
+    more = trained(tmp_path / "run", tiny(Stacked(), **{"train.checkpoint_activations": True}))
+    assert torch.equal(weights(more), weights(trained(tmp_path / "straight", tiny(Stacked()))))
+    assert more.spec.digest() == tiny(Stacked()).digest()

@@ -114,3 +114,17 @@ def test_compiled_training_equals_eager_training():
     for _ in range(2):
         eager.step(), compiled.step()
     torch.testing.assert_close(all_weights(eager), all_weights(compiled), atol=2e-3, rtol=0)
+
+
+def saved_bytes(objective, **options) -> int:
+    """Of all tensors that one step keeps for its backward pass."""
+    spec, sizes = TINY.with_(objective=objective, **{"model.layers": 16}), []
+    one = BlockTrainer(spec, spec.phases[0], TEXT, {}, **options)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.nbytes) or x, lambda x: x):
+        one._loss(*one._batch())
+    return sum(sizes)
+
+
+@pytest.mark.parametrize("objective", [Stacked(), Denoise()], ids=lambda each: each.kind)
+def test_layers_that_are_computed_again_keep_little_for_the_backward_pass(objective):
+    assert saved_bytes(objective, checkpoint_activations=True) < 0.5 * saved_bytes(objective)

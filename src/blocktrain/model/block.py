@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from blocktrain.model import noise
 from blocktrain.model.kv_cache import CacheView
@@ -26,6 +27,7 @@ class Block(nn.Module):
     sin: Tensor
     embedding_up: nn.Parameter | None  # from the rank of the tables to the width, if they differ
     readout_down: nn.Parameter | None  # and back
+    compute_again = False  # layers keep only what enters them, and are computed again in the backward pass
 
     def __init__(self, spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> None:
         super().__init__()
@@ -68,8 +70,10 @@ class Block(nn.Module):
         self, hidden_BTD: Tensor, mask: Tensor | None = None, modulation: Modulation | None = None
     ) -> Tensor:
         T = hidden_BTD.size(1)
+        again = self.compute_again and torch.is_grad_enabled()
         for index in range(self.num_layers):
-            hidden_BTD = self._layer(index)(hidden_BTD, (self.cos[:T], self.sin[:T]), mask, modulation)
+            layer, rest = self._layer(index), ((self.cos[:T], self.sin[:T]), mask, modulation)
+            hidden_BTD = _kept_short(layer, hidden_BTD, *rest) if again else layer(hidden_BTD, *rest)
         return hidden_BTD
 
     def run_steps(self, hidden_TD: Tensor, cache: CacheView, modulation: Modulation | None = None) -> Tensor:
@@ -224,6 +228,11 @@ def build_block(spec: RunSpec, index: int, layers: Sequence[Layer] | None = None
     """An initial block, equal on every machine; or a block with these physical layers."""
     kind = DenoiseBlock if isinstance(spec.objective, Denoise) else StackedBlock
     return kind(spec, index, layers)
+
+
+def _kept_short(layer: Layer, *arguments: Any) -> Tensor:
+    hidden: Tensor = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)  # it draws nothing
+    return hidden
 
 
 def block_shapes(spec: RunSpec, index: int) -> dict[str, tuple[int, ...]]:

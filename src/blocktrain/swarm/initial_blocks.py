@@ -72,7 +72,7 @@ def make_initial_blocks(spec: RunSpec, folder: Path, start: StartModel | None = 
     for block in range(spec.model.blocks):
         if not (path := initial_block_file(folder, block)).exists():
             save_tensors(path, build_block(spec, block).state_dict() if blocks is None else blocks[block])
-    return {phase.index: least_memory_bytes(spec, phase) for phase in spec.phases}
+    return {phase.index: least_memory_bytes(spec.for_any_machine(), phase) for phase in spec.phases}
 
 
 def initial_blocks_here(spec: RunSpec, start: StartModel | None = None) -> Callable[[int], Tensors]:

@@ -19,12 +19,19 @@ LAYER_VALUES = 24  # numbers kept for the backward pass per position and layer, 
 @dataclass(frozen=True)
 class MemoryPlan:
     """How a phase is trained: its blocks all in memory or streamed, one at a time; and how many windows of a step go
-    through the blocks at once, with their gradients summed up. Streaming changes no bit of the result; fewer windows at
-    once change its rounding."""
+    through the blocks at once, with their gradients summed up; and whether every layer is computed again in the
+    backward pass instead of keeping its results. Fewer windows at once change the rounding of the result; the rest
+    changes no bit of it."""
 
     streamed: bool
     micro_windows: int
     memory_bytes: int
+    checkpoint_activations: bool = False
+
+    def settings(self, spec: RunSpec) -> list[str]:
+        """What differs from training without any saving, as settings of a run."""
+        named = [f"train.micro_windows = {self.micro_windows}"] if self.micro_windows < spec.train.windows else []
+        return named + (["train.checkpoint_activations = true"] if self.checkpoint_activations else [])
 
 
 def memory_plan(spec: RunSpec, phase: Phase, memory_bytes: int | None) -> MemoryPlan:
@@ -45,19 +52,23 @@ def can_stream(spec: RunSpec, phase: Phase) -> bool:
 
 
 def _plans(spec: RunSpec, phase: Phase) -> Iterator[MemoryPlan]:
-    """The fastest first: fewer windows at once cost little, streaming costs a second forward pass."""
-    for streamed in (False, True) if can_stream(spec, phase) else (False,):
-        for windows in _window_counts(spec):
-            memory_bytes = _streamed_bytes if streamed else _held_bytes
-            yield MemoryPlan(streamed, windows, memory_bytes(spec, phase, windows * spec.model.context))
+    """The fastest first: fewer windows at once cost little, streaming and computing again cost a second forward pass.
+    The settings of the run may leave no choice."""
+    pinned = spec.train.checkpoint_activations
+    for again in (False, True) if pinned is None else (pinned,):
+        for streamed in (False, True) if can_stream(spec, phase) else (False,):
+            for windows in _window_counts(spec):
+                estimate = _streamed_bytes if streamed else _held_bytes
+                memory_bytes = estimate(spec, phase, windows * spec.model.context, again)
+                yield MemoryPlan(streamed, windows, memory_bytes, again)
 
 
 def _window_counts(spec: RunSpec) -> Iterator[int]:
     """All windows at once, then halves of that. `denoise` draws its noise for all of them together."""
-    windows = spec.train.windows
+    windows = spec.train.micro_windows or spec.train.windows
     while True:
         yield windows
-        if windows == 1 or isinstance(spec.objective, Denoise):
+        if windows == 1 or spec.train.micro_windows or isinstance(spec.objective, Denoise):
             return
         windows = -(-windows // 2)
 
@@ -70,25 +81,30 @@ def training_memory_bytes(spec: RunSpec, phase: Phase) -> int:
     return _held_bytes(spec, phase, spec.step_bytes)
 
 
-def _held_bytes(spec: RunSpec, phase: Phase, positions: int) -> int:
+def _held_bytes(spec: RunSpec, phase: Phase, positions: int, again: bool = False) -> int:
     trained = sum(_parameters(spec, block) for block in phase.blocks)
     run_only = max((_parameters(spec, block) for block in phase.below), default=0)
     passed = sum(_parameters(spec, block) for block in phase.ahead)
     through = (*phase.blocks, *phase.ahead)
     layers = sum(spec.model.layers_of(block) for block in through)
-    values_per_position = layers * LAYER_VALUES * spec.model.width + 2 * len(through) * spec.model.vocabulary
+    values_per_position = _layer_values(layers, again) * spec.model.width + 2 * len(through) * spec.model.vocabulary
     return STATE_BYTES * trained + FLOAT_BYTES * (run_only + passed + positions * values_per_position)
 
 
-def _streamed_bytes(spec: RunSpec, phase: Phase, positions: int) -> int:
+def _streamed_bytes(spec: RunSpec, phase: Phase, positions: int, again: bool = False) -> int:
     """The same with one trained block in memory: its state, the weights of one block below, the activations and logits
     of one block, and for all positions of the step the states between the blocks with one gradient."""
     trained = max(_parameters(spec, block) for block in phase.blocks)
     run_only = max((_parameters(spec, block) for block in phase.below), default=0)
     layers = max(spec.model.layers_of(block) for block in phase.blocks)
-    values_per_position = layers * LAYER_VALUES * spec.model.width + 2 * spec.model.vocabulary
+    values_per_position = _layer_values(layers, again) * spec.model.width + 2 * spec.model.vocabulary
     states = spec.step_bytes * (len(phase.blocks) + 2) * spec.model.width
     return STATE_BYTES * trained + FLOAT_BYTES * (run_only + states + positions * values_per_position)
+
+
+def _layer_values(layers: int, again: bool) -> int:
+    """Numbers kept per position, in multiples of the width. A layer that is computed again keeps what enters it."""
+    return layers + LAYER_VALUES if again else layers * LAYER_VALUES
 
 
 @cache

@@ -23,6 +23,7 @@ from blocktrain.settings import TOKENIZER_FILE
 from blocktrain.spec import Phase, RunSpec, Stacked
 from blocktrain.start_model import require_start
 from blocktrain.train.evaluate import fit_combination
+from blocktrain.train.memory_estimate import memory_plan
 from blocktrain.train.streamed import fitting_trainer
 from blocktrain.train.trainer import BlockTrainer, StepReport, Weights
 
@@ -70,14 +71,16 @@ class LocalTrainers:
         self._trainers: dict[Phase, BlockTrainer] = {}
 
     def start(self, phase: Phase, published: Weights, state: dict[str, Tensor] | None, step_done: int) -> None:
+        memory_bytes = self._memory_bytes if self._scratch else None
         trainer = fitting_trainer(
             self._spec,
             phase,
             self._corpus.train,
             published,
-            memory_bytes=self._memory_bytes if self._scratch else None,
+            memory_bytes=memory_bytes,
             scratch=self._scratch or Path(),
             device=self._device,
+            checkpoint_activations=memory_plan(self._spec, phase, memory_bytes).checkpoint_activations,
         )
         if state is not None:
             trainer.restore(state, step_done)

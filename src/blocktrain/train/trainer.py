@@ -52,7 +52,8 @@ def pick_device() -> torch.device:
 
 class BlockTrainer:
     """Trains the blocks of a phase on `train_bytes`. They start from `published`; a block that is not in it starts from
-    the seed. With `micro_windows`, so many windows of a step go through the blocks at once. Holds the trained blocks,
+    the seed. With `micro_windows`, so many windows of a step go through the blocks at once; with
+    `checkpoint_activations`, layers are computed again in the backward pass. Holds the trained blocks,
     the look-ahead's weights, and the weights of one earlier block at a time."""
 
     def __init__(
@@ -66,12 +67,13 @@ class BlockTrainer:
         shard: int = 0,
         compile: bool | None = None,
         micro_windows: int | None = None,
+        checkpoint_activations: bool = False,
     ) -> None:
         keep_freed_memory()
         self.spec, self.phase, self.shard, self.step_done = spec, phase, shard, 0
         require_vocabulary(spec, train_bytes)
         self._train_bytes, self._micro_windows = train_bytes, micro_windows or spec.train.windows
-        self._device = device or pick_device()
+        self._device, self._compute_again = device or pick_device(), checkpoint_activations
         self._compiled = compile if compile is not None else compile_pays(spec, phase)
         self._start(published)
         self._frozen = {index: self._block(index, {}).requires_grad_(False) for index in self._scratch_indices()}
@@ -163,6 +165,7 @@ class BlockTrainer:
 
     def _block(self, index: int, published: Weights) -> Block:
         block = build_block(self.spec, index)
+        block.compute_again = self._compute_again
         if index in published:
             block.load_state_dict(dict(published[index]))
         elif index - 1 in published and isinstance(block, StackedBlock):

@@ -25,7 +25,7 @@ from blocktrain.spec import EndToEnd, ModelSpec, Phase, RunSpec, Stacked
 from blocktrain.start_model import StartModel
 from blocktrain.train.evaluate import answer, evaluate
 from blocktrain.train.flops import phase_flops, run_flops
-from blocktrain.train.memory_estimate import FLOAT_BYTES, memory_plan, training_memory_bytes
+from blocktrain.train.memory_estimate import FLOAT_BYTES, MemoryPlan, memory_plan, training_memory_bytes
 from blocktrain.train.reference import equal_work_steps, reference_of
 from blocktrain.train.run import train_run, wanted_phases
 from blocktrain.train.samples import sample_prompts, write_samples
@@ -34,6 +34,7 @@ from blocktrain.train.trainer import pick_device
 from blocktrain.train.unfinished import trained_so_far
 from blocktrain.wire.messages import Sample
 
+TRAIN_REMEDY = "the system may end the training; use a smaller model, more blocks or fewer train.windows"
 LOOK_WINDOWS = 16  # of held-out text
 LOOK_SHARE = 0.05
 
@@ -86,7 +87,7 @@ def train_into(
     return run
 
 
-def check_memory(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int) -> None:
+def check_memory(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int, remedy: str = TRAIN_REMEDY) -> None:
     """Says how phases are made to fit the memory, and warns of one that needs more even so."""
     for phase in phases:
         whole, plan = training_memory_bytes(spec, phase), memory_plan(spec, phase, memory_bytes)
@@ -96,14 +97,18 @@ def check_memory(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int) -> N
             f"{phase_label(spec, phase)} needs about {quantity(whole, 'B')} of memory, {quantity(memory_bytes, 'B')}"
         )
         if plan.memory_bytes > memory_bytes:
-            say(
-                f"{there} are available and {quantity(plan.memory_bytes, 'B')} is the least: the system may end the "
-                f"training; use a smaller model, more blocks or fewer train.windows"
-            )
+            say(f"{there} are available and {quantity(plan.memory_bytes, 'B')} is the least: {remedy}")
             continue
-        ways = [f"{counted(plan.micro_windows, 'window')} at once"] if plan.micro_windows < spec.train.windows else []
-        ways += ["one block in memory at a time"] if plan.streamed else []
-        say(f"{there} are available: it trains with {' and '.join(ways)} ({quantity(plan.memory_bytes, 'B')})")
+        say(f"{there} are available: it trains with {ways_of(spec, plan)}")
+
+
+def ways_of(spec: RunSpec, plan: MemoryPlan) -> str:
+    """How a plan saves memory, what it needs then, and the settings that choose the same."""
+    ways = [f"{counted(plan.micro_windows, 'window')} at once"] if plan.micro_windows < spec.train.windows else []
+    ways += ["layers computed again"] if plan.checkpoint_activations else []
+    ways += ["one block in memory at a time"] if plan.streamed else []
+    facts = [quantity(plan.memory_bytes, "B"), *plan.settings(spec)]
+    return f"{' and '.join(ways)} ({'; '.join(facts)})"
 
 
 def has_room_to_look(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int | None) -> bool:

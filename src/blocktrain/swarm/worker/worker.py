@@ -72,14 +72,14 @@ UPLOAD_SHARE = 0.1  # of the time until the deadline, kept for the upload
 class WorkReport:
     """What a worker reports while it works."""
 
-    kind: str  # "lease", "step", "submitted", "refused", "wait", "sample", "evaluated", "finished"
+    kind: str  # "lease", "step", "submitted", "standing", "refused", "wait", "sample", "evaluated", "finished"
     text: str
     loss: float | None = None
 
 
 class Worker:
     """One volunteer's machine. `home` holds the key, the receipts and a cache of blobs: the corpus and what the
-    current lease needs."""
+    current lease needs. `joined` gets the run's settings before the first lease is asked for."""
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Worker:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         device: torch.device | None = None,
         report: Callable[[WorkReport], None] = lambda _: None,
+        joined: Callable[[RunSpec], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -101,7 +102,7 @@ class Worker:
         self._cache, self._scratch = home / "blobs", home / "scratch"
         self._name, self._memory_bytes = name or platform.node() or "worker", memory_bytes
         self._device, self._cache_bytes = device or pick_device(), cache_bytes
-        self._report, self._stop = report, stop
+        self._report, self._joined, self._stop = report, joined, stop
         self._clock, self._sleep, self._wall_clock = clock, sleep, wall_clock
         self._public_key = key.public_key().public_bytes_raw().hex()
         self._steps_per_s, self._nonce = 0.0, 0
@@ -111,6 +112,7 @@ class Worker:
         """Works until the run is finished or `stop` returns true."""
         self._info = info = self._client.run_info()
         self._spec = RunSpec.model_validate(info.spec)
+        self._joined(self._spec)
         self._block_cache = BlockCache(
             self._client,
             self._cache,
@@ -214,6 +216,7 @@ class Worker:
                 memory_bytes=self._memory_bytes,
                 scratch=self._scratch,
                 device=self._device,
+                checkpoint_activations=memory_plan(self._spec, phase, self._memory_bytes).checkpoint_activations,
             )
         else:
             self._trainer.adopt(start)
@@ -227,7 +230,10 @@ class Worker:
         losses: list[float] = []
         while len(losses) < lease.steps:
             losses.append(trainer.step().loss)
-            self._report(WorkReport("step", f"step {trainer.step_done}", losses[-1]))
+            left_s = (lease.steps - len(losses)) * (self._clock() - begun_s) / len(losses)
+            in_phase = f"phase {lease.phase + 1}: {trainer.step_done}/{trainer.phase.steps}"
+            text = f"step {len(losses)}/{lease.steps} of the lease, {left_s:.0f} s left ({in_phase})"
+            self._report(WorkReport("step", text, losses[-1]))
             if self._stop() or self._clock() > end_s:
                 break
         self._steps_per_s = len(losses) / max(self._clock() - begun_s, 1e-9)

@@ -16,6 +16,7 @@ from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.routes import build_service
 from blocktrain.swarm.coordinator.server import OpenRun, opened, served_here
 from blocktrain.swarm.initial_blocks import make_initial_blocks
+from blocktrain.swarm.worker import capacity
 from blocktrain.swarm.worker.probe import ProbeClient
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import PROTOCOL_VERSION
@@ -152,6 +153,13 @@ def test_a_home_that_is_a_file_fails(run, tmp_path):
     path.touch()
     document = examined(run, "--preset", "tiny", "--home", path / "home", exit_code=1)
     assert "choose another with --home" in remedy(document, "disk")
+
+
+def test_the_settings_that_make_a_large_model_fit_are_named(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity, "measure_speeds", lambda *_: {})
+    result = run("doctor", "--preset", "paper", "--home", tmp_path, "--memory", "2GB")
+    assert "phase 2 needs 39.96 GB as it is; in 2 GB it trains with 1 window at once (1.6" in result.stdout
+    assert "in 8 GB it trains with 8 windows at once (5.899 GB; train.micro_windows = 8)" in result.stdout
 
 
 def test_a_bad_invite_is_refused(run):

@@ -8,9 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from blocktrain.cli.commands.swarm.worker import Shift, WorkLines, own_key
+from blocktrain.cli.commands.swarm.worker import (
+    NO_LEASE,
+    Shift,
+    StandingEverySoOften,
+    WorkLines,
+    standing_of,
+)
+from blocktrain.cli.shared.training import check_memory
 from blocktrain.errors import ConfigError, CoordinatorUnreachable
 from blocktrain.io.private import cache_home
+from blocktrain.spec import preset
+from blocktrain.swarm.aliases import alias_of
+from blocktrain.swarm.worker.identity import own_key
 from blocktrain.swarm.worker.schedule import parse_schedule
 from blocktrain.swarm.worker.worker import WorkReport
 
@@ -118,3 +128,38 @@ def test_outside_of_its_hours_a_worker_hands_in_and_waits(monkeypatch, capsys):
 def test_options_that_make_no_sense_are_a_user_error(run, options, complaint):
     result = run("worker", "bt://127.0.0.1:1/#" + "x" * 20, *options)
     assert (result.exit_code, complaint in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "mine, others, left_s, said",
+    [
+        (30, [70], None, "30% of the run's training so far, rank 2 of 2"),
+        (50, [30, 20, 0], 90.0, "50% of the run's training so far, rank 1 of 3; the run has 1m30s left"),
+        (50, [50], None, "50% of the run's training so far, rank 1 of 2"),
+        (0, [10], None, None),
+    ],
+)
+def test_a_worker_s_standing_is_its_share_and_its_rank(mine, others, left_s, said):
+    workers = [{"alias": f"other {n}", "tokens": tokens} for n, tokens in enumerate(others)]
+    assert standing_of("me", [*workers, {"alias": "me", "tokens": mine}], left_s) == said
+
+
+def test_the_coordinator_is_asked_for_the_standing_at_most_once_a_minute(capsys):
+    asked, now_s = [], [0.0]
+
+    def status():
+        asked.append(now_s[0])
+        return {"workers": [{"alias": alias_of("ab" * 32), "tokens": 5}], "time_left_s": None}
+
+    shift = Shift(WorkLines(lambda: now_s[0]), stop=lambda: False, once=False, url="http://there")
+    shift.standing = StandingEverySoOften(status, "ab" * 32, clock=lambda: now_s[0])
+    for now_s[0] in (0.0, 30.0, 59.0, 60.0):
+        shift.report(WorkReport("submitted", "2 steps", 2.0))
+    assert asked == [0.0, 60.0]
+    assert capsys.readouterr().err.count("standing: 100% of the run's training so far, rank 1 of 1\n") == 2
+
+
+@pytest.mark.parametrize("memory_bytes, said", [(20_000_000, ""), (3_000_000, "trains with"), (1_000_000, NO_LEASE)])
+def test_a_worker_says_before_its_first_lease_how_the_phases_fit_its_memory(capsys, memory_bytes, said):
+    check_memory(preset("tiny"), preset("tiny").phases[:1], memory_bytes, NO_LEASE)
+    assert said in capsys.readouterr().err

@@ -146,6 +146,12 @@ def test_training_says_how_it_fits_the_memory(run, tiny, tmp_path, memory, said)
     assert sorted(RunDirectory.open(tmp_path / "run").manifest().blocks) == [0, 1, 2, 3]
 
 
+def test_training_says_which_settings_choose_the_same(run, tiny):
+    result = run("train", *tiny, "--block", 0, "--memory", "2MB")
+    assert "it trains with 1 window at once (" in result.stderr
+    assert " MB; train.micro_windows = 1)" in result.stderr
+
+
 def test_a_run_is_not_looked_at_where_its_training_needs_the_memory(tmp_path):
     paper = preset("paper")
     assert training.has_room_to_look(paper, paper.phases, None)

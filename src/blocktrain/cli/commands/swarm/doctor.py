@@ -20,7 +20,7 @@ import typer
 from blocktrain.cli.commands.swarm import doctor_checks as checks
 from blocktrain.cli.commands.swarm.doctor_checks import Check
 from blocktrain.cli.console import duration, quantity, say, show_line, show_table, wrapped
-from blocktrain.cli.options import INVITE_VARIABLE, read_secret
+from blocktrain.cli.options import INVITE_VARIABLE, MemorySize, chosen_memory, read_secret
 from blocktrain.errors import BlockTrainError, RequestRefused
 from blocktrain.io.private import cache_home
 from blocktrain.logs import visible
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 CONNECT_S = 10.0
+COMMON_BYTES = 8_000_000_000  # the memory of a common machine
 AT_THE_COORDINATOR = ("DNS", "reachable", "TLS", "clock", "access token", "protocol", "role", "download", "upload")
 
 
@@ -48,6 +49,7 @@ class Findings:
     rates: dict[str, float] = field(default_factory=dict)  # bytes per second of "download" and "upload"
     text: bytes = b""
     room_bytes: int | None = None  # disk space that the run takes
+    memory_bytes: int = 0  # to use
 
     def add(self, check: Check) -> bool:
         """Returns whether to continue."""
@@ -75,6 +77,7 @@ def doctor(
     home: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The --home of blocktrain worker, if it has one.")
     ] = None,
+    memory: MemorySize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of lines.")] = False,
 ) -> None:
     """Check this machine and the connection to a coordinator.
@@ -87,8 +90,9 @@ def doctor(
     torch_works = _examine_software(findings)
     if address:
         _examine_coordinator(findings, address)
-    memory_bytes = _examine_machine(findings, home or cache_home()) if torch_works else 0
-    plans = _plans(findings, findings.spec or spec, memory_bytes) if torch_works and not findings.failed else []
+    if torch_works:
+        _examine_machine(findings, home or cache_home(), memory)
+    plans = _plans(findings, findings.spec or spec) if torch_works and not findings.failed else []
     if plans:
         findings.add(checks.blocks_check([each.blocks for each in plans if each.fits], len(plans)))
     if as_json:
@@ -114,20 +118,18 @@ def _examine_software(findings: Findings) -> bool:
     return findings.add(checks.torch_check(found))
 
 
-def _examine_machine(findings: Findings, home: Path) -> int:
-    """Returns the free memory in bytes."""
+def _examine_machine(findings: Findings, home: Path, memory: str | None) -> None:
+    """Uses the free memory, unless the user says how much."""
     import torch
 
-    from blocktrain.cli.options import free_memory_bytes
     from blocktrain.train.trainer import pick_device
 
     device = pick_device()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     findings.add(Check("device", "ok", f"{device.type} ({name}), threads: {torch.get_num_threads()}"))
-    memory_bytes = free_memory_bytes(device)
-    findings.add(checks.memory_check(memory_bytes))
+    findings.memory_bytes = chosen_memory(memory, device)
+    findings.add(checks.memory_check(findings.memory_bytes))
     findings.add(checks.disk_check(str(home), _free_disk_bytes(home), findings.room_bytes))
-    return memory_bytes
 
 
 def _free_disk_bytes(folder: Path) -> int | None:
@@ -234,13 +236,13 @@ def _names(findings: Findings) -> set[str]:
 # What this machine could do
 
 
-def _plans(findings: Findings, spec: RunSpec, memory_bytes: int) -> list[PhasePlan]:
+def _plans(findings: Findings, spec: RunSpec) -> list[PhasePlan]:
     from blocktrain.swarm.worker.capacity import TransferRates, measure_speeds, plan
     from blocktrain.train.trainer import pick_device
 
     rates = TransferRates(findings.rates.get("download"), findings.rates.get("upload"))
-    speeds = measure_speeds(spec, memory_bytes, findings.text, pick_device())
-    return plan(spec, memory_bytes, speeds, rates, findings.limits_s)
+    speeds = measure_speeds(spec, findings.memory_bytes, findings.text, pick_device())
+    return plan(spec, findings.memory_bytes, speeds, rates, findings.limits_s)
 
 
 def _document(findings: Findings, plans: Sequence[PhasePlan], asked: bool) -> dict[str, Any]:
@@ -269,8 +271,28 @@ def _show(findings: Findings, plans: Sequence[PhasePlan], spec: RunSpec, asked: 
         print()
         show_line(f"what this machine could do for {'the run' if asked else 'a run'} {spec.name} in a day:")
         show_table(PLAN_COLUMNS, [_plan_row(each) for each in plans])
+        for line in _ways_to_fit(spec, findings.memory_bytes):
+            print(wrapped(line))
         note = "steps/s was measured on one block, not compiled; traffic is an upper limit for the run's codecs"
         say(*wrapped(note, stream=sys.stderr).split("\n"))
+
+
+def _ways_to_fit(spec: RunSpec, memory_bytes: int) -> list[str]:
+    """How the largest phase is trained with the memory here, and with that of a common machine, if it needs more."""
+    from blocktrain.cli.shared.training import ways_of
+    from blocktrain.train.memory_estimate import memory_plan, training_memory_bytes
+
+    phase = max(spec.phases, key=lambda each: training_memory_bytes(spec, each))
+    whole = training_memory_bytes(spec, phase)
+    lines = []
+    for limit_bytes in sorted({memory_bytes, COMMON_BYTES}):
+        plan = memory_plan(spec, phase, limit_bytes)
+        if plan.memory_bytes <= limit_bytes < whole:
+            lines.append(
+                f"phase {phase.index + 1} needs {quantity(whole, 'B')} as it is; in {quantity(limit_bytes, 'B')} it "
+                f"trains with {ways_of(spec, plan)}"
+            )
+    return lines
 
 
 PLAN_COLUMNS = ["phase", "blocks", "memory", "fits", "steps/s", "deadline", "steps", "down/day", "up/day"]

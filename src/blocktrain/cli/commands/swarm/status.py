@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktrain.cli.console import counted, duration, quantity, sample_lines, say, show_table, wrapped
+from blocktrain.cli.console import counted, duration, sample_lines, say, show_table, wrapped
 from blocktrain.cli.options import InviteText
 from blocktrain.cli.shared.progress import num_finished
 from blocktrain.errors import CoordinatorUnreachable
@@ -76,8 +76,8 @@ def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int |
     )
     print()
     show_table(
-        ["worker", "device", "steps/s", "updates", "text", "last seen"],
-        [_worker_row(each, facts["now_s"]) for each in facts["workers"]] or [["nobody yet", *[""] * 5]],
+        ["worker", "device", "steps/s", "updates", "share", "last seen"],
+        worker_rows(facts["workers"], facts["now_s"]) or [["nobody yet", *[""] * 5]],
     )
     print(f"\n{wrapped(visible(evaluation_line(facts['evaluations'])))}")
     if facts["samples"]:
@@ -104,10 +104,17 @@ def _phase_row(phase: Phase, facts: Mapping[str, Any] | None, versions: Mapping[
     return [*cells, str(current["number"]), deadline, current["reason"]]
 
 
-def _worker_row(facts: Mapping[str, Any], now_s: float) -> list[str]:
+def worker_rows(workers: Sequence[Mapping[str, Any]], now_s: float) -> list[list[str]]:
+    """Who has trained on the most text comes first. The share is of the text that all have trained on."""
+    total = sum(each["tokens"] for each in workers) or 1
+    return [_worker_row(each, total, now_s) for each in sorted(workers, key=lambda each: -each["tokens"])]
+
+
+def _worker_row(facts: Mapping[str, Any], total: int, now_s: float) -> list[str]:
     seen = f"{duration(max(0.0, now_s - facts['last_seen_s']))} ago"
     speed = f"{facts['steps_per_s']:.3g}"
-    return [facts["name"], facts["device"], speed, str(facts["updates"]), quantity(facts["tokens"], "B"), seen]
+    share = f"{facts['tokens'] / total:.0%}"
+    return [facts["name"], facts["device"], speed, str(facts["updates"]), share, seen]
 
 
 def evaluation_line(evaluations: Sequence[Mapping[str, Any]]) -> str:

@@ -8,16 +8,17 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blocktrain.cli.commands.swarm.devices import be_nice, work_on_devices
-from blocktrain.cli.console import quantity, say
+from blocktrain.cli.console import duration, quantity, say
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
     DeviceName,
@@ -34,6 +35,7 @@ from blocktrain.cli.shared.signals import StopOnInterrupt
 from blocktrain.errors import ConfigError, CoordinatorUnreachable
 from blocktrain.io.private import cache_home
 from blocktrain.logs import visible
+from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.worker.identity import own_key
 from blocktrain.swarm.worker.schedule import Schedule, parse_schedule
 from blocktrain.wire.invite import read_invite
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 LONGEST_NAME = 100
 LOOK_S = 10.0  # between two looks at the clock outside of the hours of work
 NAP_S = 0.1  # a sleep notices Ctrl-C after at most this time
+STANDING_EVERY_S = 60.0
+NO_LEASE = "this worker gets no lease of it"
 DONE = ("submitted", "refused", "evaluated")  # the last report of a lease
 
 
@@ -97,7 +101,7 @@ def worker(
         same |= {"--schedule": schedule, "--metrics": metrics}
         raise typer.Exit(work_on_devices(devices, str(address), same, [*["--nice"] * nice, *["--once"] * once]))
 
-    from blocktrain.swarm.aliases import alias_of
+    from blocktrain.cli.shared.training import check_memory
     from blocktrain.swarm.worker.client import CoordinatorClient
     from blocktrain.swarm.worker.worker import Worker
 
@@ -120,6 +124,7 @@ def worker(
         with CoordinatorClient(
             address, patience_s=math.inf, sleep=shift.unreachable, failed=shift.failed, say=say
         ) as client:
+            shift.standing = StandingEverySoOften(client.status, key.public_key().public_bytes_raw().hex())
             while shift.begins():
                 Worker(
                     client,
@@ -130,6 +135,7 @@ def worker(
                     cache_bytes=int(cache_gb * 10**9),
                     device=own_device,
                     report=shift.report,
+                    joined=lambda spec: check_memory(spec, spec.phases, memory_bytes, NO_LEASE),
                     stop=shift.over,
                     sleep=shift.sleep,
                 ).run()
@@ -153,6 +159,7 @@ class Shift:
         self._show, self._stop, self._once, self._url = show, stop, once, url
         self._hours, self._now = hours, now
         self._done, self._finished, self._away, self._said = False, False, False, ""
+        self.standing: Callable[[], str | None] = lambda: None
 
     def over(self) -> bool:
         return self._ended() or not self._is_open()
@@ -178,6 +185,8 @@ class Shift:
         self._away, self._said = False, ""
         self._done = self._done or report.kind in DONE
         self._show(report)
+        if report.kind == "submitted" and (text := self.standing()):
+            self._show(replace(report, kind="standing", text=text, loss=None))
 
     def sleep(self, seconds: float) -> None:
         """Returns early on Ctrl-C, which does not interrupt time.sleep."""
@@ -199,6 +208,34 @@ class Shift:
         self.sleep(seconds)
         if self._stop():
             raise KeyboardInterrupt
+
+
+class StandingEverySoOften:
+    """A worker's share of the run and its rank, which the coordinator is asked for at most every STANDING_EVERY_S: its
+    answer tells of all workers."""
+
+    def __init__(
+        self, status: Callable[[], Mapping[str, Any]], worker: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._status, self._alias, self._clock, self._asked_s = status, alias_of(worker), clock, -math.inf
+
+    def __call__(self) -> str | None:
+        if self._clock() < self._asked_s + STANDING_EVERY_S:
+            return None
+        self._asked_s = self._clock()
+        facts = self._status()
+        return standing_of(self._alias, facts["workers"], facts.get("time_left_s"))
+
+
+def standing_of(alias: str, workers: Sequence[Mapping[str, Any]], left_s: float | None) -> str | None:
+    """How much of what all workers have trained on is this worker's, and how many have trained on more."""
+    tokens = {each["alias"]: int(each["tokens"]) for each in workers if each["tokens"]}
+    if alias not in tokens:
+        return None
+    rank = 1 + sum(other > tokens[alias] for other in tokens.values())
+    share = f"{tokens[alias] / sum(tokens.values()):.0%} of the run's training so far"
+    left = f"; the run has {duration(left_s)} left" if left_s else ""
+    return f"{share}, rank {rank} of {len(tokens)}{left}"
 
 
 class WorkLines:
