@@ -187,7 +187,6 @@ class Worker:
         published = flat(trained)
         self._feedback.forget_others(published)
         trainer = self._prepare_trainer(lease, _StartingPoints(self._feedback, trained), around)
-        self._corpus_cache.fetch_next(self._spec, lease)
         losses = self._run_steps(trainer, lease, started_s)
         after = as_arrays(flat(trainer.current()))
         earlier = self._block_cache.earlier(lease.trained)
@@ -226,6 +225,8 @@ class Worker:
         while len(losses) < lease.steps:
             losses.append(trainer.step().loss)
             self._report(WorkReport("step", f"step {trainer.step_done}", losses[-1]))
+            if len(losses) == 1:  # not earlier: what the first step needs comes first
+                self._corpus_cache.fetch_ahead(lease)
             if self._stop() or self._clock() > end_s:
                 break
         self._steps_per_s = len(losses) / max(self._clock() - begun_s, 1e-9)
