@@ -154,12 +154,26 @@ def test_a_shard_that_is_not_in_the_index_is_not_fetched(tmp_path, spec, corpus)
             cache.fetch_ahead(lease)
 
 
-def test_a_shard_that_a_worker_cannot_get_is_named(tmp_path, spec, corpus):
+@pytest.mark.parametrize(
+    "lost, complaint",
+    [
+        ("before it joins", r"blob [0-9a-f]{64} is not in .*: restore it from a copy"),
+        (
+            "lease",
+            r"a shard of the text cannot be fetched .*blob [0-9a-f]{64}.*: ask the operator .* blocktrain verify",
+        ),
+    ],
+)
+def test_a_shard_that_a_worker_cannot_get_is_named(tmp_path, spec, corpus, lost, complaint):
     with serving(spec, tmp_path / "coordinator") as (invite, blobs):
-        for entry in corpus.index.splits["train"]:
-            blobs.delete(entry.sha256)
-        with pytest.raises(BlockTrainError, match=r"blob [0-9a-f]{12}"):
-            work(invite, tmp_path / "worker")
+
+        def lose(event: str) -> None:
+            for entry in corpus.index.splits["train"] if event == lost else ():
+                blobs.delete(entry.sha256)
+
+        lose("before it joins")
+        with pytest.raises(BlockTrainError, match=complaint):
+            work(invite, tmp_path / "worker", report=lambda event: lose(event.kind))
 
 
 def test_the_index_that_workers_get_names_no_file_of_the_coordinator(tmp_path, spec, corpus):

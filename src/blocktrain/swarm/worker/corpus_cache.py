@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from blocktrain.data.corpus import Corpus
 from blocktrain.data.shards import CorpusIndex, ShardEntry, TokenShards
 from blocktrain.data.tokenizer import tokenizer_of_run
-from blocktrain.errors import BlockTrainError, CorpusError
+from blocktrain.errors import BlockTrainError, CoordinatorUnreachable, CorpusError, RequestRefused
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.messages import INDEX_BLOB, TOKENIZER_BLOB, Blob, RunInfo, TrainLease
 
@@ -90,7 +90,15 @@ class CorpusCache:
 
     def _open_shard(self, entry: ShardEntry) -> tuple[Path, memoryview]:
         num_bytes = entry.num_tokens * self._token_bytes
-        data = self._get(Blob(sha256=entry.sha256, num_bytes=num_bytes))
+        try:
+            data = self._get(Blob(sha256=entry.sha256, num_bytes=num_bytes))
+        except (RequestRefused, CoordinatorUnreachable) as error:
+            if isinstance(error, CoordinatorUnreachable) and not error.answered:
+                raise
+            raise CorpusError(
+                f"a shard of the text cannot be fetched ({error}): ask the operator of the coordinator to run "
+                f"blocktrain verify, and start the worker again"
+            ) from None
         with self._lock:
             self._shards[entry.sha256] = num_bytes
             self._shards.move_to_end(entry.sha256)
