@@ -11,6 +11,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from blocktrain.cli.shared.block_source import RunSource
 from blocktrain.data import shards
 from blocktrain.data.corpus import load_corpus, with_tokenizer
 from blocktrain.data.prepare import Plan, prepare
@@ -82,15 +83,18 @@ def shards_in(home: Path, corpus: PreparedCorpus) -> set[str]:
 
 
 @pytest.mark.parametrize("cache_bytes", [10**9, 1], ids=["a large cache", "a small cache"])
-def test_a_swarm_of_one_trains_what_one_machine_trains_and_exports_its_tokenizer(tmp_path, spec, corpus, cache_bytes):
+def test_a_swarm_of_one_trains_what_one_machine_trains_and_gives_its_tokenizer_to_exports_and_stages(
+    tmp_path, spec, corpus, cache_bytes
+):
     with serving(spec, tmp_path / "coordinator") as (invite, _):
         work(invite, tmp_path / "worker", cache_bytes=cache_bytes)
         with CoordinatorClient(invite) as client:
             together = export_model(client, client.manifest(), tmp_path / "export", tmp_path / "cache")
+            served = RunSource(client, tmp_path / "cache").newest([0, 1])
     alone = RunDirectory.create(tmp_path / "alone", spec, corpus.index.sha256)
     train_run(alone, load_corpus(spec.corpus, spec.model.context))
     assert all(map(torch.equal, weights(together), weights(alone)))
-    assert together.tokenizer_file() == corpus.tokenizer.file
+    assert together.tokenizer_file() == served.info.tokenizer.file == corpus.tokenizer.file
     assert (len(shards_in(tmp_path / "worker", corpus)) <= FEWEST_SHARDS) is (cache_bytes == 1)
 
 
