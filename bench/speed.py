@@ -27,6 +27,7 @@ from common import (
     Document,
     Verdict,
     at_least,
+    at_most,
     goal_lines,
     machine,
     markdown,
@@ -79,8 +80,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def verdicts(document: Document) -> list[Verdict]:
-    what = "throughput over a bare loop's"
-    return [at_least(f"{loop['name']}: {what}", loop["ratio"], MIN_LOOP_RATIO) for loop in document["speed"]["loop"]]
+    what, speed = "throughput over a bare loop's", document["speed"]
+    loops = [at_least(f"{loop['name']}: {what}", loop["ratio"], MIN_LOOP_RATIO) for loop in speed["loop"]]
+    name, share = speed["shares"]["of"], speed["shares"]["data"]
+    waits = at_most(f"{name}: share of a step that goes to data", share, 0.01, ".2%")
+    return [*loops, waits]
 
 
 def section(document: Document) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,9 +28,10 @@ import plotly.graph_objects as go
 from blocktrain.data.corpus import load_corpus, with_tokenizer
 from blocktrain.data.documents import documents, sections
 from blocktrain.data.prepare import Plan, prepare
+from blocktrain.data.tokenizer import load_tokenizer
 from blocktrain.data.windows import windows
 from blocktrain.figures import bar_figure
-from blocktrain.model.block import physical_parameters
+from blocktrain.model.block import physical_parameters, table_parameters
 from blocktrain.spec import RunSpec, preset
 from blocktrain.swarm.local import local_swarm
 from blocktrain.swarm.worker.worker import WorkReport
@@ -54,6 +56,7 @@ from training_rows import Row, Way, run_rows, signed, summarise, todo
 SIZES = (1024, 4096, 8192)
 NARROW_RANK = 32  # of the narrow tables
 HEAD_WIDTH = 32
+TURNS = 3
 HEAD = ["row", "work", "parameters", "in tables", "tokens seen", "tokens/s", "valid", "gap", "test", "gap"]
 MEGABYTE = 10**6
 FIRST_STEP_LIMIT_S = 600.0
@@ -69,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     wanted = todo(rows, base, options.steps, options.seeds, read_json(path).get("results", {}))
     run_rows(wanted, path, Way(options.work, options.max_windows, 1, options.threads), steps=options.steps)
     document = read_json(path) | {"machine": machine(), "labels": {row.name: row.label for row in rows}}
-    document["prepare"] = document.get("prepare") or measure_preparing(options.corpus, options.work, options.quick)
+    tokenizer_file = corpora[f"bpe-{options.vocabularies[0]}"] / "tokenizer.json"
+    document["prepare"] = document.get("prepare") or measure_preparing(options.corpus, tokenizer_file, options.work)
     document["memory"] = {
         **document.get("memory", {}),
         **{str(size): measure_memory(size, options.work) for size in options.sizes},
@@ -136,11 +140,7 @@ def _spec(base: RunSpec, steps: int, *, folder: Path, rank: int | None, end_to_e
 
 
 def table_share(spec: RunSpec) -> float:
-    """The share of the parameters that are in the tables of embedding and read-out."""
-    model = spec.model
-    width = model.table_rank or model.width
-    each = 2 * model.vocabulary * width + (2 * width * model.width if model.table_rank else 0)
-    return model.blocks * each / physical_parameters(spec)
+    return table_parameters(spec) / physical_parameters(spec)
 
 
 def _prepared(source: str, tokenizer: str, work: Path) -> Path:
@@ -152,21 +152,33 @@ def _prepared(source: str, tokenizer: str, work: Path) -> Path:
 # Preparing
 
 
-def measure_preparing(source: str, work: Path, quick: bool) -> dict[str, float]:
-    """Bytes per second of `prepare`, and of the library alone on the same texts in the same pieces."""
-    tokenizer_file = _prepared(source, "bpe:1024", work) / "tokenizer.json"
-    out = work / "corpora" / "measured"
-    shutil.rmtree(out, ignore_errors=True)
-    seconds, corpus = _timed(lambda: prepare(Plan((source,), str(tokenizer_file)), out))
-    text_bytes = sum(corpus.index.text_bytes(split) for split in corpus.index.splits)
+def measure_preparing(source: str, tokenizer_file: Path, work: Path, turns: int = TURNS) -> dict[str, Any]:
+    """Bytes per CPU second of `prepare`, and of the library alone on the same texts in the same pieces. Both take
+    turns, each time with a tokenizer that has seen no text; the ratio is the median of the turns'."""
+    out, found = work / "corpora" / "measured", []
     pieces = [piece for document in documents([source]) for piece in sections([document.text], 2**16)]
-    library_s, _ = _timed(lambda: corpus.tokenizer.encode_texts(pieces))
+    for _ in range(turns):
+        shutil.rmtree(out, ignore_errors=True)
+        prepare_s, corpus = _cpu_timed(lambda: prepare(Plan((source,), str(tokenizer_file)), out))
+        library_s, _ = _cpu_timed(lambda: load_tokenizer(str(tokenizer_file)).encode_texts(pieces))
+        found.append((prepare_s, library_s))
     shutil.rmtree(out)
+    text_bytes = sum(corpus.index.text_bytes(split) for split in corpus.index.splits)
+    prepare_s, library_s = (statistics.median(each) for each in zip(*found, strict=True))
     return {
         "text_bytes": text_bytes,
-        "prepare_bytes_per_s": text_bytes / seconds,
-        "library_bytes_per_s": text_bytes / library_s,
+        "turns": turns,
+        "prepare_bytes_per_cpu_s": text_bytes / prepare_s,
+        "library_bytes_per_cpu_s": text_bytes / library_s,
+        "ratio": statistics.median(library / ours for ours, library in found),
     }
+
+
+def _cpu_timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Of all threads: on a busy machine, seconds of the clock say little."""
+    began_s = time.process_time()
+    answer = call()
+    return time.process_time() - began_s, answer
 
 
 def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -295,8 +307,8 @@ def section(document: Document) -> str:
             f"Every row does the work of {document['steps']} end-to-end steps on bytes. The loss is all nats over all "
             "bytes of the held-out text, so that the rows compare. The gap is to bytes, end to end.\n",
             markdown(HEAD, _cells(document)),
-            f"Preparing writes {speed['prepare_bytes_per_s'] / MEGABYTE:.2f} MB of text per second; the tokenizers "
-            f"library alone encodes {speed['library_bytes_per_s'] / MEGABYTE:.2f} MB/s.\n",
+            f"Preparing takes one CPU second per {speed['prepare_bytes_per_cpu_s'] / MEGABYTE:.2f} MB of text; the "
+            f"tokenizers library alone encodes {speed['library_bytes_per_cpu_s'] / MEGABYTE:.2f} MB in one.\n",
             markdown(["corpus", "peak memory", "time for drawing windows", "fetched before the first step"], memory),
             goal_lines(verdicts(document)),
         ]
@@ -327,8 +339,7 @@ def verdicts(document: Document) -> list[Verdict]:
         for line in lines.values()
         if line["row"].startswith("bpe-8192") and line["row"].endswith("blocks")
     ]
-    speed = document["prepare"]
-    share = speed["prepare_bytes_per_s"] / speed["library_bytes_per_s"]
+    share = document["prepare"]["ratio"]
     found.append(at_least("preparing, as a share of the library's speed", share, 0.8, ".2f"))
     sizes = sorted(document["memory"], key=int)
     if len(sizes) > 1:
@@ -338,7 +349,7 @@ def verdicts(document: Document) -> list[Verdict]:
         at_most(
             f"MiB that a worker fetches before its first step, of {size} MB",
             document["memory"][size]["first_step_bytes"] / 2**20,
-            40.0,
+            32.0,
             ".1f",
         )
         for size in sizes[-1:]

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from blocktrain.spec import preset
+
 
 @pytest.fixture(scope="module")
 def text(bench):
@@ -33,7 +35,8 @@ def test_every_tokenizer_is_trained_in_blocks_and_end_to_end_at_equal_work(docum
 
 
 def test_preparing_and_memory_are_measured(document):
-    assert document["prepare"]["prepare_bytes_per_s"] > 0
+    assert document["prepare"]["ratio"] > 0
+    assert document["prepare"]["prepare_bytes_per_cpu_s"] > 0
     assert document["memory"]["1"]["peak_bytes"] > 10**7
     assert 0 < document["memory"]["1"]["drawing_share"] < 1
     assert 10**5 < document["memory"]["1"]["first_step_bytes"] < 2 * 10**7
@@ -45,3 +48,11 @@ def test_the_page_has_the_table_the_speeds_and_the_goals(text, document):
     assert section.count("\n| ") >= 8
     assert "goal: preparing, as a share of the library's speed ≥ 0.8" in section
     assert list(text.figures(document)) == ["text"]
+
+
+def test_narrow_tables_are_at_most_a_third_of_the_parameters_at_width_256_with_8192_tokens(text):
+    """Wide ones are nearly three quarters."""
+    shape = {"model.width": 256, "model.heads": 8, "model.vocabulary": 8192}
+    wide = preset("wikitext").with_(**shape)
+    assert text.table_share(wide) > 0.7
+    assert text.table_share(wide.with_(**{"model.table_rank": text.NARROW_RANK})) < 1 / 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,14 @@ def test_a_size_that_is_none_is_refused(choice):
 def test_a_tokenizer_that_is_not_there_names_the_choices():
     with pytest.raises(ConfigError, match=r"not a readable file \(No such file.*: choose \"bytes\", \"bpe:N\""):
         load_tokenizer(str(Path("no") / "such.json"))
+
+
+def test_a_name_that_the_hub_does_not_have_is_refused_with_a_way_to_go_on():
+    code = "from blocktrain.data.tokenizer import load_tokenizer; load_tokenizer('hf:nobody/there-is-none')"
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    found = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, check=False)
+    assert 'ConfigError: tokenizer "hf:nobody/there-is-none" cannot be fetched' in found.stderr
+    assert "or give the path of a tokenizer.json" in found.stderr
 
 
 def test_bytes_load_no_library():

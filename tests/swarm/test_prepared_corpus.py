@@ -11,10 +11,13 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from blocktrain.cli.shared.block_source import RunSource
+from blocktrain.data import shards
 from blocktrain.data.corpus import load_corpus, with_tokenizer
 from blocktrain.data.prepare import Plan, prepare
 from blocktrain.data.shards import PreparedCorpus
-from blocktrain.errors import BlockTrainError
+from blocktrain.data.windows import STEPS_PER_SHARDS, shards_of_steps
+from blocktrain.errors import BlockTrainError, CorpusError
 from blocktrain.io.arrays import as_arrays
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes, build_block
@@ -24,12 +27,14 @@ from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.setup import found_run
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.local import served_here
+from blocktrain.swarm.signatures import public_half, sign
 from blocktrain.swarm.worker.client import CoordinatorClient
-from blocktrain.swarm.worker.corpus_cache import FEWEST_SHARDS
+from blocktrain.swarm.worker.corpus_cache import FEWEST_SHARDS, CorpusCache
 from blocktrain.swarm.worker.export import export_model
 from blocktrain.swarm.worker.worker import Worker
 from blocktrain.train.run import train_run
 from blocktrain.wire.invite import Invite
+from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease
 
 TOKEN, SHARD_BYTES = "a-token-for-the-workers", 4096
 
@@ -78,15 +83,18 @@ def shards_in(home: Path, corpus: PreparedCorpus) -> set[str]:
 
 
 @pytest.mark.parametrize("cache_bytes", [10**9, 1], ids=["a large cache", "a small cache"])
-def test_a_swarm_of_one_trains_what_one_machine_trains_and_exports_its_tokenizer(tmp_path, spec, corpus, cache_bytes):
+def test_a_swarm_of_one_trains_what_one_machine_trains_and_gives_its_tokenizer_to_exports_and_stages(
+    tmp_path, spec, corpus, cache_bytes
+):
     with serving(spec, tmp_path / "coordinator") as (invite, _):
         work(invite, tmp_path / "worker", cache_bytes=cache_bytes)
         with CoordinatorClient(invite) as client:
             together = export_model(client, client.manifest(), tmp_path / "export", tmp_path / "cache")
+            served = RunSource(client, tmp_path / "cache").newest([0, 1])
     alone = RunDirectory.create(tmp_path / "alone", spec, corpus.index.sha256)
     train_run(alone, load_corpus(spec.corpus, spec.model.context))
     assert all(map(torch.equal, weights(together), weights(alone)))
-    assert together.tokenizer_file() == corpus.tokenizer.file
+    assert together.tokenizer_file() == served.info.tokenizer.file == corpus.tokenizer.file
     assert (len(shards_in(tmp_path / "worker", corpus)) <= FEWEST_SHARDS) is (cache_bytes == 1)
 
 
@@ -94,24 +102,82 @@ def test_a_worker_fetches_two_shards_before_its_first_step(tmp_path, spec, corpu
     fetched: list[set[str]] = []
 
     def report(event) -> None:
-        if event.kind == "lease":
-            fetched.append(shards_in(tmp_path / "worker", corpus))
-        if event.kind == "step":
+        if event.kind in ("lease", "step"):
             fetched.append(shards_in(tmp_path / "worker", corpus))
 
     with serving(spec, tmp_path / "coordinator") as (invite, _):
         work(invite, tmp_path / "worker", report=report, stop=lambda: len(fetched) > 1)
     assert len(corpus.index.splits["train"]) > 10
     assert fetched[0] == set()
-    assert 2 <= len(fetched[1]) <= 4  # those of the lease, and perhaps the next ones already
+    assert len(fetched[1]) == 2
 
 
-def test_a_shard_that_a_worker_cannot_get_is_named(tmp_path, spec, corpus):
+def test_the_text_before_the_first_step_is_bounded_whatever_the_corpus_is(tmp_path, spec, corpus):
+    """Counted with small shards. With those of prepare, two of them leave 2 MiB for the index and the tokenizer."""
+    counted: list[int] = []
+
+    def report(event) -> None:
+        if event.kind == "step" and not counted:
+            with CoordinatorClient(invite) as client:
+                text = {blob.sha256 for blob in client.run_info().corpus.values()}
+            files = [path for path in (tmp_path / "worker" / "blobs").iterdir() if path.name in text]
+            counted.append(sum(path.stat().st_size for path in files))
+
+    with serving(spec, tmp_path / "coordinator") as (invite, _):
+        work(invite, tmp_path / "worker", report=report, stop=lambda: bool(counted))
+        with CoordinatorClient(invite) as client:
+            small = [client.run_info().corpus[name].num_bytes for name in ("index", "tokenizer")]
+    assert 0 < counted[0] <= 2 * SHARD_BYTES + sum(small)
+    assert len(corpus.index.splits["train"]) > 10
+    assert 2 * shards.SHARD_BYTES + 2 * 2**20 <= 32 * 2**20
+
+
+def test_a_lease_names_the_shards_that_its_steps_read_and_the_next_ones(tmp_path, spec, corpus):
+    spec = spec.with_(**{"swarm.round_steps": STEPS_PER_SHARDS + 6, "train.steps": 4 * STEPS_PER_SHARDS})
+    key, said = Ed25519PrivateKey.generate(), {"name": "w", "device": "cpu", "memory_bytes": 2**33, "steps_per_s": 1.0}
+    with serving(spec, tmp_path / "coordinator") as (invite, _), CoordinatorClient(invite) as client:
+        request = LeaseRequest(protocol=PROTOCOL_VERSION, nonce=1, worker=public_half(key), **said)
+        lease = client.lease(lambda: sign(request, key, client.run_info().run))
+    train = corpus.split("train")
+    text, following = (
+        shards_of_steps(train, spec.model.context + 1, spec.seed, 0, lease.shard, steps)
+        for steps in (range(lease.steps), range(lease.steps, lease.steps + STEPS_PER_SHARDS))
+    )
+    assert [blob.sha256 for blob in lease.text] == [train.entries[number].sha256 for number in text]
+    assert [blob.sha256 for blob in lease.next_text] == [train.entries[number].sha256 for number in following]
+    assert len(lease.text) == 4
+
+
+def test_a_shard_that_is_not_in_the_index_is_not_fetched(tmp_path, spec, corpus):
+    foreign = Blob(sha256="0" * 64, num_bytes=2**40)
+    with serving(spec, tmp_path / "coordinator") as (invite, _), CoordinatorClient(invite) as client:
+        cache = CorpusCache(client, client.run_info(), tmp_path / "blobs", 10**9)
+        where = {"phase": 0, "shard": 0, "step_start": 0, "steps": 1, "time_left_s": 1.0}
+        lease = TrainLease(lease="x", **where, trained=(), below=(), ahead=(), text=(foreign,))
+        with pytest.raises(CorpusError, match="names a shard 000000000000… that is not in the index"):
+            cache.fetch_ahead(lease)
+
+
+@pytest.mark.parametrize(
+    "lost, complaint",
+    [
+        ("before it joins", r"blob [0-9a-f]{64} is not in .*: restore it from a copy"),
+        (
+            "lease",
+            r"a shard of the text cannot be fetched .*blob [0-9a-f]{64}.*: ask the operator .* blocktrain verify",
+        ),
+    ],
+)
+def test_a_shard_that_a_worker_cannot_get_is_named(tmp_path, spec, corpus, lost, complaint):
     with serving(spec, tmp_path / "coordinator") as (invite, blobs):
-        for entry in corpus.index.splits["train"]:
-            blobs.delete(entry.sha256)
-        with pytest.raises(BlockTrainError, match=r"blob [0-9a-f]{12}"):
-            work(invite, tmp_path / "worker")
+
+        def lose(event: str) -> None:
+            for entry in corpus.index.splits["train"] if event == lost else ():
+                blobs.delete(entry.sha256)
+
+        lose("before it joins")
+        with pytest.raises(BlockTrainError, match=complaint):
+            work(invite, tmp_path / "worker", report=lambda event: lose(event.kind))
 
 
 def test_the_index_that_workers_get_names_no_file_of_the_coordinator(tmp_path, spec, corpus):

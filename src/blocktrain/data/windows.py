@@ -4,7 +4,8 @@ and step. Next: shards.py, tokens that are left in their files; train/trainer.py
 from __future__ import annotations
 
 import hashlib
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,16 @@ from blocktrain.spec import NUM_SYMBOLS, RunSpec
 Bytes: TypeAlias = NDArray[np.uint8]
 Tokens: TypeAlias = Bytes | TokenShards  # a split: bytes in memory, or the shards of a prepared corpus
 Window: TypeAlias = NDArray[Any]  # of uint8 or int32
+
+
+class ShardSizes(Protocol):
+    """What must be known of a split to say which of its files a step reads."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The tokens of each file."""
+        ...
+
 
 SHARDS_AT_ONCE = 2  # files that the windows of a step come from
 STEPS_PER_SHARDS = 64  # steps before other files are chosen
@@ -34,12 +45,13 @@ def windows(data: Tokens, *, count: int, length: int, seed: int, block: int, sha
     return data.take(starts[:, None] + np.arange(length))
 
 
-def shards_of_step(data: TokenShards, length: int, seed: int, block: int, shard: int, step: int) -> tuple[int, ...]:
+def shards_of_step(data: ShardSizes, length: int, seed: int, block: int, shard: int, step: int) -> tuple[int, ...]:
     """The files that the windows of a step come from. They stay the same for STEPS_PER_SHARDS steps, so that a machine
     needs few files at a time."""
     usable = [index for index, size in enumerate(data.sizes) if size >= length]
     if not usable:
-        _num_starts(data, length)  # raises, unless no file alone is long enough
+        if (total := sum(data.sizes)) < length:
+            raise CorpusError(f"a window of {length} tokens does not fit into {total}: give more text")
         raise CorpusError(f"a window of {length} tokens fits into no shard of the corpus: give more text")
     if len(usable) <= SHARDS_AT_ONCE:
         return tuple(usable)
@@ -49,7 +61,7 @@ def shards_of_step(data: TokenShards, length: int, seed: int, block: int, shard:
     return usable[first], usable[(first + 1 + distance % (len(usable) - 1)) % len(usable)]
 
 
-def shards_of_steps(data: TokenShards, length: int, seed: int, block: int, shard: int, steps: range) -> dict[int, None]:
+def shards_of_steps(data: ShardSizes, length: int, seed: int, block: int, shard: int, steps: range) -> dict[int, None]:
     """The files that some steps need, in the order of their first use."""
     firsts = sorted({*steps[:1], *(step for step in steps if step % STEPS_PER_SHARDS == 0)})
     chosen = (shards_of_step(data, length, seed, block, shard, step) for step in firsts)

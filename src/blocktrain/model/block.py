@@ -255,6 +255,20 @@ def logical_parameters(spec: RunSpec) -> int:
     return physical_parameters(spec.with_(**{"model.physical_layers": every_layer}))
 
 
+def table_parameters(spec: RunSpec) -> int:
+    """How many of the parameters are in the tables of embedding and read-out, with the matrices of narrow ones."""
+    names = ("embedding", "embedding_up", "readout", "readout_down")
+    shapes = [block_shapes(spec, block) for block in range(spec.model.blocks)]
+    return sum(math.prod(each[name]) for each in shapes for name in names if name in each)
+
+
+def table_rank_within(spec: RunSpec, share: float) -> int:
+    """The largest model.table_rank whose tables are at most this share of all parameters. It may exceed the width."""
+    others = physical_parameters(spec) - table_parameters(spec)
+    of_one_rank = 2 * spec.model.blocks * (spec.model.vocabulary + spec.model.width)
+    return int(others * share / (1 - share) / of_one_rank)
+
+
 def initial_block_tensors(spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:
     """The tensors of initial blocks, each built once: a coordinator asks for their shapes with every update."""
 

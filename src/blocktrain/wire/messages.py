@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 INDEX_BLOB, TOKENIZER_BLOB = "index", "tokenizer"  # of a prepared corpus, among RunInfo.corpus
 WORKER_HEADER = "BlockTrain-Worker"  # the worker that downloads, so that the status shows each worker's traffic
 UPLOAD_HEADER = "Blocktrain-Upload-Location"  # where a worker may put an upload itself
@@ -102,6 +102,10 @@ class LeaseRequest(SignedByWorker):
     phase: Natural | None = None  # the phase whose blocks and optimiser state the worker holds
 
 
+MAX_LEASE_SHARDS = 64  # that a lease names; a worker that needs more fetches them when it needs them
+LeaseText = Annotated[tuple[Blob, ...], Field(max_length=MAX_LEASE_SHARDS)]
+
+
 class TrainLease(Message):
     kind: Literal["train"] = "train"
     lease: Name
@@ -113,6 +117,8 @@ class TrainLease(Message):
     trained: tuple[BlockVersion, ...]
     below: tuple[BlockVersion, ...]
     ahead: tuple[BlockVersion, ...]
+    text: LeaseText = ()  # the shards of a prepared corpus that its steps read, in this order; none for raw text
+    next_text: LeaseText = ()  # those of the steps after it, to be fetched meanwhile
 
 
 class EvaluateLease(Message):

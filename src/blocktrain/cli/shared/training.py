@@ -19,7 +19,13 @@ from blocktrain.cli.shared.progress import RunPlan, preparing_progress, training
 from blocktrain.cli.shared.signals import StopOnInterrupt
 from blocktrain.data.corpus import Corpus, load_corpus, with_tokenizer
 from blocktrain.io.checkpoint import SAMPLES_FILE, RunDirectory
-from blocktrain.model.block import build_block, logical_parameters
+from blocktrain.model.block import (
+    build_block,
+    logical_parameters,
+    physical_parameters,
+    table_parameters,
+    table_rank_within,
+)
 from blocktrain.model.stack import BlockModel, count_parameters
 from blocktrain.spec import EndToEnd, ModelSpec, Phase, RunSpec, Stacked
 from blocktrain.start_model import StartModel
@@ -36,6 +42,7 @@ from blocktrain.wire.messages import Sample
 
 TRAIN_REMEDY = "the system may end the training; use a smaller model, more blocks or fewer train.windows"
 LOOK_WINDOWS = 16  # of held-out text
+LARGEST_TABLE_SHARE = 1 / 3  # of the parameters; above it, train names a narrower table
 LOOK_SHARE = 0.05
 
 
@@ -184,7 +191,18 @@ def describe(spec: RunSpec, device: torch.device | None = None) -> None:
     say(f"  phases      {'; '.join(phases)}")
     if spec.corpus.tokenizer_sha256 is not None:
         say(f"  tokenizer   {spec.corpus.tokenizer}, {model.vocabulary:,} tokens")
+        if advice := table_advice(spec):
+            say(f"  tables      {advice}")
     say(f"  total       {training_text(spec)} of text, {quantity(run_flops(spec), 'FLOP')}")
+
+
+def table_advice(spec: RunSpec) -> str | None:
+    """What to do if embeddings and read-outs are more of the model than its layers should leave them."""
+    share = table_parameters(spec) / physical_parameters(spec)
+    rank = table_rank_within(spec, LARGEST_TABLE_SHARE)
+    if share <= LARGEST_TABLE_SHARE or not rank:
+        return None
+    return f"{share:.0%} of the parameters; --set model.table_rank={rank} makes them a third (docs: text)"
 
 
 def shape_of(model: ModelSpec) -> str:

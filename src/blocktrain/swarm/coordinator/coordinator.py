@@ -10,11 +10,12 @@ from random import SystemRandom
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from blocktrain.data.shards import CorpusIndex
 from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, own_blobs
-from blocktrain.swarm.coordinator.granting import Granting
+from blocktrain.swarm.coordinator.granting import Granting, LeaseShards
 from blocktrain.swarm.coordinator.intake import CheckedUpdate, Intake, phase_over
 from blocktrain.swarm.coordinator.loop import Bell, CoordinatorLoop
 from blocktrain.swarm.coordinator.quotas import Quotas, StorageLimits
@@ -28,6 +29,7 @@ from blocktrain.swarm.ledger.records import Audit, AuditLease, Run, Standing, Up
 from blocktrain.swarm.run_clock import RunClock
 from blocktrain.swarm.signatures import public_half, sign
 from blocktrain.wire.messages import (
+    INDEX_BLOB,
     LeaseReply,
     LeaseRequest,
     ModelManifest,
@@ -66,7 +68,9 @@ class Coordinator:
         ledger.add_coordinator_key(public_half(self._receipt_key), clock())
         self._blocks = Blocks(spec, ledger, blobs, initial_block)
         self._auditing = Auditing(spec, ledger, blobs, self._blocks, memory_bytes, self._run_id, chance)
-        self._granting = Granting(spec, ledger, self._blocks, memory_bytes, self._run_id, self._auditing)
+        self._granting = Granting(
+            spec, ledger, self._blocks, memory_bytes, self._run_id, self._auditing, self._lease_shards
+        )
         self.quotas = Quotas(blobs, storage or StorageLimits())
         self.intake = Intake(spec, ledger, blobs, self._blocks, self.quotas, clock, self._run_id)
         self.watching = Watching(spec, ledger, self.quotas, clock)
@@ -81,6 +85,13 @@ class Coordinator:
     @cache  # noqa: B019 (a coordinator lives as long as its process)
     def _run_id(self) -> str:
         return self._run().id
+
+    @cache  # noqa: B019
+    def _lease_shards(self) -> LeaseShards | None:
+        index = self._run().corpus.get(INDEX_BLOB)
+        if index is None:
+            return None
+        return LeaseShards(self._spec, CorpusIndex.model_validate_json(bytes(self.blobs.get(index))))
 
     def info(self) -> RunInfo:
         run, public = self._run(), self._spec.without_paths()

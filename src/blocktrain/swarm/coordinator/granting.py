@@ -5,7 +5,10 @@ Next: ../policy/leases.py, which chooses; ../ledger/rounds.py, which records the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from blocktrain.data.shards import CorpusIndex
+from blocktrain.data.windows import STEPS_PER_SHARDS, shards_of_steps
 from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.coordinator.blocks import Blocks
@@ -20,7 +23,9 @@ from blocktrain.swarm.policy.standing import refusal_of
 from blocktrain.swarm.policy.track_record import usual_steps_per_s
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import (
+    MAX_LEASE_SHARDS,
     PROTOCOL_VERSION,
+    Blob,
     EvaluateLease,
     Finished,
     LeaseReply,
@@ -36,8 +41,26 @@ GRANT_TRIES = 5
 SLOWEST_STEPS_PER_S = 1e-6  # what is slower is planned as this: dates stay finite
 
 
+@dataclass(frozen=True)
+class LeaseShards:
+    """Which files of a prepared corpus some steps read."""
+
+    spec: RunSpec
+    index: CorpusIndex
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return [entry.num_tokens for entry in self.index.splits["train"]]
+
+    def of(self, phase: Phase, shard: int, steps: range) -> tuple[Blob, ...]:
+        found = shards_of_steps(self, self.spec.model.context + 1, self.spec.draw_seed, phase.block, shard, steps)
+        entries = [self.index.splits["train"][number] for number in found]
+        blobs = [Blob(sha256=each.sha256, num_bytes=each.num_tokens * self.index.token_bytes) for each in entries]
+        return tuple(blobs[:MAX_LEASE_SHARDS])
+
+
 class Granting:
-    """`memory_bytes` says what training a phase takes."""
+    """`memory_bytes` says what training a phase takes. `shards` is known if the corpus is prepared."""
 
     def __init__(
         self,
@@ -47,9 +70,10 @@ class Granting:
         memory_bytes: Callable[[Phase], int],
         run_id: Callable[[], str],
         auditing: Auditing,
+        shards: Callable[[], LeaseShards | None],
     ) -> None:
         self._spec, self._ledger, self._blocks, self._memory_bytes = spec, ledger, blocks, memory_bytes
-        self._run_id, self._auditing = run_id, auditing
+        self._run_id, self._auditing, self._shards = run_id, auditing, shards
         self._usual: dict[int, tuple[int, float | None]] = {}  # phase: a round's number, and the usual speed in it
 
     def require_fit(self, request: LeaseRequest) -> None:
@@ -160,7 +184,9 @@ class Granting:
         now_s: float,
         newest: Mapping[int, Version],
     ) -> TrainLease:
-        phase, reference = self._spec.phases[lease.phase], self._blocks.reference
+        phase, reference, shards = self._spec.phases[lease.phase], self._blocks.reference, self._shards()
+        end = lease.step_start + lease.steps
+        steps, following = range(lease.step_start, end), range(end, end + STEPS_PER_SHARDS)
         if lease.granted_s < now_s:  # renewed: around it are the versions of then, as an audit gets them
             newest = ledger.newest_at(lease.granted_s)
         return TrainLease(
@@ -173,6 +199,8 @@ class Granting:
             trained=tuple(reference(base[block]) for block in phase.blocks),
             below=tuple(reference(newest[block]) for block in phase.below),
             ahead=tuple(reference(newest[block]) for block in phase.ahead if block in newest),
+            text=shards.of(phase, lease.shard, steps) if shards else (),
+            next_text=shards.of(phase, lease.shard, following) if shards else (),
         )
 
     def _evaluation(

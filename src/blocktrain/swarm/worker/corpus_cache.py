@@ -14,9 +14,7 @@ from pydantic import ValidationError
 from blocktrain.data.corpus import Corpus
 from blocktrain.data.shards import CorpusIndex, ShardEntry, TokenShards
 from blocktrain.data.tokenizer import tokenizer_of_run
-from blocktrain.data.windows import STEPS_PER_SHARDS, shards_of_steps
-from blocktrain.errors import BlockTrainError, CorpusError
-from blocktrain.spec import RunSpec
+from blocktrain.errors import BlockTrainError, CoordinatorUnreachable, CorpusError, RequestRefused
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.messages import INDEX_BLOB, TOKENIZER_BLOB, Blob, RunInfo, TrainLease
 
@@ -42,17 +40,22 @@ class CorpusCache:
         with self._lock:
             return small | set(self._shards)
 
-    def fetch_next(self, spec: RunSpec, lease: TrainLease) -> None:
-        """Fetches the shards that follow those of the lease, in a thread of its own. A shard that does not come is
-        fetched again when it is needed."""
+    def fetch_ahead(self, lease: TrainLease) -> None:
+        """Fetches the shards that the lease names, and those after them, in a thread of its own. A shard that does not
+        come is fetched again when it is needed."""
         train = self.corpus.train
         if not isinstance(train, TokenShards) or (self._fetcher is not None and self._fetcher.is_alive()):
             return
-        end = lease.step_start + lease.steps
-        upcoming = range(end, end + STEPS_PER_SHARDS)
-        block = spec.phases[lease.phase].block
-        numbers = shards_of_steps(train, spec.model.context + 1, spec.draw_seed, block, lease.shard, upcoming)
-        entries = [train.entries[number] for number in numbers]
+        known = {entry.sha256: entry for entry in train.entries}
+        named = dict.fromkeys(blob.sha256 for blob in (*lease.text, *lease.next_text))
+        if strange := [sha256 for sha256 in named if sha256 not in known]:
+            raise CorpusError(
+                f"the lease names a shard {strange[0][:12]}… that is not in the index of the text: ask the operator of "
+                f"the coordinator"
+            )
+        largest = max(entry.num_tokens for entry in train.entries) * self._token_bytes
+        room = max(FEWEST_SHARDS, self._cache_bytes // largest)  # more would push out what is needed first
+        entries = [known[sha256] for sha256 in named][:room]
 
         def fetch() -> None:
             with suppress(BlockTrainError, OSError):
@@ -87,7 +90,15 @@ class CorpusCache:
 
     def _open_shard(self, entry: ShardEntry) -> tuple[Path, memoryview]:
         num_bytes = entry.num_tokens * self._token_bytes
-        data = self._get(Blob(sha256=entry.sha256, num_bytes=num_bytes))
+        try:
+            data = self._get(Blob(sha256=entry.sha256, num_bytes=num_bytes))
+        except (RequestRefused, CoordinatorUnreachable) as error:
+            if isinstance(error, CoordinatorUnreachable) and not error.answered:
+                raise
+            raise CorpusError(
+                f"a shard of the text cannot be fetched ({error}): ask the operator of the coordinator to run "
+                f"blocktrain verify, and start the worker again"
+            ) from None
         with self._lock:
             self._shards[entry.sha256] = num_bytes
             self._shards.move_to_end(entry.sha256)

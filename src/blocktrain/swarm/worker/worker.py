@@ -190,7 +190,6 @@ class Worker:
         published = flat(trained)
         self._feedback.forget_others({} if self._spec.swarm.starts_afresh else published)
         trainer = self._prepare_trainer(lease, _StartingPoints(self._feedback, trained), around)
-        self._corpus_cache.fetch_next(self._spec, lease)
         losses = self._run_steps(trainer, lease, started_s)
         after = as_arrays(flat(trainer.current()))
         earlier = self._block_cache.earlier(lease.trained)
@@ -234,6 +233,8 @@ class Worker:
             in_phase = f"phase {lease.phase + 1}: {trainer.step_done}/{trainer.phase.steps}"
             text = f"step {len(losses)}/{lease.steps} of the lease, {left_s:.0f} s left ({in_phase})"
             self._report(WorkReport("step", text, losses[-1]))
+            if len(losses) == 1:  # not earlier: what the first step needs comes first
+                self._corpus_cache.fetch_ahead(lease)
             if self._stop() or self._clock() > end_s:
                 break
         self._steps_per_s = len(losses) / max(self._clock() - begun_s, 1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,16 @@ def test_a_stop_string_ends_the_text_inside_a_token(run, prepared):
     stop = whole[20:23]
     found = json.loads(run("generate", prepared / "run", "--max-bytes", 80, "--stop", stop, "--json").stdout)
     assert found["text"] == whole[: whole.index(stop)]
+
+
+def test_train_says_how_to_keep_tables_from_eating_the_model(run, prepared, tmp_path):
+    options = [*TINY, "--corpus", prepared / "corpus", "--set", "train.steps=1"]
+    wide = run("train", *options, "--out", tmp_path / "wide").stderr
+    found = re.search(r"tables +(\d+)% of the parameters; --set (model\.table_rank=\d+) makes them a third", wide)
+    assert int(found[1]) > 33
+    narrow = run("train", *options, "--set", found[2], "--out", tmp_path / "narrow")
+    assert narrow.exit_code == 0
+    assert "makes them a third" not in narrow.stderr
 
 
 @pytest.mark.parametrize("mode", ["speculative", "sweep"])
