@@ -270,6 +270,7 @@ LATER_SWARM_SETTINGS = {
     "audit_newcomer_share": 0.25,
     "audit_tolerance": 0.1,
     "newcomer_weight": 0.25,
+    "keys_per_token": 256,
 }
 
 
@@ -303,6 +304,7 @@ class SwarmSpec(Settings):
     # the same for workers that have not passed two audits
     audit_newcomer_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25
     audit_tolerance: Positive = 0.1  # largest distance of two honest updates of one lease, in their norm
+    keys_per_token: Count = 256  # workers' keys that may come with one access token
     newcomer_weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25  # of updates of workers that passed no audit
 
     @property

@@ -111,6 +111,12 @@ class AuditsPart(LedgerPart):
             insert_event(connection, "lifted", f"{alias_of(worker)} may work again", now_s, {"worker": worker})
             return True
 
+    def exclusion(self, worker: str) -> KeyStanding:
+        """Whether the worker is excluded, and why; nothing else of its standing."""
+        with self._reading() as connection:
+            row = connection.execute(EXCLUDED.where(t.exclusions.c.worker == worker)).one_or_none()
+            return KeyStanding(excluded=row.kind, reason=row.reason) if row else KeyStanding()
+
     def key_standing(self, worker: str) -> KeyStanding:
         return self.key_standings([worker])[worker]
 
