@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -85,6 +85,8 @@ class _Verifier:
             self._check_database()
         with self._faults("chain"):
             self._check_chain()
+        with self._faults("signature"):
+            self._check_audits()
         damaged = self._check_blobs()
         self._check_versions(damaged)
         return self._found
@@ -146,6 +148,23 @@ class _Verifier:
         self._found.signatures += 1
         if not is_signed(notice, self._run.id):
             self._say("signature", f"update {update.number} is not signed by worker {update.worker[:12]}…")
+
+    def _check_audits(self) -> None:
+        """What workers reported of audited leases is signed by them."""
+        for audit in self._ledger.audits():
+            for asked in audit.asked:
+                if asked.payload is None:
+                    continue
+                said = replace(
+                    audit.update,
+                    id=asked.payload,
+                    worker=asked.worker,
+                    lease=asked.id,
+                    num_bytes=asked.num_bytes or 0,
+                    loss=asked.loss or 0.0,
+                    signature=asked.signature or "",
+                )
+                self._check_signature(said)
 
     # Blobs and versions
 
