@@ -13,6 +13,7 @@ def test_an_admin_bans_a_worker_and_status_shows_why(run, finished):
     assert banned.exit_code == 0
     assert f"{worker['alias']} is banned" in banned.stdout
     (shown,) = json.loads(run("status", finished.invite, "--json").stdout)["workers"]
+    assert "is banned: broken device" in " ".join(run("status", finished.invite).stdout.split())
     assert (shown["state"], shown["why"]) == ("banned", "broken device")
     assert run("ban", finished.admin, "--key", worker["alias"], "--unban").exit_code == 0
     assert run("ban", finished.invite, "--key", worker["alias"]).exit_code == 2

@@ -79,6 +79,8 @@ def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int |
         ["worker", "device", "steps/s", "updates", "text", "last seen"],
         [_worker_row(each, facts["now_s"]) for each in facts["workers"]] or [["nobody yet", *[""] * 5]],
     )
+    for line in excluded_lines(facts["workers"]):
+        print(wrapped(visible(line)))
     print(f"\n{wrapped(visible(evaluation_line(facts['evaluations'])))}")
     if facts["samples"]:
         print("\n".join(sample_lines(facts["samples"][-1]["samples"])))
@@ -108,6 +110,12 @@ def _worker_row(facts: Mapping[str, Any], now_s: float) -> list[str]:
     seen = f"{duration(max(0.0, now_s - facts['last_seen_s']))} ago"
     speed = f"{facts['steps_per_s']:.3g}"
     return [facts["name"], facts["device"], speed, str(facts["updates"]), quantity(facts["tokens"], "B"), seen]
+
+
+def excluded_lines(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Who gets no work, and why."""
+    out = [each for each in workers if each["state"] in ("quarantined", "banned")]
+    return [f"{each['alias']} ({each['name']}) is {each['state']}: {each['why'] or 'no reason given'}" for each in out]
 
 
 def evaluation_line(evaluations: Sequence[Mapping[str, Any]]) -> str:
