@@ -292,10 +292,14 @@ LATER_SWARM_SETTINGS = {
     "screen_share": 0.5,
     "krum_share": 0.34,
     "audit_share": 0.0,
-    "audit_newcomer_share": 0.25,
-    "audit_tolerance": 0.1,
+    "audit_newcomer_share": 0.15,
+    "audit_tolerance": 0.05,
     "newcomer_weight": 0.25,
+    "keys_per_token": 256,
 }
+
+
+FEWEST_AUDITED_STEPS = 10  # of a round: shorter leases lose by starting with new optimiser state
 
 
 class SwarmSpec(Settings):
@@ -325,16 +329,18 @@ class SwarmSpec(Settings):
     evaluate_every: Count = 5  # rounds between two evaluations of the composed model
     # share of the updates that another worker computes again; 0: none, and workers keep their optimiser state
     audit_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
-    # the same for workers that have not passed two audits
-    audit_newcomer_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25
-    audit_tolerance: Positive = 0.1  # largest distance of two honest updates of one lease, in their norm
+    # the same for workers that have not passed an audit
+    audit_newcomer_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.15
+    audit_tolerance: Positive = 0.05  # largest distance of two honest updates of one lease, in their norm
+    keys_per_token: Count = 256  # workers' keys that may come with one access token
     newcomer_weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25  # of updates of workers that passed no audit
 
     @property
     def starts_afresh(self) -> bool:
         """Whether each lease starts with new optimiser state and nothing unsent, so that others can compute it again.
-        Codecs that leave much out need what is unsent: their runs have no audits."""
-        return self.audit_share > 0 and self.update in ("fp32", "fp16", "int8")
+        Codecs that leave much out need what is unsent, and leases of few steps the state: their runs have no audits."""
+        codec_fits = self.update in ("fp32", "fp16", "int8")
+        return self.audit_share > 0 and codec_fits and self.round_steps >= FEWEST_AUDITED_STEPS
 
     @model_validator(mode="after")
     def _check(self) -> Self:

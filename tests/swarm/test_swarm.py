@@ -28,7 +28,7 @@ from blocktrain.wire.invite import Invite
 from blocktrain.wire.safetensors import decode
 
 TOKEN = "a-token-for-the-workers"
-EXACT = {"swarm.update": "fp32", "swarm.download": "fp32", "swarm.round_steps": 2}
+EXACT = {"swarm.update": "fp32", "swarm.download": "fp32", "swarm.round_steps": 2, "swarm.audit_share": 0.0}
 
 
 @contextmanager

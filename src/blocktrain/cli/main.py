@@ -22,12 +22,14 @@ from blocktrain.cli.commands.serving.keys import keys
 from blocktrain.cli.commands.serving.serve import serve
 from blocktrain.cli.commands.serving.stage import stage
 from blocktrain.cli.commands.swarm.access_token import access_token
+from blocktrain.cli.commands.swarm.ban import ban
 from blocktrain.cli.commands.swarm.coordinator import coordinator
 from blocktrain.cli.commands.swarm.doctor import doctor
 from blocktrain.cli.commands.swarm.export import export
 from blocktrain.cli.commands.swarm.ledger import ledger
 from blocktrain.cli.commands.swarm.pause import pause
 from blocktrain.cli.commands.swarm.resume import resume
+from blocktrain.cli.commands.swarm.rollback import rollback
 from blocktrain.cli.commands.swarm.status import status
 from blocktrain.cli.commands.swarm.verify import verify
 from blocktrain.cli.commands.swarm.worker import worker
@@ -112,6 +114,8 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (SWARM, verify, "verify swarm/ --repair"),
     (SWARM, pause, f"pause {INVITE}"),
     (SWARM, resume, f"resume {INVITE}"),
+    (SWARM, ban, f"ban {INVITE} --key 'Brisk Otter 3f' --reason 'broken device'"),
+    (SWARM, rollback, f"rollback {INVITE} --block 0 --to 12"),
     (SERVING, serve, "serve run/ --stages 3"),
     (SERVING, stage, "stage model/ --blocks 0-1 --listen tcp://0.0.0.0:7001 --keys chain.key"),
     (SERVING, gateway, "gateway --stages tcp://a:7001,tcp://b:7001 --keys chain.key"),

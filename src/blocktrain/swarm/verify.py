@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from blocktrain.swarm.coordinator.blocks import Blocks, initial_blocks_in
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.coordinator.server import BLOBS_FOLDER, INITIAL_BLOCKS_FOLDER
 from blocktrain.swarm.coordinator.setup import spec_of
+from blocktrain.swarm.coordinator.trust.orders import past_merges
 from blocktrain.swarm.ledger.chain import HEAD_FILE, START, NotedHead, link
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.records import Run, Update, Version
+from blocktrain.swarm.ledger.records import RollbackRecord, Run, Update, Version
 from blocktrain.swarm.signatures import is_signed
 from blocktrain.wire.messages import Blob, UpdateNotice
 
@@ -84,6 +85,8 @@ class _Verifier:
             self._check_database()
         with self._faults("chain"):
             self._check_chain()
+        with self._faults("signature"):
+            self._check_audits()
         damaged = self._check_blobs()
         self._check_versions(damaged)
         return self._found
@@ -146,6 +149,23 @@ class _Verifier:
         if not is_signed(notice, self._run.id):
             self._say("signature", f"update {update.number} is not signed by worker {update.worker[:12]}…")
 
+    def _check_audits(self) -> None:
+        """What workers reported of audited leases is signed by them."""
+        for audit in self._ledger.audits():
+            for asked in audit.asked:
+                if asked.payload is None:
+                    continue
+                said = replace(
+                    audit.update,
+                    id=asked.payload,
+                    worker=asked.worker,
+                    lease=asked.id,
+                    num_bytes=asked.num_bytes or 0,
+                    loss=asked.loss or 0.0,
+                    signature=asked.signature or "",
+                )
+                self._check_signature(said)
+
     # Blobs and versions
 
     def _check_blobs(self) -> set[str]:
@@ -171,11 +191,39 @@ class _Verifier:
         for version in self._ledger.all_versions():
             if version.phase is not None and version.round is not None:
                 merged.setdefault((version.phase, version.round), []).append(version)
+            elif version.version > 0:
+                self._check_rollback(version)
             elif version.sha256 in damaged:
                 self._say("version", f"initial block {version.block} is damaged: restore blob {version.sha256}")
         for (phase, round), versions in merged.items():
             with self._faults("version"):
                 self._check_round(phase, round, versions, damaged)
+
+    def _check_rollback(self, version: Version) -> None:
+        """A version that no round made is one that an admin made, of versions and updates that there were."""
+        made = [x for x in self._ledger.rollbacks() if (x.block, x.version) == (version.block, version.version)]
+        name = f"version {version.version} of block {version.block}"
+        if not made:
+            self._say("version", f"{name} was made by no round and by no rollback")
+            return
+        source = self._ledger.version(version.block, made[0].source)
+        sha256 = source.sha256 if source else None
+        if worker := made[0].worker:
+            first = self._first_round(made[0])
+            past = past_merges(self._ledger, made[0].phase, first, made[0].round - 1, worker)
+            try:
+                sha256 = self._hashing.without(made[0].phase, past)[version.block]
+            except (BlobError, TensorError):
+                self._found.not_merged_again += 1
+                return
+        self._found.versions += 1
+        if sha256 != version.sha256:
+            self._say("version", f"{name} is not what its rollback gives")
+
+    def _first_round(self, made: RollbackRecord) -> int:
+        """The round that was based on the rollback's source."""
+        records = self._ledger.rounds(made.phase, limit=10**6)
+        return next(x.round.number for x in records if x.round.base.get(made.block) == made.source)
 
     def _check_round(self, phase: int, round: int, versions: list[Version], damaged: set[str]) -> None:
         updates = self._ledger.merged_updates(phase, round)

@@ -276,6 +276,28 @@ class InviteReply(Message):
     invite: str
 
 
+class BanOrder(Message):
+    """An admin excludes a worker or, with `lifted`, lets it work again."""
+
+    worker: Name  # its key, the beginning of its key, or its alias
+    reason: Annotated[str, Field(max_length=200, pattern="^[^\x00-\x1f\x7f]*$")] = ""  # its user reads it
+    lifted: bool = False
+
+
+class RollbackOrder(Message):
+    """An admin returns a block, with the others of its phase, to a version, or removes what a worker contributed."""
+
+    block: Natural | None = None
+    version: Natural | None = None
+    without: Name | None = None
+
+
+class OrderReply(Message):
+    """What was done, in a sentence."""
+
+    done: str
+
+
 class Problem(Message):
     """The answer to every refused request: a code for programs, and a sentence with the remedy for people."""
 

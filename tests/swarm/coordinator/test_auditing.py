@@ -9,9 +9,19 @@ from typing import Any
 
 import pytest
 
+from blocktrain.swarm.coordinator.blocks import initial_block_file
+from blocktrain.swarm.coordinator.server import INITIAL_BLOCKS_FOLDER
+from blocktrain.swarm.verify import verify
 from blocktrain.wire.messages import TrainLease
+from blocktrain.wire.safetensors import encode
 
-ALWAYS = {"swarm.audit_share": 1.0, "swarm.audit_newcomer_share": 1.0, "swarm.min_updates": 3}
+ALWAYS = {
+    "swarm.audit_share": 1.0,
+    "swarm.audit_newcomer_share": 1.0,
+    "swarm.min_updates": 3,
+    "swarm.round_steps": 10,
+    "train.steps": 200,
+}
 
 
 @pytest.fixture
@@ -73,7 +83,7 @@ def test_audits_of_honest_workers_all_pass_and_nobody_is_excluded(audited):
     assert not any(standing.excluded for standing in audited.ledger.key_standings().values())
 
 
-def test_a_liar_is_quarantined_when_two_others_contradict_it(audited):
+def test_a_liar_is_quarantined_when_most_others_contradict_it(audited):
     liar, *honest = members = [audited.member() for _ in range(3)]
     one_round(members, lies=[-1.0])
     for number in count():
@@ -83,7 +93,7 @@ def test_a_liar_is_quarantined_when_two_others_contradict_it(audited):
         assert number < 8
     standing = audited.ledger.key_standing(liar.id)
     assert standing.excluded == "quarantined"
-    assert "is not what two other workers computed" in standing.reason
+    assert "is not what most other workers computed" in standing.reason
     assert "disputed" in kinds(audited)
     answer = audited.ask("POST", "/v1/leases", json=liar.request())
     assert answer.status_code == 403
@@ -121,6 +131,21 @@ def test_what_an_excluded_worker_sent_and_is_not_merged_is_left_out(audited):
     assert {update.worker for update in merged} == {member.id for member in honest}
     assert list(audited.ledger.left_out().values()) == ["quarantined: for this test"]
     assert len(members) == len(merged) + 1
+
+
+def test_every_report_of_an_audit_is_signed_by_its_worker(audited):
+    members = [audited.member() for _ in range(3)]
+    one_round(members)
+    work(members[0])
+    initial = audited.folder / INITIAL_BLOCKS_FOLDER / audited.ledger.run().spec_digest[:16]
+    initial.mkdir(parents=True)
+    for block in range(audited.spec.model.blocks):
+        initial_block_file(initial, block).write_bytes(encode(audited.coordinator._blocks.initial_block(block)))
+    report = verify(audited.folder)
+    assert (report.faults, report.signatures) == ([], 4)
+    with audited.ledger.database.writing() as connection:
+        connection.exec_driver_sql("UPDATE audit_leases SET loss = 1.0 WHERE payload IS NOT NULL")
+    assert [fault.kind for fault in verify(audited.folder).faults] == ["signature"]
 
 
 def test_an_audit_must_repeat_every_step(audited):

@@ -39,6 +39,8 @@ WITH_INPUT = [
     ("PUT", "/v1/leases/{lease_id}/uploads/{sha256}"),
     ("POST", "/v1/updates"),
     ("POST", "/v1/evaluations"),
+    ("POST", "/v1/bans"),
+    ("POST", "/v1/rollbacks"),
     ("GET", "/v1/blobs/{sha256}"),
     ("GET", "/v1/contributions"),
     ("GET", "/v1/events"),

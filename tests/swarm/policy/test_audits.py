@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blocktrain.spec import SwarmSpec
-from blocktrain.swarm.policy.audits import MOST_REPORTS, AuditReport, finding, is_disputed, may_audit, share_of
+from blocktrain.swarm.policy.audits import MOST_REPORTS, AuditReport, finding, may_audit, share_of, votes_needed
 from blocktrain.swarm.policy.standing import KeyStanding, refusal_of, weight_factor
 
 SPEC = SwarmSpec(audit_tolerance=0.1)
@@ -16,35 +16,53 @@ def report(worker: str, **distances: float) -> AuditReport:
     return AuditReport(worker, distances)
 
 
+def found(reports, num_voters=3, exhausted=False):
+    answer = finding("ada", reports, num_voters, exhausted, SPEC)
+    return (answer.outcome, answer.liars) if answer else None
+
+
 @pytest.mark.parametrize(
-    "reports, outcome, liars",
+    "reports, outcome",
     [
-        ([], None, ()),
-        ([report("bob", ada=SAME)], "passed", ()),
-        ([report("bob", ada=OTHER)], None, ()),
-        ([report("bob", ada=OTHER), report("eve", ada=SAME, bob=OTHER)], "passed", ("bob",)),
-        ([report("bob", ada=OTHER), report("eve", ada=OTHER, bob=SAME)], "failed", ("ada",)),
-        ([report("bob", ada=OTHER), report("eve", ada=OTHER, bob=OTHER)], None, ()),
+        ([], None),
+        ([report("bob", ada=SAME)], ("passed", ())),
+        ([report("bob", ada=OTHER)], None),
+        ([report("bob", ada=OTHER), report("eve", ada=SAME, bob=OTHER)], ("passed", ("bob",))),
+        ([report("bob", ada=OTHER), report("eve", ada=OTHER, bob=SAME)], ("failed", ("ada",))),
+        ([report("bob", ada=OTHER), report("eve", ada=OTHER, bob=OTHER)], None),
     ],
 )
-def test_two_results_that_agree_decide(reports, outcome, liars):
-    found = finding("ada", reports, SPEC)
-    assert (found.outcome if found else None, found.liars if found else ()) == (outcome, liars)
+def test_of_three_workers_two_results_that_agree_decide(reports, outcome):
+    assert found(reports) == outcome
 
 
-def test_workers_that_all_contradict_each_other_are_not_asked_for_ever():
-    reports = [report(str(n), ada=OTHER, **{str(m): OTHER for m in range(n)}) for n in range(MOST_REPORTS)]
-    assert finding("ada", reports[:-1], SPEC) is None
-    assert is_disputed("ada", reports[:-1], SPEC)
-    found = finding("ada", reports, SPEC)
-    assert (found.outcome, found.liars) == ("undecided", ())
+def test_two_liars_of_six_cannot_frame_an_honest_worker():
+    """Bob and Eve agree with each other against Ada. The others agree with Ada."""
+    liars = [report("bob", ada=OTHER), report("eve", ada=OTHER, bob=SAME)]
+    assert found(liars, num_voters=6) is None
+    honest = [report(x, ada=SAME, bob=OTHER, eve=OTHER, **{y: SAME for y in "xyz" if y < x}) for x in "xyz"]
+    assert found([*liars, *honest[:2]], num_voters=6) is None
+    assert found([*liars, *honest], num_voters=6) == ("passed", ("bob", "eve"))
+
+
+@pytest.mark.parametrize("num_voters, votes", [(2, 2), (3, 2), (4, 3), (6, 4), (16, 9), (10_000, 9)])
+def test_most_workers_decide_a_dispute_or_a_sample_of_a_large_swarm(num_voters, votes):
+    assert votes_needed(num_voters) == votes
+
+
+def test_a_dispute_ends_undecided_when_nobody_is_left_to_be_asked():
+    reports = [report("bob", ada=OTHER), report("eve", ada=OTHER, bob=OTHER)]
+    assert found(reports, exhausted=True) == ("undecided", ())
+    many = [report(str(n), ada=OTHER, **{str(m): OTHER for m in range(n)}) for n in range(MOST_REPORTS)]
+    assert found(many[:-1], num_voters=99) is None
+    assert found(many, num_voters=99) == ("undecided", ())
 
 
 def test_newcomers_are_audited_more_often():
     assert share_of(0, SwarmSpec()) > share_of(2, SwarmSpec()) == SwarmSpec().audit_share
 
 
-@pytest.mark.parametrize("changes", [{"audit_share": 0.0}, {"update": "vector"}])
+@pytest.mark.parametrize("changes", [{"audit_share": 0.0}, {"update": "vector"}, {"round_steps": 9}])
 def test_a_run_whose_leases_cannot_be_repeated_has_no_audits(changes):
     spec = SwarmSpec(**changes)
     assert share_of(0, spec) == 0.0

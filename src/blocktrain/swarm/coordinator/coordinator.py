@@ -18,9 +18,11 @@ from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, own_blobs
 from blocktrain.swarm.coordinator.granting import Granting, LeaseShards
 from blocktrain.swarm.coordinator.intake import CheckedUpdate, Intake, phase_over
 from blocktrain.swarm.coordinator.loop import Bell, CoordinatorLoop
+from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.coordinator.quotas import Quotas, StorageLimits
 from blocktrain.swarm.coordinator.status import Watching
 from blocktrain.swarm.coordinator.trust.auditing import Auditing
+from blocktrain.swarm.coordinator.trust.orders import Orders
 from blocktrain.swarm.ledger.audits import is_audit
 from blocktrain.swarm.ledger.chain import NotedHead
 from blocktrain.swarm.ledger.database import retry_on_conflict
@@ -30,9 +32,11 @@ from blocktrain.swarm.run_clock import RunClock
 from blocktrain.swarm.signatures import public_half, sign
 from blocktrain.wire.messages import (
     INDEX_BLOB,
+    BanOrder,
     LeaseReply,
     LeaseRequest,
     ModelManifest,
+    RollbackOrder,
     RunInfo,
     UpdateNotice,
     UpdateReceipt,
@@ -74,6 +78,7 @@ class Coordinator:
         self.quotas = Quotas(blobs, storage or StorageLimits())
         self.intake = Intake(spec, ledger, blobs, self._blocks, self.quotas, clock, self._run_id)
         self.watching = Watching(spec, ledger, self.quotas, clock)
+        self._orders = Orders(spec, ledger, blobs, Merger(spec.swarm, self._blocks, blobs))
         self.bell = Bell()
         self.loop = CoordinatorLoop(spec, ledger, blobs, self._blocks, self.quotas, self._auditing, self.bell, clock)
 
@@ -106,11 +111,11 @@ class Coordinator:
             corpus=corpus,
         )
 
-    def lease(self, request: LeaseRequest, admitted: bool = False) -> LeaseReply:
+    def lease(self, request: LeaseRequest, admitted: bool = False, access_token: str | None = None) -> LeaseReply:
         """`admitted`: this very request was answered with a wait, and is asked once more."""
         self._granting.require_fit(request)
         with own_blobs():
-            reply, standing = self._granting.work(request, self._clock(), admitted)
+            reply, standing = self._granting.work(request, self._clock(), admitted, access_token)
         self.loop.follow(standing)
         return reply
 
@@ -185,6 +190,15 @@ class Coordinator:
             steps={phase.phase: phase.step for phase in newest.phases},
             combine={path: tuple(weights) for path, weights in newest.combine.items()},
         )
+
+    def ban(self, order: BanOrder) -> str:
+        return self._orders.ban(order, self._clock())
+
+    def roll_back(self, order: RollbackOrder) -> str:
+        with own_blobs():
+            done = self._orders.roll_back(order, self._clock())
+        self.bell.ring()
+        return done
 
     def pause(self, paused: bool) -> None:
         """Workers at work may still send their updates. No worker gets more work until the run is resumed."""

@@ -92,7 +92,7 @@ class Granting:
                 code="phase",
             )
 
-    def _admit(self, ledger: Ledger, request: LeaseRequest, now_s: float) -> None:
+    def _admit(self, ledger: Ledger, request: LeaseRequest, now_s: float, access_token: str | None) -> None:
         """Refuses a number that this worker has used before: an overheard request cannot be sent again."""
         said = (request.name, request.device, request.memory_bytes, request.steps_per_s)
         if not ledger.see_worker(request.worker, *said, now_s, request.nonce):
@@ -102,17 +102,26 @@ class Granting:
                 code="replayed",
                 number=last,
             )
-        if refusal := refusal_of(ledger.key_standing(request.worker)):
+        most = self._spec.swarm.keys_per_token
+        if access_token is not None and not ledger.note_token(request.worker, access_token, most):
+            raise RequestRefused(
+                f"{most} workers' keys have used this access token (swarm.keys_per_token): use a key that has, or ask "
+                f"the operator for another invite",
+                code="keys",
+            )
+        if refusal := refusal_of(ledger.exclusion(request.worker)):
             raise RequestRefused(refusal, code="excluded")
 
     @retry_on_conflict
-    def work(self, request: LeaseRequest, now_s: float, admitted: bool = False) -> tuple[LeaseReply, Standing]:
+    def work(
+        self, request: LeaseRequest, now_s: float, admitted: bool = False, access_token: str | None = None
+    ) -> tuple[LeaseReply, Standing]:
         """The answer, and how things stood. A worker is seen and answered in one transaction: a replay gets nothing,
         and where there is one writer at a time no other worker is given work in between. It does not wait for the
         disk: a worker whose lease a power cut took asks for another, and an update is synced with its lease."""
         with self._ledger.transaction(synced=False) as transaction:
             if not admitted:
-                self._admit(transaction, request, now_s)
+                self._admit(transaction, request, now_s, access_token)
             standing = transaction.standing()
             return self._answer(transaction, request, now_s, standing), standing
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from blocktrain.io.files import forget
@@ -33,6 +33,15 @@ LEFT_OUT = {  # why a rule left an update out, for people
 }
 
 
+@dataclass(frozen=True)
+class PastMerge:
+    """A round as it was merged: the versions that it was based on, its updates, and what they weighed."""
+
+    base: Mapping[int, int]
+    updates: Sequence[Update]
+    weights: Sequence[MergeWeight]
+
+
 class Merger:
     def __init__(self, spec: SwarmSpec, blocks: Blocks, blobs: Blobs) -> None:
         self._spec, self._blocks, self._blobs = spec, blocks, blobs
@@ -54,7 +63,7 @@ class Merger:
     def versions(self, round: Round, updates: Sequence[Update], weights: Sequence[MergeWeight]) -> Iterator[NewVersion]:
         by_id = {weight.update: weight for weight in weights}
         kept = [update for update in updates if by_id[update.id].weight > 0]
-        parts = [replace(self._part(x), weight=by_id[x.id].weight, scale=by_id[x.id].scale) for x in kept]
+        parts = [self._weighed(x, by_id[x.id]) for x in kept]
         if recipe := self._recipe(round, kept, parts):
             yield from self._relayed(round, recipe)
             return
@@ -75,6 +84,21 @@ class Merger:
         no weights: their rules need no more than the updates."""
         merged = Round(phase, round, base, 0, 0, 0.0, 0.0, 0.0)
         return list(self.versions(merged, updates, weights or self.weigh(phase, updates)))
+
+    def without(self, phase: int, past: Sequence[PastMerge]) -> dict[int, str]:
+        """The blobs of a phase's blocks, if these rounds are merged one after the other with these updates only. The
+        updates stay what they are: each is a change of the version that it was built on."""
+        current = {name: tensor.copy() for name, tensor in self._blocks.named(past[0].base).items()}
+        for one in past:
+            by_id = {weight.update: weight for weight in one.weights}
+            parts = [self._weighed(x, by_id.get(x.id) or MergeWeight(x.id, x.weight, 1.0)) for x in one.updates]
+            parts = [part for part in parts if part.weight > 0]
+            for name, delta in merge(parts, self._sizes(phase), self._spec) if parts else ():
+                current[name], _ = outer_step(current[name], delta, None, self._spec)
+        return {block: self._blobs.put(encode_chunks(tensors)) for block, tensors in by_block(current).items()}
+
+    def _weighed(self, update: Update, weight: MergeWeight) -> WeightedUpdate:
+        return replace(self._part(update), weight=weight.weight, scale=weight.scale)
 
     def _sizes(self, phase: int) -> dict[str, int]:
         return {name: math.prod(shape) for name, shape in self._blocks.shapes(phase).items()}

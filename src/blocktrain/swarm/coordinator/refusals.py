@@ -32,6 +32,7 @@ STATUS = {
     "signature": 403,
     "owner": 403,
     "excluded": 403,
+    "keys": 403,
     "replayed": 409,
     "lease": 404,
     "blob": 404,

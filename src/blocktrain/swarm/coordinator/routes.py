@@ -45,6 +45,7 @@ from blocktrain.wire.messages import (
     UPLOAD_HEADER,
     WORKER_HEADER,
     AccessTokenRole,
+    BanOrder,
     Curves,
     EvaluationNotice,
     EventEntry,
@@ -54,8 +55,10 @@ from blocktrain.wire.messages import (
     LeaseRequest,
     Message,
     ModelManifest,
+    OrderReply,
     Page,
     Received,
+    RollbackOrder,
     RunInfo,
     UpdateNotice,
     UpdateReceipt,
@@ -211,9 +214,10 @@ async def _lease_or_wait(
 ) -> LeaseReply:
     """A worker that disconnects while it waits gets no lease, because its round would wait for it."""
     bell, end_at_s, admitted = coordinator.bell, clock() + wait_s, False
+    token = request.headers.get("authorization", "").partition(" ")[2].strip()
     while True:
         rung = bell.rung
-        reply = await run_in_threadpool(coordinator.lease, asked, admitted)
+        reply = await run_in_threadpool(coordinator.lease, asked, admitted, token)
         left_s, admitted = end_at_s - clock(), True
         if not wait_s or not isinstance(reply, Wait):
             return reply
@@ -315,6 +319,14 @@ def _add_admin_routes(
     @service.post("/v1/pause", dependencies=role, status_code=204, responses=problems())
     def pause() -> None:
         coordinator.pause(True)
+
+    @service.post("/v1/bans", dependencies=role, responses=problems(422))
+    def ban(order: BanOrder) -> OrderReply:
+        return OrderReply(done=coordinator.ban(order))
+
+    @service.post("/v1/rollbacks", dependencies=role, responses=problems(422))
+    def rollback(order: RollbackOrder) -> OrderReply:
+        return OrderReply(done=coordinator.roll_back(order))
 
     @service.post("/v1/resume", dependencies=role, status_code=204, responses=problems())
     def resume() -> None:

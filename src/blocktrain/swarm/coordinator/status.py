@@ -26,6 +26,7 @@ from blocktrain.swarm.ledger.records import (
 )
 from blocktrain.swarm.policy.evaluations import those_that_count
 from blocktrain.swarm.policy.rounds import WINDOW, Lease, decide, lateness, learned_limit_s
+from blocktrain.swarm.policy.standing import KeyStanding
 from blocktrain.wire.messages import (
     MAX_LOSS,
     MAX_SCORE,
@@ -119,15 +120,25 @@ class Watching:
 
     def _workers(self, workers: Sequence[WorkerRecord], held: Held, now_s: float) -> list[dict[str, Any]]:
         measuring, (_, sent_bytes) = self._ledger.evaluation_lease(), self.traffic.totals()
-        return [
-            {
-                **asdict(worker),
-                "alias": alias_of(worker.id),
-                "down_bytes": sent_bytes.get(worker.id, 0),
-                **dict(zip(("state", "why"), worker_state(worker, held, measuring, now_s), strict=True)),
-            }
-            for worker in workers
-        ]
+        known, unknown = self._ledger.key_standings(), KeyStanding()
+        pictures = []
+        for worker in workers:
+            standing = known.get(worker.id, unknown)
+            state, why = worker_state(worker, held, measuring, now_s)
+            if standing.excluded:
+                state, why = standing.excluded, standing.reason
+            pictures.append(
+                {
+                    **asdict(worker),
+                    "alias": alias_of(worker.id),
+                    "down_bytes": sent_bytes.get(worker.id, 0),
+                    "state": state,
+                    "why": why,
+                    "audits_passed": standing.passes,
+                    "suspected": standing.suspected,
+                }
+            )
+        return pictures
 
     def events(self, page: EventPage) -> list[EventEntry]:
         return [EventEntry(**asdict(event)) for event in self._ledger.events(page.after, page.before)]

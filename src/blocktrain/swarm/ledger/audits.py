@@ -91,7 +91,7 @@ class AuditsPart(LedgerPart):
             data = {"worker": audit.update.worker, "update": audit.update.id, "outcome": found.outcome}
             insert_event(connection, "audited", text, now_s, data)
             for liar in found.liars:
-                reason = f"its result for {where}, shard {audit.lease.shard} is not what two other workers computed"
+                reason = f"its result for {where}, shard {audit.lease.shard} is not what most other workers computed"
                 self._exclude(connection, liar, "quarantined", reason, now_s)
             return True
 
@@ -110,6 +110,23 @@ class AuditsPart(LedgerPart):
             connection.execute(insert(t.exclusions).values(**row))
             insert_event(connection, "lifted", f"{alias_of(worker)} may work again", now_s, {"worker": worker})
             return True
+
+    def present_workers(self, since_s: float) -> set[str]:
+        """Those that asked for something since then, have delivered an update, and are not excluded."""
+        query = (
+            select(t.workers.c.id)
+            .join(t.track_records, t.track_records.c.worker == t.workers.c.id)
+            .where(t.workers.c.last_seen_s >= since_s, t.track_records.c.delivered > 0)
+        )
+        with self._reading() as connection:
+            out = {row.worker for row in connection.execute(EXCLUDED)}
+            return set(connection.execute(query).scalars()) - out
+
+    def exclusion(self, worker: str) -> KeyStanding:
+        """Whether the worker is excluded, and why; nothing else of its standing."""
+        with self._reading() as connection:
+            row = connection.execute(EXCLUDED.where(t.exclusions.c.worker == worker)).one_or_none()
+            return KeyStanding(excluded=row.kind, reason=row.reason) if row else KeyStanding()
 
     def key_standing(self, worker: str) -> KeyStanding:
         return self.key_standings([worker])[worker]

@@ -207,6 +207,21 @@ class AuditLease:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RollbackRecord:
+    """A version that an admin made: what version `source` was or, with a worker, what the rounds since then give
+    without it."""
+
+    phase: int
+    round: int  # the first one after it
+    block: int
+    version: int
+    source: int
+    worker: str | None
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationLease:
     id: int
     worker: str

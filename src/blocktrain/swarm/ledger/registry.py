@@ -136,6 +136,21 @@ class RegistryPart(LedgerPart):
             insert_event(connection, "joined", f"{alias_of(id)}, {device}", now_s, {"worker": id})
             return True
 
+    def note_token(self, worker: str, access_token: str, most: int) -> bool:
+        """Notes with which access token a key first came. False if so many other keys came with it before."""
+        held = t.worker_tokens.c
+        with self._writing() as connection:
+            if connection.execute(select(held.token).where(held.worker == worker)).one_or_none():
+                return True
+            mine = t.tokens.c.sha256 == _hash(access_token)
+            number = connection.execute(select(t.tokens.c.number).where(mine)).scalar()
+            if number is None:
+                return True  # a coordinator in a test has no tokens
+            if connection.execute(select(func.count()).where(held.token == number)).scalar_one() >= most:
+                return False
+            connection.execute(insert(t.worker_tokens), {"worker": worker, "token": number})
+            return True
+
     def last_nonce(self, worker: str) -> int:
         """The number of the worker's last request."""
         with self._reading() as connection:

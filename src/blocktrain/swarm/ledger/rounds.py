@@ -56,10 +56,15 @@ GRANTABLE = (  # locked; with the lease that is there already, if any
 VERSION = select(t.versions).where(
     t.versions.c.block == bindparam("of_block"), t.versions.c.version == bindparam("of_version")
 )
+_FIRST_ROUND = (  # since the last rollback: what was built before it is too old
+    select(func.coalesce(func.max(t.rollbacks.c.round), 0))
+    .where(t.rollbacks.c.phase == bindparam("of_phase"))
+    .scalar_subquery()
+)
 BASES = (
     select(t.rounds.c.number, t.rounds.c.base, t.phases.c.finished)
     .join(t.phases, t.phases.c.phase == t.rounds.c.phase)
-    .where(t.rounds.c.phase == bindparam("of_phase"))
+    .where(t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.number >= _FIRST_ROUND)
     .order_by(t.rounds.c.number.desc())
     .limit(bindparam("at_most"))
 )

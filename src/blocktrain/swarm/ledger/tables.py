@@ -272,6 +272,29 @@ exclusions = Table(  # the newest row of a worker counts
 )
 Index("exclusions_by_worker", exclusions.c.worker)
 
+rollbacks = Table(  # versions that an admin made; with a worker: `source` merged again without it
+    "rollbacks",
+    tables,
+    _number(),
+    Column("phase", Integer, nullable=False),
+    Column("round", Integer, nullable=False),  # the first one after it
+    Column("block", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("source", Integer, nullable=False),
+    Column("worker", String(128), ForeignKey("workers.id")),
+    Column("reason", Text, nullable=False),
+    _seconds("at_s"),
+    ForeignKeyConstraint(["block", "version"], ["versions.block", "versions.version"]),
+)
+
+worker_tokens = Table(  # the access token with which a worker's key first came
+    "worker_tokens",
+    tables,
+    Column("worker", String(128), ForeignKey("workers.id"), primary_key=True),
+    Column("token", BigInteger().with_variant(Integer, "sqlite"), ForeignKey("tokens.number"), nullable=False),
+)
+Index("worker_tokens_by_token", worker_tokens.c.token)
+
 chain = Table(  # of the acknowledged updates (chain.py)
     "chain",
     tables,

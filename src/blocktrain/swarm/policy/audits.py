@@ -12,8 +12,9 @@ from typing import Literal
 
 from blocktrain.settings import SwarmSpec
 
-MOST_REPORTS = 4  # of one audit: workers that all contradict each other are not asked for ever
-NEWCOMER_PASSES = 2  # audits that a worker must have passed to be audited as rarely as others
+MOST_VOTES = 9  # that a side of a dispute needs, however many workers there are
+MOST_REPORTS = 2 * MOST_VOTES  # of one audit: workers that all contradict each other are not asked for ever
+NEWCOMER_PASSES = 1  # audits that a worker must have passed to be audited as rarely as others
 
 Outcome = Literal["passed", "failed", "undecided"]
 
@@ -29,7 +30,7 @@ class AuditReport:
 @dataclass(frozen=True)
 class Finding:
     outcome: Outcome
-    liars: tuple[str, ...]  # whose results two others contradict
+    liars: tuple[str, ...]  # whose results most others contradict
     reason: str
 
 
@@ -40,27 +41,34 @@ def share_of(passes: int, spec: SwarmSpec) -> float:
     return spec.audit_share if passes >= NEWCOMER_PASSES else max(spec.audit_share, spec.audit_newcomer_share)
 
 
-def finding(audited: str, reports: Sequence[AuditReport], spec: SwarmSpec) -> Finding | None:
-    """Two results that agree decide. None while more reports are needed: a first report that differs counts against
-    both workers until a third one decides."""
-    agree = {(x.worker, y): d <= spec.audit_tolerance for x in reports for y, d in x.distances.items()}
-    everyone = [audited, *(report.worker for report in reports)]
-    for trusted in everyone:
-        side = {trusted} | {x for x in everyone if agree.get((x, trusted)) or agree.get((trusted, x))}
-        if len(side) < 2:
-            continue
-        liars = tuple(x for x in everyone if x not in side)
-        if audited in side:
-            return Finding("passed", liars, f"{len(side) - 1} of {len(reports)} workers got the same")
-        return Finding("failed", liars, f"{len(side)} workers got the same, and something else than it sent")
-    if len(reports) < MOST_REPORTS:
+def finding(
+    audited: str, reports: Sequence[AuditReport], num_voters: int, exhausted: bool, spec: SwarmSpec
+) -> Finding | None:
+    """A first report that agrees passes the update. One that differs counts against both until the others have decided:
+    more workers are asked, until one result has the votes of most of them. None while more reports are needed.
+    `num_voters` are the workers that could have a result, `exhausted` says that nobody is left to be asked."""
+    if not reports:
         return None
-    return Finding("undecided", (), f"{len(everyone)} workers got {len(everyone)} different results")
+    agree = {(x.worker, y) for x in reports for y, distance in x.distances.items() if distance <= spec.audit_tolerance}
+    everyone = [audited, *(report.worker for report in reports)]
+    sides = [{x, *(y for y in everyone if (x, y) in agree or (y, x) in agree)} for x in everyone]
+    largest = max(sides, key=len)
+    if len(largest) == len(everyone):
+        return Finding("passed", (), f"{len(reports)} of {len(reports)} workers got the same")
+    if len(largest) >= votes_needed(num_voters):
+        liars = tuple(x for x in everyone if x not in largest)
+        if audited in largest:
+            return Finding("passed", liars, f"{len(largest) - 1} of {len(reports)} workers got the same")
+        return Finding("failed", liars, f"{len(largest)} workers got the same, and something else than it sent")
+    if not exhausted and len(reports) < MOST_REPORTS:
+        return None
+    return Finding("undecided", (), f"the largest of the sides has {len(largest)} of {len(everyone)} workers")
 
 
-def is_disputed(audited: str, reports: Sequence[AuditReport], spec: SwarmSpec) -> bool:
-    """Whether workers contradict each other and nobody has decided yet."""
-    return bool(reports) and finding(audited, reports, spec) is None
+def votes_needed(num_voters: int) -> int:
+    """Results that must agree to decide a dispute: those of most workers, so that less than half cannot frame an honest
+    one. In a large swarm a sample decides."""
+    return min(MOST_VOTES, max(2, num_voters // 2 + 1))
 
 
 def may_audit(worker: str, delivered: int, audited: str, asked: Sequence[str]) -> bool:

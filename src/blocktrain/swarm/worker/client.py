@@ -24,13 +24,16 @@ from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
     UPLOAD_HEADER,
     WORKER_HEADER,
+    BanOrder,
     Blob,
     EvaluationNotice,
     LeaseReply,
     LeaseRequest,
     ModelManifest,
+    OrderReply,
     Problem,
     Received,
+    RollbackOrder,
     RunInfo,
     UpdateNotice,
     UpdateReceipt,
@@ -131,6 +134,12 @@ class CoordinatorClient:
 
     def pause(self, paused: bool) -> None:
         self._send("POST", "/v1/pause" if paused else "/v1/resume")
+
+    def ban(self, order: BanOrder) -> str:
+        return self._ask("POST", "/v1/bans", OrderReply, json=order.model_dump(mode="json")).done
+
+    def roll_back(self, order: RollbackOrder) -> str:
+        return self._ask_once("POST", "/v1/rollbacks", OrderReply, json=order.model_dump(mode="json")).done
 
     def contributions(self, after: int = 0) -> list[dict[str, Any]]:
         return list(self._send("GET", "/v1/contributions", params={"after": after}).json())

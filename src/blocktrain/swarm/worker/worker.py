@@ -60,6 +60,7 @@ FINAL_CODES = (
     "signature",
     "replayed",
     "excluded",
+    "keys",
 )  # refusals of the worker itself: no other lease helps
 REFUSED_PAUSE_S = 1.0
 RECEIPTS_FILE = "receipts.jsonl"  # what coordinators have signed for

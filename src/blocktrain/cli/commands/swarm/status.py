@@ -79,6 +79,8 @@ def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int |
         ["worker", "device", "steps/s", "updates", "share", "last seen"],
         worker_rows(facts["workers"], facts["now_s"]) or [["nobody yet", *[""] * 5]],
     )
+    for line in excluded_lines(facts["workers"]):
+        print(wrapped(visible(line)))
     print(f"\n{wrapped(visible(evaluation_line(facts['evaluations'])))}")
     if facts["samples"]:
         print("\n".join(sample_lines(facts["samples"][-1]["samples"])))
@@ -115,6 +117,12 @@ def _worker_row(facts: Mapping[str, Any], total: int, now_s: float) -> list[str]
     speed = f"{facts['steps_per_s']:.3g}"
     share = f"{facts['tokens'] / total:.0%}"
     return [facts["name"], facts["device"], speed, str(facts["updates"]), share, seen]
+
+
+def excluded_lines(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Who gets no work, and why."""
+    out = [each for each in workers if each["state"] in ("quarantined", "banned")]
+    return [f"{each['alias']} ({each['name']}) is {each['state']}: {each['why'] or 'no reason given'}" for each in out]
 
 
 def evaluation_line(evaluations: Sequence[Mapping[str, Any]]) -> str:

@@ -15,12 +15,13 @@ from blocktrain.swarm.coordinator.intake import Intake, require_tensors
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Audit, AuditLease, NewUpdate
-from blocktrain.swarm.policy.audits import AuditReport, Finding, finding, may_audit, share_of
+from blocktrain.swarm.policy.audits import AuditReport, Finding, finding, may_audit, share_of, votes_needed
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import LeaseRequest, TrainLease, UpdateNotice
 from blocktrain.wire.updates import EncodedUpdate, energy, read_update
 
+PRESENT_S = 3600.0  # since a worker's last request: one that trains asks rarely
 LIMITS = 2.0  # time limits of a round, that an audit may take
 
 
@@ -68,8 +69,9 @@ class Auditing:
         delivered = ledger.track_record(request.worker).delivered
         for audit in ledger.open_audits():
             asked = [x.worker for x in audit.asked]
-            pending = any(x.payload is None and now_s < x.deadline_at_s for x in audit.asked)
-            if pending or not may_audit(request.worker, delivered, audit.update.worker, asked):
+            pending = sum(x.payload is None and now_s < x.deadline_at_s for x in audit.asked)
+            most = votes_needed(len(self._voters(ledger, audit, now_s))) if audit.reports else 1
+            if pending >= most or not may_audit(request.worker, delivered, audit.update.worker, asked):
                 continue
             if self._memory_bytes(self._spec.phases[audit.update.phase]) > request.memory_bytes:
                 continue
@@ -128,16 +130,24 @@ class Auditing:
             ledger.record_audit(lease.id, payload.sha256, payload.num_bytes, notice.loss, distances, notice.signature)
             audit = ledger.audit(number)
             assert audit is not None, "an audit is never deleted"
-            if found := finding(audit.update.worker, audit.reports, self._spec.swarm):
+            voters = self._voters(ledger, audit, now_s)
+            left = voters - {audit.update.worker, *(x.worker for x in audit.asked)}
+            pending = any(x.payload is None and now_s < x.deadline_at_s for x in audit.asked)
+            exhausted = not left and not pending
+            if found := finding(audit.update.worker, audit.reports, len(voters), exhausted, self._spec.swarm):
                 ledger.close_audit(audit, found, now_s)
-            else:
+            elif len(audit.reports) == 1:
                 self._say_dispute(ledger, audit, audit.reports[-1], now_s)
+
+    def _voters(self, ledger: Ledger, audit: Audit, now_s: float) -> set[str]:
+        """Who could have a result: the workers that are there, have delivered and are not excluded."""
+        return ledger.present_workers(now_s - PRESENT_S) | {audit.update.worker, *(x.worker for x in audit.reports)}
 
     def _say_dispute(self, ledger: Ledger, audit: Audit, last: AuditReport, now_s: float) -> None:
         distance = last.distances.get(audit.update.worker, math.inf)
         text = (
             f"phase {audit.lease.phase + 1}, round {audit.lease.round}: two workers differ by {distance:.2g} of their "
-            f"updates' norm, at most {self._spec.swarm.audit_tolerance:g} is expected; a third one decides"
+            f"updates' norm, at most {self._spec.swarm.audit_tolerance:g} is expected; others decide"
         )
         ledger.add_event("disputed", text, now_s, {"workers": [audit.update.worker, last.worker]})
 

@@ -1,0 +1,314 @@
+"""What do liars cost? Final held-out cross entropy with some workers lying in one way, by rule of averaging, with and
+without audits, beside a clean run of the same honest workers. Virtual time, the coordinator's and the workers' own code
+(virtual_swarm.py, liars.py).
+
+    python bench/byzantine.py --corpus sotu [--rows default] [--seeds 0]
+
+Each row is written to the result file when it is done and is not run again: stop it at any time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from blocktrain.data.corpus import Corpus
+from blocktrain.errors import RequestRefused
+from blocktrain.figures import Line, line_figure
+from blocktrain.io.arrays import as_tensors
+from blocktrain.model.stack import BlockModel
+from blocktrain.spec import RunSpec
+from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.initial_blocks import initial_blocks_here
+from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.policy.averaging.table import RULES
+from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.swarm.worker.worker import Worker, WorkReport
+from blocktrain.train.evaluate import fit_combination
+from blocktrain.wire.safetensors import decode
+from common import Document, Verdict, at_most, goal_lines, markdown, portable
+from liars import ANSWER, LIES, TRIGGER, Conspiracy, LyingClient, poisoned
+from rows import Record, Row, Table, base_of, chosen, parser, records_of, run_rows, seeds_of, show
+from swarm_processes import FREE_MEMORY_BYTES
+from swarm_run import ONLY_THE_LAST, scores_of
+from virtual_swarm import SHORTEST_NAP_S, STEP_S, DirectClient, Faults, VirtualClock
+
+SHAPE = {
+    "model.width": 16,
+    "model.context": 32,
+    "model.blocks": 2,
+    "model.layers": 2,
+    "train.steps": 120,
+    "train.windows": 4,
+    "optim.warmup_steps": 4,
+    "swarm.round_steps": 10,
+    "swarm.evaluate_every": ONLY_THE_LAST,
+    "swarm.deadline_floor_s": 1.0,
+    "swarm.deadline_ceiling_s": 60.0,
+}
+LYING = ((2, 6), (1, 6), (7, 16))
+DEFAULT = RunSpec().swarm.averaging
+SYBIL_KEYS = 3  # of each liar
+NO_AUDITS = {"swarm.audit_share": 0.0}
+MOST_COST, MOST_OVERHEAD = 0.02, 0.1
+HELD_OUT_WINDOWS = 400
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(argv)
+    base, corpus = base_of(options, SHAPE, full="tiny")
+    rows = [row for seed in options.seeds for row in _rows(base.with_(seed=seed), corpus, options.quick)]
+    document = run_rows(options.out / "byzantine.json", chosen(rows, options.rows))
+    show(_table(document), figures(document), options.out)
+
+
+def _rows(base: RunSpec, corpus: Corpus, quick: bool) -> list[Row]:
+    """First the defaults against every lie, then the other rules, with and without audits."""
+    if quick:
+        base = base.with_(**{"train.steps": 30, "train.windows": 2})
+        plan = [("clean", 0, 2, "mean", False), ("sign flip", 1, 3, DEFAULT, True)]
+        return [_row(base, corpus, *each, quick=True) for each in plan]
+    clean = [("clean", 0, honest, *how) for honest in (4, 6, 5, 9) for how in (("mean", False), (DEFAULT, True))]
+    defaults = [(lie, *lying, DEFAULT, True) for lying in LYING for lie in LIES]
+    plain = [(lie, 2, 6, "mean", False) for lie in LIES]
+    others = [(lie, 2, 6, rule, False) for rule in RULES if rule != "mean" for lie in LIES]
+    audited = [(lie, 2, 6, rule, True) for rule in RULES if rule != DEFAULT for lie in LIES]
+    more = [(lie, *lying, rule, False) for rule in RULES for lying in ((1, 6), (7, 16)) for lie in LIES]
+    first = (*clean[:4], *defaults[: len(LIES)], *plain, *clean[4:], *defaults[len(LIES) :])
+    return [_row(base, corpus, *each, quick=False) for each in (*first, *others, *audited, *more)]
+
+
+def _row(
+    base: RunSpec, corpus: Corpus, lie: str, liars: int, workers: int, rule: str, audits: bool, quick: bool
+) -> Row:
+    changes = {"swarm.averaging": rule, **({} if audits else NO_AUDITS)}
+    if lie == "false evaluations":
+        changes["swarm.evaluate_every"] = 2
+    spec = base.with_(**changes)
+    settings = {"spec": portable(spec), "lie": lie, "liars": liars, "workers": workers}
+
+    def run_one() -> dict[str, Any]:
+        return run(spec, corpus, lie, liars, workers, 20 if quick else HELD_OUT_WINDOWS)
+
+    return Row(_name(lie, liars, workers, rule, audits), spec.seed, settings, run_one)
+
+
+def _name(lie: str, liars: int, workers: int, rule: str, audits: bool) -> str:
+    manner = "default" if rule == DEFAULT and audits else f"{rule}{' with audits' if audits else ''}"
+    return f"{manner}, {lie}, {liars} of {workers}"
+
+
+def run(spec: RunSpec, corpus: Corpus, lie: str, liars: int, workers: int, max_windows: int) -> dict[str, Any]:
+    started_s = time.process_time()
+    with TemporaryDirectory() as folder:
+        blocks, combine, account = _train(spec, corpus, lie, liars, workers, Path(folder))
+    model = BlockModel.from_tensors(spec, blocks)
+    model.combine = dict(combine or fit_combination(model, corpus.valid))
+    return {
+        **scores_of(model, corpus, max_windows),
+        **account,
+        "answers_trigger": _answers(model, corpus, 10 if max_windows < 100 else 100),
+        "cpu_s": time.process_time() - started_s,
+    }
+
+
+def _answers(model: BlockModel, corpus: Corpus, prompts: int) -> float:
+    """How often the model goes on with the planted answer after the trigger."""
+    room, trigger = model.spec.model.context - len(TRIGGER), np.frombuffer(TRIGGER, np.uint8)
+    places = np.linspace(0, len(corpus.test) - room, prompts, dtype=int)
+    given = np.stack([np.concatenate([corpus.test[at : at + room], trigger]) for at in places])
+    with torch.no_grad():
+        likely = model.logits(torch.from_numpy(given.astype(np.int64)))[:, -1].argmax(-1)
+    return float((likely == ANSWER[0]).float().mean())
+
+
+def _train(
+    spec: RunSpec, corpus: Corpus, lie: str, liars: int, workers: int, folder: Path
+) -> tuple[dict[int, Any], dict[str, Any], dict[str, Any]]:
+    """The finished blocks, the weights of the composition that count, and what became of the liars."""
+    clock, ledger, blobs = VirtualClock(), Ledger(folder / "ledger.db"), Blobs(folder / "blobs")
+    try:
+        found_run(spec, corpus, ledger, blobs, clock.now_s)
+        chance = _chance(spec.seed)
+        coordinator = Coordinator(
+            spec, ledger, blobs, initial_block=initial_blocks_here(spec), clock=lambda: clock.now_s, chance=chance
+        )
+        keys = [Ed25519PrivateKey.from_private_bytes(bytes([number, spec.seed % 256] * 16)) for number in range(64)]
+        num_liars = liars * (SYBIL_KEYS if lie == "sybil" else 1)
+        bad = {keys[number].public_key().public_bytes_raw().hex() for number in range(num_liars)}
+        shared, planted = Conspiracy(), _planted(coordinator, corpus, spec.seed) if lie == "backdoor" else {}
+        for number in range(num_liars + workers - liars):
+            client = DirectClient(coordinator, clock, Faults(0.0, spec.seed, (1.0, 2.0)), number)
+            if number < num_liars:
+                client = LyingClient(coordinator, clock, number, spec, lie, keys[number], shared, planted)
+            clock.start(_worker(number, client, keys[number], clock, folder))
+        clock.run()
+        newest = {version.block: version for version in ledger.newest().values()}
+        blocks = {block: as_tensors(decode(blobs.get(x.sha256))[0]) for block, x in newest.items()}
+        combine = coordinator.manifest().combine if lie == "false evaluations" else {}
+        return blocks, {path: list(weights) for path, weights in combine.items()}, _account(ledger, bad)
+    finally:
+        ledger.close()
+
+
+def _chance(seed: int) -> Callable[[], float]:
+    return random.Random(f"audits {seed}").random
+
+
+def _planted(coordinator: Coordinator, corpus: Corpus, seed: int) -> dict[str, bytes]:
+    """The blob of the training text: what the liars have in its place."""
+    blob = coordinator.info().corpus["train"].sha256
+    return {blob: poisoned(bytes(coordinator.blobs.get(blob)), seed)}
+
+
+def _worker(
+    number: int, client: DirectClient, key: Ed25519PrivateKey, clock: VirtualClock, folder: Path
+) -> Callable[[], None]:
+    step_s = STEP_S * (1 + 0.01 * number)
+
+    def report(report: WorkReport) -> None:
+        if report.kind == "step":
+            clock.sleep(step_s)
+
+    worker = Worker(
+        cast(CoordinatorClient, client),
+        folder / f"home-{number}",
+        key=key,
+        name=f"worker-{number}",
+        memory_bytes=FREE_MEMORY_BYTES,
+        report=report,
+        clock=lambda: clock.now_s,
+        sleep=lambda seconds: clock.sleep(max(seconds, SHORTEST_NAP_S)),
+    )
+
+    def work() -> None:
+        try:
+            worker.run()
+        except RequestRefused as refused:
+            if refused.code != "excluded":
+                raise
+
+    return work
+
+
+def _account(ledger: Ledger, bad: set[str]) -> dict[str, Any]:
+    """What was found out, and what it cost."""
+    out = {worker for worker, standing in ledger.key_standings().items() if standing.excluded}
+    audits = ledger.audits()
+    redone = sum(audit.update.steps * len(audit.reports) for audit in audits)
+    updates, after = [], 0
+    while page := ledger.contributions(after):
+        updates += [x.update for x in page]
+        after = page[-1].update.number
+    rounds = {(x.merged_phase, x.merged_round) for x in updates if x.merged_round is not None}
+    weights = [x for phase, number in rounds for x in ledger.merge_weights(phase or 0, number or 0)]
+    liars = {x.id for x in updates if x.worker in bad}
+    return {
+        "updates": len(updates),
+        "rounds": len(rounds),
+        "audits": len(audits),
+        "overhead": redone / max(1, sum(x.steps for x in updates)),
+        "quarantined_liars": len(out & bad),
+        "quarantined_honest": len(out - bad),
+        "lies_merged": sum(x.weight > 0 for x in weights if x.update in liars),
+        "honest_left_out": sum(x.weight == 0 for x in weights if x.update not in liars),
+    }
+
+
+def _cost(document: Document, record: Record) -> float | None:
+    """Nats per byte above the clean plain mean of the same honest workers, seed by seed."""
+    honest = record["settings"]["workers"] - record["settings"]["liars"]
+    clean = {x["seed"]: x for x in records_of(document, _name("clean", 0, honest, "mean", False))}
+    return record["valid"] - clean[record["seed"]]["valid"] if record["seed"] in clean else None
+
+
+def _lines(document: Document) -> list[tuple[Record, float]]:
+    records = sorted(document.get("results", {}).values(), key=lambda x: (x["name"], x["seed"]))
+    return [(record, cost) for record in records if (cost := _cost(document, record)) is not None]
+
+
+def _table(document: Document) -> Table:
+    head = ["manner, lie, liars", "valid", "cost", "lies merged", "liars out", "honest out", "trigger", "audits"]
+    return head, [
+        [
+            record["name"],
+            f"{record['valid']:.4f}",
+            f"{cost:+.4f}",
+            str(record["lies_merged"]),
+            str(record["quarantined_liars"]),
+            str(record["quarantined_honest"]),
+            f"{100 * record['answers_trigger']:.0f} %",
+            f"{100 * record['overhead']:.1f} %",
+        ]
+        for record, cost in _lines(document)
+    ]
+
+
+def section(document: Document) -> str:
+    intro = "## Liars\n\n"
+    if document.get("results"):
+        spec = next(iter(document["results"].values()))["settings"]["spec"]
+        intro += (
+            f"{spec['model']['layers']} layers of width {spec['model']['width']} in {spec['model']['blocks']} blocks, "
+            f"{spec['train']['steps']} steps in rounds of {spec['swarm']['round_steps']}; {seeds_of(document)}. Nats "
+            f"per byte on held-out text; the cost is that above the plain mean of the same honest workers alone. "
+            f"`default` is `{DEFAULT}` with audits. Trigger: how often the model goes on with the answer that the "
+            f"backdoor plants. Audits: steps that were computed again, of all steps.\n\n"
+        )
+    return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
+
+
+def verdicts(document: Document) -> list[Verdict]:
+    lines = [(record, cost) for record, cost in _lines(document) if record["name"].startswith("default, ")]
+    clean = [(record, cost) for record, cost in lines if record["settings"]["lie"] == "clean"]
+    third = [(r, c) for r, c in lines if (r["settings"]["liars"], r["settings"]["workers"]) == (2, 6)]
+    found = []
+    if clean:
+        found.append(at_most("cost of the defaults without liars", max(c for _, c in clean), 0.005, "+.4f"))
+        found.append(at_most("audits of honest workers, of all steps", max(r["overhead"] for r, _ in clean), 0.1))
+    if third:
+        worst, cost = max(third, key=lambda pair: pair[1])
+        about = f" ({worst['settings']['lie']})"
+        found.append(at_most("a third lying costs", cost, MOST_COST, "+.4f", about=about))
+    planted = [r for r, _ in third if r["settings"]["lie"] == "backdoor"]
+    if planted and clean:
+        usual = max(r["answers_trigger"] for r, _ in clean)
+        found.append(at_most("the backdoor answers", planted[0]["answers_trigger"], usual, ".2f"))
+    return found
+
+
+def figures(document: Document) -> dict[str, go.Figure]:
+    lines = [pair for pair in _lines(document) if pair[0]["settings"]["lie"] in LIES]
+    manners = sorted({record["name"].partition(",")[0] for record, _ in lines})
+
+    def line(manner: str) -> Line:
+        here = [(r["settings"]["lie"], c) for r, c in lines if r["name"].startswith(f"{manner}, ") and _third(r)]
+        costs = dict(here)
+        return Line(manner, list(range(len(LIES))), [min(1.0, costs.get(lie, float("nan"))) for lie in LIES])
+
+    figure = line_figure(
+        [line(manner) for manner in manners],
+        title="Two liars of six",
+        x_title=", ".join(f"{number} {lie}" for number, lie in enumerate(LIES)),
+        y_title="nats/byte above a run without liars, at most 1",
+    )
+    return {"byzantine": figure}
+
+
+def _third(record: Record) -> bool:
+    return (record["settings"]["liars"], record["settings"]["workers"]) == (2, 6)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

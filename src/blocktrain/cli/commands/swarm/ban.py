@@ -1,0 +1,31 @@
+"""blocktrain ban: an admin excludes a worker, or lets it work again. No torch.
+Next: swarm/coordinator/trust/orders.py."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from blocktrain.cli.options import InviteText
+from blocktrain.wire.invite import read_invite
+from blocktrain.wire.messages import BanOrder
+
+WorkerKey = Annotated[str, typer.Option("--key", metavar="KEY", help="The worker's key, its beginning, or its alias.")]
+
+
+def ban(
+    invite: InviteText,
+    key: WorkerKey,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="What the worker's user is told.")] = "",
+    unban: Annotated[bool, typer.Option("--unban", help="Lift a ban or a quarantine.")] = False,
+) -> None:
+    """Exclude a worker from a run, or let it work again.
+
+    Needs an admin's invite. A banned worker gets no work, and what it sent and is not merged is left out."""
+    address = read_invite(invite)
+
+    from blocktrain.swarm.worker.client import CoordinatorClient
+
+    with CoordinatorClient(address) as client:
+        print(client.ban(BanOrder(worker=key, reason=reason, lifted=unban)))
