@@ -12,7 +12,7 @@ BENCHES := $(wildcard bench/*.py bench/*/*.py)
 # One process per core; a file's tests stay in one process; this order does not leave the long files to the end.
 PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check types pytest coverage fuzz format docs results clean
+.PHONY: demo test check types pytest fleet-test coverage fuzz format docs results clean
 .DELETE_ON_ERROR:
 
 # A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
@@ -27,12 +27,17 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory -j 2 types pytest  # mypy has one process: the tests need not wait for it
+	$(MAKE) --no-print-directory fleet-test
 
 types: $(READY)
 	$(BIN)/mypy src $(BENCHES)
 
 pytest: $(READY)
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest $(PYTEST_ARGS) --ignore=tests/e2e/test_fleet.py
+
+# A fleet on a Ray cluster of two nodes on this machine: after the others, because its processes need the cores.
+fleet-test: $(READY)
+	$(BIN)/pytest tests/e2e/test_fleet.py
 
 # How much of the package the tests run, with all processes that they start; fails below the floor in pyproject.toml.
 coverage: $(READY)

@@ -74,7 +74,7 @@ def check_blocktrain(words: list[str]) -> None:
 
 
 def check_make(words: list[str]) -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {word for word in words[1:] if "=" not in word and word != "…"} <= targets, words
 
 

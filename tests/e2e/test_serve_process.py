@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +73,30 @@ def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_wh
     server.terminate()
     said, _ = server.communicate(timeout=LIMIT_S)
     assert server.returncode == 0, said
+
+
+def test_a_stage_without_an_open_port_is_served_through_the_relay_of_a_gateway(
+    trained_run, listen, free_port, tmp_path
+):
+    key = tmp_path / "chain.key"
+    key.write_text(new_key_text())
+    keys, relay = ["--keys", key], f"tcp://127.0.0.1:{free_port}"
+    stage = listen("stage", trained_run, "--via", relay, "--name", "hidden", *keys)
+    assert stage.address == "tcp://hidden.via:1"
+    stage.line_with(f"the relay at {relay} does not answer")  # it waits for the gateway
+    gateway = listen("gateway", "--relay", relay, "--stages", stage.address, *keys, "--port", 0, "--wire", "fp32")
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    reply = httpx.post(f"{gateway.address}/completions", json=body, timeout=LIMIT_S)
+    assert reply.json()["choices"][0]["text"].encode() == truth(trained_run, greedy())
+    stage.terminate()
+    assert stage.wait(LIMIT_S) == 0
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def test_serve_fails_with_a_stage_that_fails_before_it_listens(tmp_path, capfd):

@@ -26,6 +26,7 @@ from blocktrain.cli.commands.swarm.ban import ban
 from blocktrain.cli.commands.swarm.coordinator import coordinator
 from blocktrain.cli.commands.swarm.doctor import doctor
 from blocktrain.cli.commands.swarm.export import export
+from blocktrain.cli.commands.swarm.fleet import fleet
 from blocktrain.cli.commands.swarm.ledger import ledger
 from blocktrain.cli.commands.swarm.pause import pause
 from blocktrain.cli.commands.swarm.resume import resume
@@ -44,6 +45,7 @@ from blocktrain.cli.commands.training.report import report
 from blocktrain.cli.commands.training.train import train
 from blocktrain.cli.console import say
 from blocktrain.cli.options import EXIT_INTERRUPTED, Command, Group
+from blocktrain.cli.shared.signals import stop_with_parent
 from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
 from blocktrain.io.allocator import use_huge_pages
 
@@ -149,6 +151,12 @@ app.add_typer(
     epilog="Example:  blocktrain access-token add alice --role viewer --dir swarm/",
 )
 app.add_typer(access_token, name="token", hidden=True, callback=_warn_of_old_name)
+app.add_typer(
+    fleet,
+    name="fleet",
+    rich_help_panel=SWARM,
+    epilog="Example:  blocktrain fleet up run.toml --workers 8 --stages 3",
+)
 
 
 def _print_version(asked: bool) -> None:
@@ -163,8 +171,11 @@ def _global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True, help="Stop when stdin closes.")] = False,
 ) -> None:
     """Options of every command. The help text is the app's."""
+    if with_parent:
+        stop_with_parent()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one requests a stop, the second one aborts."""
+"""Ctrl-C and SIGTERM: the first one requests a stop, the second one aborts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from blocktrain.cli.shared.signals import StopOnInterrupt
+from blocktrain.cli.shared.signals import STOP_SIGNALS, StopOnInterrupt
 from blocktrain.spec import preset
 from blocktrain.train.processes import ProcessTrainers
 
 
-def test_the_first_interrupt_asks_for_a_stop(capfd):
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_the_first_signal_asks_for_a_stop(capfd, number):
     with StopOnInterrupt() as stop:
         assert not stop()
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         assert stop()
     assert "stopping after this step; press Ctrl-C again to abort now" in capfd.readouterr().err
 
@@ -34,11 +35,12 @@ def test_the_second_interrupt_ends_everything_children_included():
     assert child.exitcode == -signal.SIGKILL
 
 
-def test_afterwards_interrupts_are_what_they_were():
-    before = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_afterwards_signals_are_what_they_were(number):
+    before = signal.getsignal(number)
     with StopOnInterrupt():
-        assert signal.getsignal(signal.SIGINT) != before
-    assert signal.getsignal(signal.SIGINT) is before
+        assert signal.getsignal(number) != before
+    assert signal.getsignal(number) is before
 
 
 def test_a_child_ignores_interrupts_from_its_first_instruction_on(text):

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -21,8 +22,8 @@ STOPPING = b"\nstopping after this step; press Ctrl-C again to abort now\n"
 
 
 class StopOnInterrupt:
-    """Training: the first SIGINT makes calling it true, and training stops after the step. The second SIGINT aborts;
-    every file is written atomically, so nothing breaks."""
+    """Training: the first SIGINT or SIGTERM makes calling it true, and training stops after the step. The second one
+    aborts; every file is written atomically, so nothing breaks."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -31,11 +32,12 @@ class StopOnInterrupt:
         return self._asked
 
     def __enter__(self) -> Self:
-        self._before: Any = signal.signal(signal.SIGINT, self._interrupted)
+        self._before: dict[int, Any] = {each: signal.signal(each, self._interrupted) for each in STOP_SIGNALS}
         return self
 
     def __exit__(self, *exception: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         if self._asked:
@@ -69,6 +71,18 @@ def stop_signal(with_parent: bool = False) -> Iterator[asyncio.Future[signal.Sig
             loop.remove_reader(sys.stdin)
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
+
+
+def stop_with_parent() -> None:
+    """A command that another process keeps running: the end of stdin counts as SIGTERM. It comes when that process asks
+    for it, and also when that process is gone."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 async def run_until_stopped(work: Coroutine[Any, Any, None]) -> signal.Signals:

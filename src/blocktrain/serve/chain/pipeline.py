@@ -47,6 +47,7 @@ class PipelineSettings:
     start_s: float = 10.0  # for the stages to make up a model
     heartbeat_s: float = 1.0
     dead_after_s: float = 10.0
+    relay: str | None = None  # HOST:PORT, through which it reaches stages behind routers
 
     def __post_init__(self) -> None:
         if self.wire not in WIRES:
@@ -112,7 +113,7 @@ class Pipeline:
         self._model: ServedModel | None = None  # the newest version of which all blocks were there recently
 
     async def __aenter__(self) -> Self:
-        self._network = Network(self._key)
+        self._network = Network(self._key, self.settings.relay)
         try:
             for address in self._addresses:
                 self.links[address] = self._link(address)

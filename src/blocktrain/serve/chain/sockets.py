@@ -23,6 +23,7 @@ from blocktrain.http.limits import is_loopback
 MAX_PAYLOAD_BYTES = 2**28  # of one frame
 ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(\d{1,5}|\*)")
 ANY_PORT = ("*", "0")
+RELAYED = ".via"  # ends the name of a host that a relay reaches
 HIGHEST_PORT = 65535
 KEY_TEXT = """\
 # The key of a chain of blocktrain stages. Anyone who has it can call the stages and pass for one: keep it private.
@@ -111,8 +112,8 @@ class _OnlyThisKey:
 class Network:
     """One ZeroMQ context. Opened inside a running event loop; closing it closes all of its sockets."""
 
-    def __init__(self, key: ChainKey | None) -> None:
-        self.key = key
+    def __init__(self, key: ChainKey | None, relay: str | None = None) -> None:
+        self.key, self._relay = key, relay
         self._context = zmq.asyncio.Context()
         self._context.set(zmq.MAX_SOCKETS, 8192)
         self._open: set[Socket] = set()
@@ -145,8 +146,15 @@ class Network:
 
     def connect(self, address: str, identity: bytes | None = None) -> Socket:
         """A DEALER socket that accepts messages only while the other side is connected."""
+        is_relayed = parse_address(address)[0].endswith(RELAYED)
+        if is_relayed and self._relay is None:
+            raise StageUnreachable(
+                f"{address} is behind a relay: give the gateway --relay, and every stage of its chain --via"
+            )
         socket = self._socket(zmq.DEALER, address)
         socket.set(zmq.IMMEDIATE, 1)
+        if is_relayed:
+            socket.set_string(zmq.SOCKS_PROXY, self._relay)
         if identity is not None:
             socket.set(zmq.ROUTING_ID, identity)
         if self.key is not None:

@@ -67,6 +67,7 @@ class StageSettings:
     max_waiting_bytes: int = 2**30
     max_rows: int = 256  # per batch
     pass_s: float = 5.0  # time limit for sending to the next stage
+    relay: str | None = None  # HOST:PORT, through which it reaches stages behind routers
 
 
 class Stage:
@@ -95,7 +96,7 @@ class Stage:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._network = Network(self._key)
+        self._network = Network(self._key, self.settings.relay)
         try:
             self._router, self.address = self._network.listen(self.settings.listen)
         except BaseException:

@@ -7,10 +7,13 @@ import asyncio
 import re
 import signal
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktrain.cli.console import say
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
     Insecure,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from blocktrain.serve.chain.sockets import ChainKey
     from blocktrain.serve.gateway.app import GatewaySettings
 
+DIAL_S = 60.0  # for stages behind routers to find the relay
 ORIGIN = re.compile(r"https?://[^\s/]+|\*")
 
 
@@ -56,6 +60,10 @@ def gateway(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port.")] = 8000,
     key_file: KeyFile = None,
+    relay: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Listen there for stages behind routers (stage --via)."),
+    ] = None,
     api_key_file: ApiKeyFile = None,
     insecure: Insecure = False,
     wire: WireOption = WireFormat.FP16,
@@ -93,7 +101,7 @@ def gateway(
 
     from blocktrain.http.server import listening
     from blocktrain.serve.chain.pipeline import PipelineSettings
-    from blocktrain.serve.chain.sockets import read_key
+    from blocktrain.serve.chain.sockets import read_key, require_key
     from blocktrain.serve.gateway.app import GatewaySettings
 
     tls = checked_access(host, api_keys, tls_cert, tls_key, insecure)
@@ -112,9 +120,11 @@ def gateway(
     chain = PipelineSettings(wire=wire.value, degraded=degraded, insecure=insecure, deadline_s=deadline)
     addresses = [address.strip() for address in stages.split(",") if address.strip()]
     key = read_key(key_file) if key_file else None
+    if relay is not None:
+        require_key(relay, key, insecure, listen=True)
     with listening(host, port, "another gateway") as listener, requests_logged(json_logs):
         front = Front(listener, tls, bounds, address_file)
-        stopped_by = asyncio.run(run_until_stopped(_serve(addresses, chain, key, access, front)))
+        stopped_by = asyncio.run(run_until_stopped(_serve(addresses, chain, key, relay, access, front)))
     if stopped_by == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -130,10 +140,17 @@ async def _serve(
     addresses: Sequence[str],
     chain: PipelineSettings,
     key: ChainKey | None,
+    relay: str | None,
     access: GatewaySettings,
     front: Front,
 ) -> None:
     from blocktrain.serve.chain.pipeline import Pipeline
+    from blocktrain.serve.chain.relay import Relay
 
-    async with Pipeline(addresses, chain, key=key) as pipeline:
+    async with AsyncExitStack() as stack:
+        if relay is not None:
+            opened = await stack.enter_async_context(Relay(relay, key))
+            say(f"stages behind routers join with --via tcp://HOST:{opened.port}")
+            chain = replace(chain, relay=opened.address, start_s=DIAL_S)
+        pipeline = await stack.enter_async_context(Pipeline(addresses, chain, key=key))
         await answer_http(pipeline, access, front)

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,18 +37,18 @@ from blocktrain.errors import BlockTrainError, ConfigError
 from blocktrain.io.private import cache_home
 
 if TYPE_CHECKING:
+    from blocktrain.serve.chain.sockets import ChainKey
     from blocktrain.serve.chain.stage import Stage
     from blocktrain.serve.segment.segment import Segment
 
+LISTEN, ANY_PORT = "tcp://127.0.0.1:7001", "tcp://127.0.0.1:*"
 Look = Callable[[str], "Segment | None"]  # the newest version, unless it is the one named
 
 
 def stage(
     model: ModelSource,
     blocks: Annotated[str | None, typer.Option(metavar="A-B", help="Blocks to serve, all by default.")] = None,
-    listen: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="tcp://HOST:PORT; port * is any free port.")
-    ] = "tcp://127.0.0.1:7001",
+    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="tcp://HOST:PORT; port * is any free port.")] = LISTEN,
     key_file: KeyFile = None,
     insecure: Insecure = False,
     device: DeviceName = None,
@@ -59,6 +60,13 @@ def stage(
     max_waiting: Annotated[int, typer.Option(metavar="N", help="Length of the queue of requests.")] = 64,
     poll: PollSeconds = 10.0,
     home: Home = None,
+    via: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Be reached through the gateway's --relay there, without an open port."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --via: the address is tcp://NAME.via:1.")
+    ] = None,
     address_file: AddressFile = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True, help="Stop when stdin closes.")] = False,
 ) -> None:
@@ -75,6 +83,8 @@ def stage(
     from blocktrain.serve.chain.stage import Stage, StageSettings
 
     key = read_key(key_file) if key_file else None
+    hidden = hidden_behind(via, name, key, insecure)
+    listen = ANY_PORT if hidden and listen == LISTEN else listen
     require_key(listen, key, insecure, listen=True)
     use_threads(threads)
     own_device = chosen_device("cpu" if device is None and offload else device)  # offloaded layers are on this side
@@ -83,12 +93,35 @@ def stage(
     segment = source.newest(wanted, None, **options)
     assert segment is not None
     settings = StageSettings(listen=listen, insecure=insecure, max_waiting=max_waiting)
+    settings = replace(settings, relay=hidden.via.removeprefix("tcp://")) if hidden else settings
     held = segment.blocks
 
     def look(known: str) -> Segment | None:
         return source.newest(held, known, **options)
 
-    asyncio.run(_serve(Stage(segment, settings, key=key), segment, look, poll, address_file, with_parent))
+    asyncio.run(_serve(Stage(segment, settings, key=key), segment, look, poll, address_file, with_parent, hidden))
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Where others reach a stage without an open port: through the relay of a gateway, by its name."""
+
+    via: str
+    name: str
+    address: str
+    key: ChainKey | None
+
+
+def hidden_behind(via: str | None, name: str | None, key: ChainKey | None, insecure: bool) -> Hidden | None:
+    from blocktrain.serve.chain.relay import relayed_address
+    from blocktrain.serve.chain.sockets import require_key
+
+    if via is None and name is None:
+        return None
+    if via is None or name is None:
+        raise ConfigError("a stage behind a relay has a name: give both --via and --name, or neither")
+    require_key(via, key, insecure)
+    return Hidden(via, name, relayed_address(name), key)
 
 
 def parse_blocks(text: str) -> list[int]:
@@ -100,26 +133,43 @@ def parse_blocks(text: str) -> list[int]:
 
 
 async def _serve(
-    stage: Stage, segment: Segment, look: Look, every_s: float, address_file: Path | None, with_parent: bool
+    stage: Stage,
+    segment: Segment,
+    look: Look,
+    every_s: float,
+    address_file: Path | None,
+    with_parent: bool,
+    hidden: Hidden | None,
 ) -> None:
     async with stage:
         with stop_signal(with_parent) as stopped:
             first, last, total = segment.blocks[0], segment.blocks[-1], segment.info.blocks
             span = f"block {first}" if first == last else f"blocks {first}-{last}"
             model = f"{segment.info.name}, version {segment.info.version}"
-            show_line(f"{stage.address} serves {span} of 0-{total - 1} of {model}")
-            write_address(address_file, stage.address)
-            following = asyncio.create_task(_follow(stage, look, every_s))
-            ends: list[asyncio.Future[Any]] = [stopped, following, stage.broken]
+            address = hidden.address if hidden else stage.address
+            show_line(f"{address} serves {span} of 0-{total - 1} of {model}")
+            write_address(address_file, address)
+            beside = [asyncio.create_task(_follow(stage, look, every_s))]
+            if hidden is not None:
+                beside.append(asyncio.create_task(_dial(hidden, stage.address)))
+            ends: list[asyncio.Future[Any]] = [stopped, *beside, stage.broken]
             try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                for failed in (following, stage.broken):
+                for failed in (*beside, stage.broken):
                     if failed.done():
                         failed.result()
             finally:
-                following.cancel()
+                for task in beside:
+                    task.cancel()
+                await asyncio.gather(*beside, return_exceptions=True)
     if stopped.result() == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+async def _dial(hidden: Hidden, listening: str) -> None:
+    from blocktrain.serve.chain.relay import Dialer
+
+    await Dialer(hidden.via, hidden.name, listening, hidden.key, say).run()
 
 
 async def _follow(stage: Stage, look: Look, every_s: float) -> None:
