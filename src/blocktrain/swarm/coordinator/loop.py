@@ -55,6 +55,8 @@ class CoordinatorLoop:
         self._pruned_s, self._first_tick_s = -math.inf, math.inf
         self._said_damaged = set[str]()
         self._shortage: str | None = None  # of storage, as it was last reported
+        # As the dates of files are. If the machine's clock is set, no young file becomes an old one.
+        self.wall_clock: Callable[[], float] = RunClock(0.0)
 
     # When it runs
 
@@ -163,6 +165,8 @@ class CoordinatorLoop:
         reported = {lease.worker for lease in round.reported}
         # An update that came after the decision did not move the schedule: it goes into the next round, if any.
         updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
+        if not updates:
+            return  # another coordinator has merged them since the decision
         versions = list(self._merger.versions(round, updates))
         past_s = self._ledger.past_round_times_s(round.phase)
         limit_s, _ = learned_limit_s([*past_s, *([round.took_s] if round.took_s else [])], self._spec.swarm)
@@ -209,7 +213,7 @@ class CoordinatorLoop:
         self._pruned_s = now_s
         live = self._ledger.live_blobs(self._spec.swarm.keep_versions)
         age_s = UNWANTED_S if self._quotas.state.problem is None else UNWANTED_FULL_S
-        before_s = time.time() - age_s  # as the dates of files are
+        before_s = self.wall_clock() - age_s
         for sha256 in list(self._blobs.iterate(before_s=before_s)):
             if sha256 not in live:
                 self._blobs.delete(sha256)
