@@ -12,7 +12,7 @@ BENCHES := $(wildcard bench/*.py bench/*/*.py)
 # One process per core; a file's tests stay in one process; this order does not leave the long files to the end.
 PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check types pytest fleet-test coverage fuzz format docs results clean
+.PHONY: demo test check types pytest fleet-test coverage fuzz soak format docs results clean
 .DELETE_ON_ERROR:
 
 # A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
@@ -49,6 +49,10 @@ coverage: $(READY)
 FUZZ_SECONDS ?= 60
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(FUZZ_SECONDS)
+
+# The simulator's seeds until Ctrl-C, on every core; SOAK_ARGS="--seeds 500" runs so many.
+soak: $(READY)
+	$(BIN)/python tests/sim/soak.py $(SOAK_ARGS)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -134,3 +135,22 @@ def test_a_worker_that_has_gone_meanwhile_is_given_nothing(house, member, waitin
         asked.result(PATIENCE_S)
     assert answers[0]["status"] == 200
     assert house.facts()["leases"] == []
+
+
+def test_a_round_that_another_coordinator_has_merged_meanwhile_is_left_alone(house, member):
+    lease, other = member.lease(), house.another_coordinator()
+    assert member.upload(lease.lease, data := member.payload(lease)).status_code == 200
+    assert house.ask_only("POST", "/v1/updates", json=member.notice(lease, data)).status_code == 200
+    stale = house.ledger.open_rounds()[0]
+    house.settle()
+    facts = house.facts()
+    other.loop._merge(stale, "decided before the other merged it", house.now_s)
+    assert house.facts() == facts
+
+
+def test_a_clock_that_is_set_ahead_ages_no_blob(house, monkeypatch):
+    young = house.blobs.put(b"about to be recorded")
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + 7200.0)
+    house.coordinator.loop._prune(house.now_s)
+    assert house.blobs.exists(young)

@@ -397,3 +397,10 @@ def test_the_next_round_is_one_version_on_and_starts_where_the_furthest_replica_
 def test_settings_that_contradict_each_other_are_refused(wrong, complaint):
     with pytest.raises(ValidationError, match=complaint):
         SwarmSpec(**wrong)
+
+
+@pytest.mark.parametrize("now_s, owed", [(59.0, 0), (61.0, 2), (121.0, 2)])
+def test_a_worker_that_asks_again_after_its_deadline_has_missed_it_however_long_ago(now_s, owed):
+    grant = ask(worker("w0"), a_round(silent=1), now_s=now_s)
+    assert isinstance(grant, Grant)
+    assert grant.owed == owed

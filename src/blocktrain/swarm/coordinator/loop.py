@@ -58,6 +58,8 @@ class CoordinatorLoop:
         self._pruned_s, self._first_tick_s = -math.inf, math.inf
         self._said_damaged = set[str]()
         self._shortage: str | None = None  # of storage, as it was last reported
+        # As the dates of files are. If the machine's clock is set, no young file becomes an old one.
+        self.wall_clock: Callable[[], float] = RunClock(0.0)
 
     # When it runs
 
@@ -167,7 +169,7 @@ class CoordinatorLoop:
         # An update that came after the decision did not move the schedule: it goes into the next round, if any.
         updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
         if not updates:
-            return  # what the decision was based on has been left out since
+            return  # since the decision they were left out, or merged by another coordinator
         standings = self._ledger.key_standings({update.worker for update in updates})
         factors = [weight_factor(standings[update.worker], self._spec.swarm) for update in updates]
         weights = self._merger.weigh(round.phase, updates, self._ledger.recent_norms(round.phase), factors)
@@ -219,7 +221,7 @@ class CoordinatorLoop:
         self._pruned_s = now_s
         live = self._ledger.live_blobs(self._spec.swarm.keep_versions)
         age_s = UNWANTED_S if self._quotas.state.problem is None else UNWANTED_FULL_S
-        before_s = time.time() - age_s  # as the dates of files are
+        before_s = self.wall_clock() - age_s
         for sha256 in list(self._blobs.iterate(before_s=before_s)):
             if sha256 not in live:
                 self._blobs.delete(sha256)

@@ -149,7 +149,7 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
         due_s=now_s + steps / speed,
         deadline_at_s=round.deadline_at_s if others else now_s + round.limit_s,
         reason=why,
-        owed=after_a_miss(worker.owed) if own else worker.owed,
+        owed=after_a_miss(worker.owed) if any(x.worker == worker.name for x in round.leases) else worker.owed,
         delivered=worker.delivered,
     )
 

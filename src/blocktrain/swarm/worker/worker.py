@@ -118,7 +118,7 @@ class Worker:
             self._client,
             self._cache,
             shapes=lru_cache(None)(partial(block_shapes, self._spec)),
-            make_initial=lambda block: as_arrays(build_block(self._spec, block).state_dict()),
+            make_initial=self._initial_block,
             keep_earlier=codec_type(self._spec.swarm.update).uses_course,
         )
         streams = any(memory_plan(self._spec, phase, self._memory_bytes).streamed for phase in self._spec.phases)
@@ -128,6 +128,9 @@ class Worker:
         while not self._stop():
             if not self._work_once():
                 return
+
+    def _initial_block(self, block: int) -> Tensors:
+        return as_arrays(build_block(self._spec, block).state_dict())
 
     def _work_once(self) -> bool:
         """Works on one lease. False if the run is finished and there will be no more."""

@@ -1,0 +1,108 @@
+"""Answers a worker's request as coordinator/routes.py does, without an event loop and threads: decodes it, calls the
+real coordinator, and encodes the answer or the refusal. A task may be killed between any two transactions.
+Next: ../swarm/coordinator/routes.py, the routes; machines.py, which runs this."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+import httpx
+from pydantic import ValidationError
+
+from blocktrain.errors import BlockTrainError
+from blocktrain.sim.network import Delivery
+from blocktrain.swarm.coordinator.blocks import own_blobs
+from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.refusals import render_refusal
+from blocktrain.swarm.coordinator.routes import LONGEST_WAIT_S, PREFER_WAIT, RANGE, RETRY_LEASE_S
+from blocktrain.wire.messages import EvaluationNotice, LeaseReply, LeaseRequest, Message, Received, UpdateNotice, Wait
+
+UPLOAD = re.compile(r"/v1/leases/([^/]+)/uploads/([0-9a-f]{64})")
+BLOB = re.compile(r"/v1/blobs/([0-9a-f]{64})")
+
+
+class Bells(Protocol):
+    """The part of a machine that lease requests wait with."""
+
+    @property
+    def now_s(self) -> float: ...
+    def wait_for_work(self, rung: int, longest_s: float) -> None: ...
+
+
+def answer(coordinator: Coordinator, delivery: Delivery, bells: Bells) -> httpx.Response:
+    """Errors that are not ours are raised: they are defects."""
+    try:
+        return _answered(coordinator, delivery, bells)
+    except BlockTrainError as error:
+        refusal = render_refusal(error)
+        assert refusal is not None
+        return httpx.Response(refusal.status_code, headers=dict(refusal.headers), content=bytes(refusal.body))
+    except ValidationError as error:
+        return httpx.Response(422, json={"code": "malformed", "message": str(error)[:300], "retry": False})
+
+
+def _answered(coordinator: Coordinator, delivery: Delivery, bells: Bells) -> httpx.Response:
+    request = delivery.request
+    method, path = request.method, request.url.path
+    if path == "/v1/run":
+        return _json(coordinator.info())
+    if path == "/v1/leases":
+        return _json(_lease_or_wait(coordinator, delivery, bells))
+    if path == "/v1/updates":
+        return _json(coordinator.update(UpdateNotice.model_validate_json(delivery.body)))
+    if path == "/v1/evaluations":
+        coordinator.intake.evaluation(EvaluationNotice.model_validate_json(delivery.body))
+        return httpx.Response(204)
+    if match := UPLOAD.fullmatch(path):
+        take = _take_part if method == "PUT" else _received
+        return _json(Received(received=take(coordinator, delivery, match[1], match[2])))
+    if match := BLOB.fullmatch(path):
+        return _blob(coordinator, match[1], request.headers.get("Range", ""))
+    raise AssertionError(f"no worker asks for {method} {path}")
+
+
+def _json(message: Message) -> httpx.Response:
+    return httpx.Response(200, headers={"Content-Type": "application/json"}, content=message.model_dump_json().encode())
+
+
+def _lease_or_wait(coordinator: Coordinator, delivery: Delivery, bells: Bells) -> LeaseReply:
+    asked = LeaseRequest.model_validate_json(delivery.body)
+    match = PREFER_WAIT.search(delivery.request.headers.get("Prefer", ""))
+    wait_s = min(float(match[1]), LONGEST_WAIT_S) if match else 0.0
+    end_at_s, admitted = bells.now_s + wait_s, False
+    while True:
+        rung = coordinator.bell.rung
+        reply = coordinator.lease(asked, admitted)
+        left_s, admitted = end_at_s - bells.now_s, True
+        if not wait_s or not isinstance(reply, Wait):
+            return reply
+        if left_s <= 0:
+            return reply.model_copy(update={"seconds": 0.0})
+        bells.wait_for_work(rung, min(left_s, RETRY_LEASE_S))
+
+
+def _take_part(coordinator: Coordinator, delivery: Delivery, lease: str, sha256: str) -> int:
+    params, token = delivery.request.url.params, delivery.request.headers.get("authorization", "")
+    offset, size = int(params["offset"]), int(params["size"])
+    coordinator.intake.expect(lease, offset + int(delivery.request.headers["content-length"]), size, token)
+    with coordinator.blobs.receiving() as part:
+        part.write(delivery.body)  # what came before the connection broke is kept
+        return coordinator.intake.receive(lease, sha256, offset, size, part, token)
+
+
+def _received(coordinator: Coordinator, delivery: Delivery, lease: str, sha256: str) -> int:
+    return coordinator.intake.received(lease, sha256)
+
+
+def _blob(coordinator: Coordinator, sha256: str, wanted: str) -> httpx.Response:
+    size = coordinator.blobs.size(sha256)
+    match = RANGE.fullmatch(wanted)
+    first, last = (int(match[1]), min(int(match[2] or size), size - 1)) if match else (0, size - 1)
+    with own_blobs():
+        data = b"".join(coordinator.blobs.stream(sha256, first, last + 1))
+    return httpx.Response(206 if match else 200, content=data)
+
+
+Answer = Callable[[Coordinator, Delivery, Bells], httpx.Response]

@@ -1,0 +1,59 @@
+"""The simulator itself: seeds hold every invariant, and one seed is one course, in every process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from blocktrain.sim.schedule import schedule_of
+from blocktrain.sim.seeds import report, run_seed, scratch
+
+CPU_S = 5.0
+FEWEST_SEEDS = 4
+DIGEST = """
+from blocktrain.sim.seeds import run_seed, scratch
+with scratch() as folder:
+    print(run_seed(2, folder).digest)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder():
+    with scratch() as folder:
+        yield folder
+
+
+def test_as_many_seeds_as_fit_a_few_seconds_hold_every_invariant(folder):
+    began_s, seed = time.process_time(), 0
+    while seed < FEWEST_SEEDS or time.process_time() < began_s + CPU_S:
+        course, lines = run_seed(seed, folder), []
+        if course.invariant:
+            report(course, folder, lines.append)
+        assert course.invariant is None, "\n".join(lines)
+        assert course.merges > 0
+        seed += 1
+
+
+def test_one_seed_is_one_course_in_every_process(folder):
+    """Names of files, hashes of strings and the time of day differ."""
+    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join(sys.path)}
+    other = subprocess.run([sys.executable, "-c", DIGEST], env=environment, capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == run_seed(2, folder).digest
+
+
+def test_a_schedule_without_some_faults_keeps_the_others_as_they_were():
+    schedule = next(x for x in map(schedule_of, range(100)) if len(x.faults) > 3)
+    assert schedule.only([0, 2]).faults == (schedule.faults[0], schedule.faults[2])
+    assert schedule_of(schedule.seed) == schedule
+
+
+def test_a_simulation_leaves_no_files():
+    with scratch() as folder:
+        run_seed(1, folder)
+        assert sorted(x.name.partition("-")[0] for x in folder.iterdir()) == ["template"]
+    assert not Path(folder).exists()
