@@ -23,7 +23,7 @@ from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.queries import OpenRounds
-from blocktrain.swarm.ledger.records import Standing
+from blocktrain.swarm.ledger.records import MergeWeight, Standing
 from blocktrain.swarm.policy.rounds import LONGEST_LIMITS
 from blocktrain.swarm.verify import _HashedBlobs
 from blocktrain.wire.safetensors import Array
@@ -288,21 +288,29 @@ class Checker:
         blobs = _HashedBlobs(self._disk.folder / "blobs")
         blocks = Blocks(self._spec, ledger, blobs, lambda block: dict(self._initial_blocks[block]))
         updates, base = ledger.merged_updates(phase, round), ledger.base_of(phase, round)
+        weights = ledger.merge_weights(phase, round)
         try:
-            again = {
-                x.block: x.sha256 for x in Merger(self._spec.swarm, blocks, blobs).again(phase, round, base, updates)
-            }
+            merger = Merger(self._spec.swarm, blocks, blobs)
+            again = {x.block: x.sha256 for x in merger.again(phase, round, base, updates, weights)}
             if again != made:
                 raise Broken("versions are merged again bit for bit", f"phase {phase}, round {round}: other bytes")
             if self._spec.swarm.outer == "plain":
-                self._check_mean(phase, made, blocks, updates, base)
+                self._check_mean(phase, made, blocks, updates, weights, base)
         except (BlobError, StorageError):
             pass  # a blob was damaged meanwhile
 
     def _check_mean(
-        self, phase: int, made: Mapping[int, str], blocks: Blocks, updates: Sequence[Any], base: Mapping[int, int]
+        self,
+        phase: int,
+        made: Mapping[int, str],
+        blocks: Blocks,
+        updates: Sequence[Any],
+        weights: Sequence[MergeWeight],
+        base: Mapping[int, int],
     ) -> None:
-        total = sum(update.weight for update in updates)
+        """The step is Σ w·s·Δ / Σ w with the weights and scales that the ledger has."""
+        total = sum(each.weight for each in weights)
+        shares = {each.update: each.weight * each.scale / total for each in weights}
         before, shapes = blocks.named(base), blocks.shapes(phase)
         mean = {name: np.zeros(int(np.prod(shape))) for name, shape in shapes.items()}
         for update in updates:
@@ -310,7 +318,7 @@ class Checker:
             own, earlier = blocks.around(encoded, update.base)
             for name, sum_ in mean.items():
                 delta = np.concatenate(list(encoded.pieces(name, own.get(name), earlier.get(name))))
-                sum_ += update.weight / total * delta
+                sum_ += shares[update.id] * delta
         moved = {block: blocks.tensors(sha256) for block, sha256 in made.items()}
         error = step = 0.0
         for name, delta in mean.items():

@@ -103,7 +103,7 @@ class Machine:
         )
         made.loop.wall_clock = RunClock(0.0, wall=self.wall, monotonic=lambda: around.scheduler.now_s)
         unlimited: Any = nullcontext()
-        made.intake._opening = unlimited  # it would stop the one thread that all tasks share
+        made.intake.opening = unlimited  # it would stop the one thread that all tasks share
         return made
 
     def kill(self) -> None:
