@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
 from blocktrain.errors import StageUnreachable
+from blocktrain.serve.segment.local import LocalForward
 
 KEY = "a-key-that-nobody-guesses"
 FIGURES = ["#traversals", "#per-traversal", "#first-byte", "#speed"]
@@ -208,3 +210,14 @@ def test_the_same_request_is_shown_for_curl(visit, open_gateway):
     page.get_by_text("Show as a curl command").click()
     expect(page.locator("#curl")).to_contain_text(f"curl {open_gateway.url}/v1/completions")
     expect(page.locator("#curl")).to_contain_text(r"""{"prompt":"it'\''s","mode":"speculative","max_tokens":200""")
+
+
+def test_the_page_of_a_model_with_a_tokenizer_counts_tokens(visit, opened, token_model, token_segments):
+    page = visit(opened(LocalForward(*token_segments(token_model("stacked"), [[0, 1], [2, 3]]))))
+    expect(page.locator("#model")).to_contain_text("reads 64 tokens")
+    expect(page.get_by_label("Length (tokens)")).to_have_value("200")
+    expect(page.locator("#prompt-size")).to_have_text("13 bytes; it reads the last 64 tokens.")
+    page.get_by_label("Length (tokens)").fill("6")
+    page.locator("#write").click()
+    assert written(page)
+    expect(page.locator("#strip")).to_have_attribute("aria-label", re.compile("produced 6 tokens"))
