@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
 from blocktrain.errors import StageUnreachable
+from blocktrain.serve.segment.local import LocalForward
 
 KEY = "a-key-that-nobody-guesses"
 FIGURES = ["#traversals", "#per-traversal", "#first-byte", "#speed"]
@@ -243,3 +245,14 @@ def test_three_modes_race_over_a_simulated_distance(visit, open_gateway):
     expect(page.locator("#lanes li")).to_have_count(3)
     expect(page.locator("#lanes .cost").first).to_contain_text("6 traversals · 6 bytes")
     expect(page.locator("#lanes .lane.first")).to_have_count(1)
+
+
+def test_the_page_of_a_model_with_a_tokenizer_counts_tokens(visit, opened, token_model, token_segments):
+    page = visit(opened(LocalForward(*token_segments(token_model("stacked"), [[0, 1], [2, 3]]))))
+    expect(page.locator("#model")).to_contain_text("reads 64 tokens")
+    expect(page.get_by_label("Length (tokens)")).to_have_value("200")
+    expect(page.locator("#prompt-size")).to_have_text("13 bytes; it reads the last 64 tokens.")
+    page.get_by_label("Length (tokens)").fill("6")
+    page.locator("#write").click()
+    assert written(page)
+    expect(page.locator("#strip")).to_have_attribute("aria-label", re.compile("produced 6 tokens"))
