@@ -29,7 +29,7 @@ def keys(
         int, typer.Option(metavar="N", min=1, help="Which worker of that home, if several work at the same time.")
     ] = 1,
 ) -> None:
-    """Make the key that all hosts of a chain share; or export or import the key of a worker.
+    """Make the key of a chain; export or import the key of a worker.
 
     Anyone who has the file can join the chain, or work under the worker's name."""
     if worker_file is not None:
