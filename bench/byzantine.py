@@ -76,12 +76,13 @@ def _rows(base: RunSpec, corpus: Corpus, quick: bool) -> list[Row]:
     """First the defaults against every lie, then the other rules, with and without audits."""
     if quick:
         base = base.with_(**{"train.steps": 30, "train.windows": 2})
-        plan = [("clean", 0, 2, "mean", False), ("sign flip", 1, 3, DEFAULT, True)]
+        plan = [("clean", 0, 2, DEFAULT, True), ("sign flip", 1, 3, DEFAULT, True)]
         return [_row(base, corpus, *each, quick=True) for each in plan]
     clean = [("clean", 0, honest, *how) for honest in (4, 6, 5, 9) for how in (("mean", False), (DEFAULT, True))]
     defaults = [(lie, *lying, DEFAULT, True) for lying in LYING for lie in LIES]
     plain = [(lie, 2, 6, "mean", False) for lie in LIES]
     others = [(lie, 2, 6, rule, False) for rule in RULES if rule != "mean" for lie in LIES]
+    others = [*(("clean", 0, 4, rule, False) for rule in RULES if rule != "mean"), *others]
     audited = [(lie, 2, 6, rule, True) for rule in RULES if rule != DEFAULT for lie in LIES]
     more = [(lie, *lying, rule, False) for rule in RULES for lying in ((1, 6), (7, 16)) for lie in LIES]
     first = (*clean[:4], *defaults[: len(LIES)], *plain, *clean[4:], *defaults[len(LIES) :])
@@ -226,9 +227,11 @@ def _account(ledger: Ledger, bad: set[str]) -> dict[str, Any]:
 
 
 def _cost(document: Document, record: Record) -> float | None:
-    """Nats per byte above the clean plain mean of the same honest workers, seed by seed."""
-    honest = record["settings"]["workers"] - record["settings"]["liars"]
-    clean = {x["seed"]: x for x in records_of(document, _name("clean", 0, honest, "mean", False))}
+    """Nats per byte above the same honest workers alone, by the same rule; for these, above the plain mean without
+    audits."""
+    told, swarm = record["settings"], record["settings"]["spec"]["swarm"]
+    how = (swarm["averaging"], swarm["audit_share"] > 0) if told["liars"] else ("mean", False)
+    clean = {x["seed"]: x for x in records_of(document, _name("clean", 0, told["workers"] - told["liars"], *how))}
     return record["valid"] - clean[record["seed"]]["valid"] if record["seed"] in clean else None
 
 
@@ -261,9 +264,10 @@ def section(document: Document) -> str:
         intro += (
             f"{spec['model']['layers']} layers of width {spec['model']['width']} in {spec['model']['blocks']} blocks, "
             f"{spec['train']['steps']} steps in rounds of {spec['swarm']['round_steps']}; {seeds_of(document)}. Nats "
-            f"per byte on held-out text; the cost is that above the plain mean of the same honest workers alone. "
-            f"`default` is `{DEFAULT}` with audits. Trigger: how often the model goes on with the answer that the "
-            f"backdoor plants. Audits: steps that were computed again, of all steps.\n\n"
+            f"per byte on held-out text. The cost is that above the same honest workers alone, by the same rule; for "
+            f"rows without liars, above the plain mean without audits. `default` is `{DEFAULT}` with audits. Trigger: "
+            f"how often the model goes on with the answer that the backdoor plants. Audits: steps "
+            f"that were computed again, of all steps.\n\n"
         )
     return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
 
@@ -294,7 +298,8 @@ def figures(document: Document) -> dict[str, go.Figure]:
     def line(manner: str) -> Line:
         here = [(r["settings"]["lie"], c) for r, c in lines if r["name"].startswith(f"{manner}, ") and _third(r)]
         costs = dict(here)
-        return Line(manner, list(range(len(LIES))), [min(1.0, costs.get(lie, float("nan"))) for lie in LIES])
+        told = [number for number, lie in enumerate(LIES) if lie in costs]
+        return Line(manner, told, [min(1.0, costs[list(LIES)[number]]) for number in told])
 
     figure = line_figure(
         [line(manner) for manner in manners],

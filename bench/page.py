@@ -57,6 +57,7 @@ EXPERIMENTS = (
     _own("transport"),
     _own("three_hosts"),
     _own("late"),
+    _own("byzantine"),
     _own("diloco"),
     Experiment("updates", "updates", " --windows 8 --round-steps 1"),
     Experiment("updates-short", "updates", " --name updates-short --steps 300 --windows 8 --round-steps 1"),

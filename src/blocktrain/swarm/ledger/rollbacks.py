@@ -5,6 +5,7 @@ Next: ../coordinator/trust/orders.py, which computes it; tables.py."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import and_, insert, select, update
 
@@ -44,8 +45,9 @@ class RollbacksPart(AuditsPart):
             for new in new_versions:
                 where_from = {"phase": None, "round": None, "parent": new.version - 1, "created_s": now_s}
                 connection.execute(insert(t.versions), {**vars(new), **where_from})
-                row = {"phase": closed.phase, "round": following.number, "block": new.block, "version": new.version}
-                row |= {"source": sources[new.block], "worker": worker, "reason": reason, "at_s": now_s}
+                row: dict[str, Any] = {"phase": closed.phase, "round": following.number, "block": new.block}
+                row |= {"version": new.version, "source": sources[new.block], "worker": worker}
+                row |= {"reason": reason, "at_s": now_s}
                 connection.execute(insert(t.rollbacks).values(**row))
             position = {"step": following.step_start, "finished": False}
             connection.execute(update(t.phases).where(t.phases.c.phase == closed.phase).values(**position))
