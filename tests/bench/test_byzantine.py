@@ -14,7 +14,7 @@ def document(bench, tmp_path_factory, small_text):
 
 
 def test_no_honest_worker_is_taken_for_a_liar(document):
-    record = document["results"]["default, sign flip, 1 of 3/0"]
+    record = document["results"]["screened with audits, sign flip, 1 of 3/0"]
     assert record["quarantined_honest"] == record["honest_left_out"] == 0
     assert record["lies_merged"] < record["rounds"]
     assert 0 < record["valid"] < 6
@@ -23,7 +23,7 @@ def test_no_honest_worker_is_taken_for_a_liar(document):
 def test_the_page_has_costs_and_goals(bench, document):
     page = bench("byzantine").section(document)
     assert page.startswith("## Liars\n\n")
-    assert "| default, sign flip, 1 of 3 |" in page
+    assert "| screened with audits, sign flip, 1 of 3 |" in page
     assert bench("byzantine").figures(document).keys() == {"byzantine"}
 
 

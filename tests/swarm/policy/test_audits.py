@@ -59,12 +59,13 @@ def test_a_dispute_ends_undecided_when_nobody_is_left_to_be_asked():
 
 
 def test_newcomers_are_audited_more_often():
-    assert share_of(0, SwarmSpec()) > share_of(2, SwarmSpec()) == SwarmSpec().audit_share
+    spec = SwarmSpec(audit_share=0.05)
+    assert share_of(0, spec) > share_of(2, spec) == spec.audit_share
 
 
 @pytest.mark.parametrize("changes", [{"audit_share": 0.0}, {"update": "vector"}, {"round_steps": 9}])
 def test_a_run_whose_leases_cannot_be_repeated_has_no_audits(changes):
-    spec = SwarmSpec(**changes)
+    spec = SwarmSpec(**{"audit_share": 0.05, **changes})
     assert share_of(0, spec) == 0.0
     assert weight_factor(KeyStanding(), spec) == 1.0
 
@@ -81,7 +82,8 @@ def test_nobody_audits_twice_or_itself_or_before_it_delivered(worker, delivered,
     [(KeyStanding(), False), (KeyStanding(passes=1), True), (KeyStanding(passes=9, suspected=True), False)],
 )
 def test_newcomers_and_suspects_weigh_little(standing, whole):
-    assert weight_factor(standing, SwarmSpec()) == (1.0 if whole else SwarmSpec().newcomer_weight)
+    spec = SwarmSpec(audit_share=0.05)
+    assert weight_factor(standing, spec) == (1.0 if whole else spec.newcomer_weight)
 
 
 def test_the_user_of_an_excluded_worker_reads_why():
