@@ -63,9 +63,9 @@ MORE_STEPS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
-    options.add_argument("--work", type=Path, help="where runs are kept, to be continued")
-    options = options.parse_args(argv)
+    reader = parser(__doc__)
+    reader.add_argument("--work", type=Path, help="where runs are kept, to be continued")
+    options = reader.parse_args(argv)
     budget = {"train.steps": 4 if options.quick else FIRST_STEPS, "train.windows": 4 if options.quick else WINDOWS}
     base = preset("tiny" if options.quick else "small").with_(**budget)
     with tempfile.TemporaryDirectory() as folder:
