@@ -51,6 +51,7 @@ EXPERIMENTS = (
     _own("depth"),
     _own("blocks"),
     _own("text"),
+    _own("going_on"),
     _own("memory"),
     _own("speed"),
     _own("six_workers"),

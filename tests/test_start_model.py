@@ -63,6 +63,11 @@ def test_a_tokenizer_with_the_same_name_and_other_tokens_is_refused():
         start(OWN.with_(**TOKENS)).fitted(other)
 
 
+def test_a_model_on_tokens_does_not_read_bytes():
+    with pytest.raises(ConfigError, match=r"reads bpe:512 and this text is read as bytes: leave corpus.tokenizer out"):
+        start(OWN.with_(**TOKENS)).begin(OWN.with_(**{"corpus.tokenizer": "bytes"}))
+
+
 def test_frozen_blocks_need_a_model():
     spec = OWN.with_(**{"train.freeze": [0, 1]})
     require_start(spec, start())

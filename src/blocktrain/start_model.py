@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blocktrain.errors import ConfigError
-from blocktrain.settings import TOKENIZER_FILE, Denoise, ModelSpec
+from blocktrain.settings import BYTES, TOKENIZER_FILE, CorpusSpec, Denoise, ModelSpec
 from blocktrain.spec import RunSpec
 
 ANY_CONTEXT = "context"  # the one part of the shape that no weight depends on
@@ -27,6 +27,8 @@ class StartModel:
         """The settings of a run that starts from this model. Its text is read with the model's tokenizer."""
         spec = spec.with_(**{"train.start_sha256": self.sha256})
         own = self.spec.corpus
+        if own.tokenizer_sha256 is not None and spec.corpus.tokenizer == BYTES:
+            raise self._other_tokenizer(spec.corpus)
         if own.tokenizer_sha256 is None or spec.corpus.tokenizer not in (None, own.tokenizer):
             return spec
         tokenizer = {"tokenizer": str(self.path / TOKENIZER_FILE), "tokenizer_sha256": own.tokenizer_sha256}
@@ -42,17 +44,17 @@ class StartModel:
         return spec if own.tokenizer_sha256 is None else spec.with_(**{"corpus.tokenizer": own.tokenizer})
 
     def _require_tokenizer(self, spec: RunSpec) -> None:
-        own, new = self.spec.corpus, spec.corpus
-        if own.tokenizer_sha256 != new.tokenizer_sha256:
-            remedy = (
-                f"prepare the text with --tokenizer {self.path / TOKENIZER_FILE}"
-                if own.tokenizer_sha256
-                else "leave corpus.tokenizer out, and give the text itself"
-            )
-            raise ConfigError(
-                f"the model in {self.path} reads {own.tokenizer or 'bytes'} and this text is read as "
-                f"{new.tokenizer or 'bytes'}{_hashes(own.tokenizer_sha256, new.tokenizer_sha256)}: {remedy}"
-            )
+        if self.spec.corpus.tokenizer_sha256 != spec.corpus.tokenizer_sha256:
+            raise self._other_tokenizer(spec.corpus)
+
+    def _other_tokenizer(self, new: CorpusSpec) -> ConfigError:
+        own, remedy = self.spec.corpus, "leave corpus.tokenizer out, and give the text itself"
+        if own.tokenizer_sha256 is not None and new.tokenizer != BYTES:
+            remedy = f"prepare the text with --tokenizer {self.path / TOKENIZER_FILE}"
+        return ConfigError(
+            f"the model in {self.path} reads {own.tokenizer or BYTES} and this text is read as "
+            f"{new.tokenizer or BYTES}{_hashes(own.tokenizer_sha256, new.tokenizer_sha256)}: {remedy}"
+        )
 
     def _require_shape(self, model: ModelSpec) -> None:
         own = self.spec.model
