@@ -225,7 +225,8 @@ class Worker:
         losses: list[float] = []
         while len(losses) < lease.steps:
             losses.append(trainer.step().loss)
-            self._report(WorkReport("step", f"step {trainer.step_done}", losses[-1]))
+            place = f"step {trainer.step_done}, {len(losses)} of {lease.steps} in this lease"
+            self._report(WorkReport("step", place, losses[-1]))
             if self._stop() or self._clock() > end_s:
                 break
         self._steps_per_s = len(losses) / max(self._clock() - begun_s, 1e-9)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktrain.cli.commands.swarm.worker import Shift, WorkLines, own_key
+from blocktrain.cli.commands.swarm.worker import Shift, WorkLines, own_key, own_share
 from blocktrain.errors import ConfigError, CoordinatorUnreachable
 from blocktrain.io.private import cache_home
 from blocktrain.swarm.worker.worker import WorkReport
@@ -83,3 +83,10 @@ def test_a_lease_a_first_step_and_a_submission_are_printed(capsys):
         lines(WorkReport(kind, text, None if kind == "lease" else 2.0))
     said = capsys.readouterr().err.splitlines()
     assert said == ["lease: phase 0", "step 1, loss 2.000 nats/byte", "submitted: 2 steps, loss 2.000 nats/byte"]
+
+
+def test_a_worker_is_told_its_share_and_its_place():
+    facts = {"workers": [{"id": str(n), "tokens": tokens, "updates": n} for n, tokens in enumerate([0, 300, 100])]}
+    assert own_share(facts, "2") == ["this worker's share of the run: 25% of the text, 2 updates, place 2 of 3"]
+    assert own_share(facts, "0") == []
+    assert own_share(facts, "of nobody") == []

@@ -8,11 +8,11 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,7 +30,7 @@ from blocktrain.cli.options import (
 from blocktrain.cli.shared.metrics import metrics_file, metrics_server, report_to
 from blocktrain.cli.shared.progress import LINE_EVERY_S
 from blocktrain.cli.shared.signals import StopOnInterrupt
-from blocktrain.errors import ConfigError, CoordinatorUnreachable, StorageError
+from blocktrain.errors import BlockTrainError, ConfigError, CoordinatorUnreachable, StorageError
 from blocktrain.io.private import cache_home, read_private, write_private
 from blocktrain.logs import visible
 from blocktrain.wire.invite import read_invite
@@ -109,9 +109,25 @@ def worker(
                 stop=shift.over,
                 sleep=shift.sleep,
             ).run()
+        with suppress(BlockTrainError), CoordinatorClient(address, patience_s=0.0) as client:
+            for line in own_share(client.status(), key.public_key().public_bytes_raw().hex()):
+                say(line)
     if stop():
         say("stopped: what was trained is submitted; run the same command to join again")
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def own_share(status: Mapping[str, Any], id: str) -> list[str]:
+    """What this worker has done for the run, in one line; nothing if it has done nothing."""
+    ranked = sorted(status["workers"], key=lambda worker: -worker["tokens"])
+    for place, worker in enumerate(ranked, start=1):
+        if worker["id"] == id and worker["tokens"]:
+            share = worker["tokens"] / sum(each["tokens"] for each in ranked)
+            updates = f"{worker['updates']:,} update{'' if worker['updates'] == 1 else 's'}"
+            return [
+                f"this worker's share of the run: {share:.0%} of the text, {updates}, place {place} of {len(ranked)}"
+            ]
+    return []
 
 
 class Shift:
