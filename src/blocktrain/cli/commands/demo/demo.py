@@ -70,11 +70,7 @@ def demo(
     machine = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
 
     spec = read_spec(None, preset, corpus, None, changes)
-    if spec.corpus.tokenizer not in (None, BYTES) or is_prepared(spec.corpus.source):
-        raise ConfigError(
-            f"the demo serves its model, and stages serve models on bytes only: leave corpus.tokenizer out and name "
-            f'raw text, not "{spec.corpus.tokenizer or spec.corpus.source}"'
-        )
+    _require_bytes(spec)
     warn_about_text(spec)
     settings = ["--preset", preset, *(["--corpus", corpus] if corpus is not None else [])]
     for change in (*shared_among(workers, spec), *(changes or ())):
@@ -97,6 +93,14 @@ def demo(
     except KeyboardInterrupt:
         tell(f"\nstopped: everything is saved in {folder}, run the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _require_bytes(spec: RunSpec) -> None:
+    if spec.corpus.tokenizer not in (None, BYTES) or is_prepared(spec.corpus.source):
+        raise ConfigError(
+            f"the demo serves its model, and stages serve models on bytes only: leave corpus.tokenizer out and name "
+            f'raw text, not "{spec.corpus.tokenizer or spec.corpus.source}"'
+        )
 
 
 def shared_among(workers: int, spec: RunSpec) -> list[str]:

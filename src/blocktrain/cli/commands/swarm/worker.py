@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from blocktrain.swarm.worker.worker import WorkReport
+    from blocktrain.wire.invite import Invite
 
 LONGEST_NAME = 100
 NAP_S = 0.1  # a sleep notices Ctrl-C after at most this time
@@ -109,12 +110,18 @@ def worker(
                 stop=shift.over,
                 sleep=shift.sleep,
             ).run()
-        with suppress(BlockTrainError), CoordinatorClient(address, patience_s=0.0) as client:
-            for line in own_share(client.status(), key.public_key().public_bytes_raw().hex()):
-                say(line)
+        _show_share(address, key.public_key().public_bytes_raw().hex())
     if stop():
         say("stopped: what was trained is submitted; run the same command to join again")
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _show_share(address: Invite, id: str) -> None:
+    from blocktrain.swarm.worker.client import CoordinatorClient
+
+    with suppress(BlockTrainError), CoordinatorClient(address, patience_s=0.0) as client:
+        for line in own_share(client.status(), id):
+            say(line)
 
 
 def own_share(status: Mapping[str, Any], id: str) -> list[str]:
