@@ -6,11 +6,15 @@ import re
 import sys
 from collections.abc import Callable
 from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blocktrain.cli.commands.demo import processes as demo
+from blocktrain.cli.commands.demo.demo import what_next
+from blocktrain.cli.commands.demo.training import Killing
 from blocktrain.cli.commands.swarm import doctor, status
 from blocktrain.cli.commands.swarm.doctor_checks import Check
 from blocktrain.cli.main import COMMANDS
@@ -127,6 +131,13 @@ def show_demo() -> None:
     demo.tell(
         "The coordinator is running. Watch the training in a browser:\n  http://127.0.0.1:45525/#7ScQ_zPPZybfULNDNvlS"
     )
+    lease = {"worker": "id", "reported_s": None}
+    phases = [{**STATUS["phases"][0], "round": {"number": 12, "leases": [lease]}, "finished": False}]
+    victim = SimpleNamespace(name="worker-4", pid=1234567, kill=lambda: None, check=lambda may_end: None)
+    killing = Killing(victim, lambda name: victim)
+    for workers in ([{"id": "id", "name": "worker-4"}],) * 2:
+        killing.look({**STATUS, "steps": 25000, "phases": phases, "workers": workers})
+    demo.tell(what_next(Path("demo-run"), preset("small"), "The president", "http://127.0.0.1:8000/v1"))
 
 
 def show_bars() -> None:
@@ -148,7 +159,7 @@ def test_help_cuts_no_word(run, monkeypatch, name):
     words = []
     for width in (NARROW, WIDE):
         monkeypatch.setenv("COLUMNS", str(width))
-        monkeypatch.setenv("TERMINAL_WIDTH", str(width))
+        monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)  # typer reads the width when it is imported
         shown = FRAME.sub(" ", COLOUR.sub("", run(*name.split(), "--help").stdout))
         words.append(set(shown.split()))
     assert words[0] <= words[1]

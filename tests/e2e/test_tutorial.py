@@ -3,6 +3,7 @@ end, in this process, `run until "WORDS"` until it prints these words, in a proc
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -62,4 +63,6 @@ def test_the_one_machine_part_runs_as_it_is_written(tmp_path, monkeypatch, start
                 assert result.exit_code == 0, f"{line}\n{result.output}"
                 said += result.output
     assert "3 of 3 phases finished" in said
+    facts = json.loads(CliRunner().invoke(app, ["status", Path("swarm/invite").read_text().strip(), "--json"]).stdout)
+    assert [worker["updates"] > 0 for worker in facts["workers"]] == [True, True]  # the second one got work too
     assert '"bytes_written":40' in said

@@ -50,7 +50,7 @@ class Served:
 
 
 def serve(stack: ExitStack, folder: Path, model: Path, machine: Sequence[str]) -> Served:
-    tell(f"\nThe model is trained. Starting {STAGES} stages, which share its blocks, and a gateway.")
+    tell(f"Starting {STAGES} stages, which share its blocks, and a gateway.")
     file = folder / "serve.json"
     arguments = ["serve", str(model), "--stages", str(STAGES), "--port", "0", "--address-file", str(file), *machine]
     server = start(stack, folder, "serve", arguments)

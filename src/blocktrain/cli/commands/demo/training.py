@@ -33,7 +33,7 @@ class Trained:
 
 
 def train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int, machine: Sequence[str]) -> Trained:
-    from blocktrain.cli.commands.swarm.export import export
+    from blocktrain.cli.commands.swarm.export import fetch
     from blocktrain.swarm.coordinator.server import ADMIN_FILE, known_invite
     from blocktrain.swarm.worker.client import CoordinatorClient
 
@@ -56,7 +56,8 @@ def train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int,
         killing = Killing(processes.pop(), start_worker)
         with CoordinatorClient(admin) as client:
             status = _watch(client, [coordinator, *processes], killing)
-    export(str(admin), folder / "model", home=folder / "worker-1")
+    fetch(admin, folder / "model", folder / "worker-1" / "blobs")
+    tell(f"\nThe model is trained, and saved in {folder / 'model'}.")
     samples = status["samples"]
     return Trained(folder / "model", samples[-1]["samples"][0]["prompt"] if samples else None)
 

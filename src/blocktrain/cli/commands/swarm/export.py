@@ -71,14 +71,17 @@ def export(
 
 def _from_swarm(invite: Invite, out: Path | None, hf: Path | None, cache: Path, precision: Precision) -> None:
     with tempfile.TemporaryDirectory(prefix="blocktrain-") as beside:
-        run, manifest = _fetch(invite, out or Path(beside) / "run", cache, precision)
+        run, manifest = fetch(invite, out or Path(beside) / "run", cache, precision)
         if out is not None:
             _describe(out, run, manifest)
         if hf is not None:
             _write_hf(run.path, hf)
 
 
-def _fetch(invite: Invite, out: Path, cache: Path, precision: Precision) -> tuple[RunDirectory, ModelManifest]:
+def fetch(
+    invite: Invite, out: Path, cache: Path, precision: Precision = Precision.FLOAT32
+) -> tuple[RunDirectory, ModelManifest]:
+    """Downloads the newest model, and who trained it."""
     import torch
 
     from blocktrain.cli.shared.story import save_story

@@ -39,6 +39,7 @@ function layout(axis, lines, logarithmic) {
 
 async function draw(id, lines, axis, logarithmic) {
   const Plotly = await library();
+  byId(id).classList.remove("nothing"); // plotly measures its place when it draws for the first time
   const shown = lines.filter((line) => !hidden.has(line.name));
   await Plotly.react(byId(id), shown, layout(axis, shown.length ? shown : lines, logarithmic), { displayModeBar: false, responsive: true });
 }
