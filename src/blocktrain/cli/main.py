@@ -28,6 +28,7 @@ from blocktrain.cli.commands.swarm.export import export
 from blocktrain.cli.commands.swarm.ledger import ledger
 from blocktrain.cli.commands.swarm.pause import pause
 from blocktrain.cli.commands.swarm.resume import resume
+from blocktrain.cli.commands.swarm.simulate import simulate
 from blocktrain.cli.commands.swarm.status import status
 from blocktrain.cli.commands.swarm.verify import verify
 from blocktrain.cli.commands.swarm.worker import worker
@@ -108,6 +109,7 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (SWARM, export, f"export {INVITE} model/   or   blocktrain export run/ --hf hf/"),
     (SWARM, ledger, f"ledger {INVITE}"),
     (SWARM, verify, "verify swarm/ --repair"),
+    (SWARM, simulate, "simulate run.toml --workers 10000 --churn 0.2 --liars 0.1 --plot plan.html"),
     (SWARM, pause, f"pause {INVITE}"),
     (SWARM, resume, f"resume {INVITE}"),
     (SERVING, serve, "serve run/ --stages 3"),
