@@ -19,15 +19,15 @@ from blocktrain.swarm.policy.rounds import NEWCOMER_PATIENCE, Grant, LateUpdate,
 class _Some(tuple[Lease, ...]):
     """Some of many leases. Its length is the number of all."""
 
-    count: int
+    total: int
 
     def __len__(self) -> int:
-        return self.count
+        return self.total
 
 
-def _some(leases: Iterable[Lease], count: int) -> tuple[Lease, ...]:
+def _some(leases: Iterable[Lease], total: int) -> tuple[Lease, ...]:
     some = _Some(leases)
-    some.count = count
+    some.total = total
     return some
 
 
@@ -40,7 +40,7 @@ class SampledRound(Round):
     num_awaited: int = 0
 
     @cached_property
-    def reported(self) -> tuple[Lease, ...]:  # type: ignore[override]
+    def reported(self) -> tuple[Lease, ...]:
         return _some((x for x in tuple(self.leases) if x.reported_s is not None), self.num_reported)
 
     def at_work(self, now_s: float) -> tuple[Lease, ...]:
@@ -150,7 +150,7 @@ class PlannedRound:
             "most steps": lambda x: x.steps_done,
             "last": lambda x: x.reported_s,
         }
-        if name not in self._marks or value > values[name](self._marks[name]):  # type: ignore[no-untyped-call]
+        if name not in self._marks or value > values[name](self._marks[name]):
             self._marks[name] = lease
 
     def _remove(self, lease: Lease | None) -> None:
