@@ -20,7 +20,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 FOR_ALL = {Requirement(each).name.lower().replace("_", "-"): Requirement(each) for each in PROJECT["dependencies"]}
 FOR_SOME = {
     Requirement(each).name.lower().replace("_", "-")
-    for extra in ("png", "postgres", "hf", "parquet", "zstd", "tensorboard", "ray")
+    for extra in ("png", "postgres", "hf", "parquet", "zstd", "tensorboard", "ray", "sim")
     for each in EXTRAS[extra]
 }
 THROUGH_OTHERS = {"starlette": "fastapi", "click": "typer"}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from blocktrain.sim.seeds import report, run_seed, scratch
+from blocktrain.swarm.coordinator import server
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.ledger import rounds as ledger_rounds
 from blocktrain.swarm.ledger.database import LedgerPart
@@ -92,12 +93,17 @@ def measures_durations_with_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunClock, "__call__", lambda self: self._wall())
 
 
+def starts_on_a_ledger_that_lost_acknowledged_updates(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(server, "_require_head", lambda *_: None)
+
+
 PLANTED = [  # the bug, the first of the seeds that are tried, and the invariants that it may break
     (merges_an_update_twice, 1, {"updates are merged once"}),
     (forgets_to_expire_leases, 0, {"leases expire"}),
     (acknowledges_before_the_commit_is_synced, 14, {"acknowledged updates are kept"}),
     (renewals_move_the_deadline, 1, {"renewals move nothing"}),
     (loses_waiting_updates_on_restart, 6, {"acknowledged updates are merged", "no round waits past its ceiling"}),
+    (starts_on_a_ledger_that_lost_acknowledged_updates, 73, {"no unexpected errors"}),
     (measures_durations_with_the_wall_clock, 625, {"no round waits past its ceiling"}),
 ]
 MOST_SEEDS = 30

@@ -113,6 +113,17 @@ def test_a_truncated_blob_is_never_served_and_is_merged_again(house, member, tra
     assert said == [f"blob {blob.name}: it was merged again from its updates"]
 
 
+def test_a_blob_that_is_damaged_a_second_time_is_merged_again_a_second_time(house, trained):
+    blob = blob_of(house, 0, 3)
+    good = blob.read_bytes()
+    for damage in (good[:-1], b"damaged"):
+        blob.write_bytes(damage)
+        assert house.ask_only("GET", f"/v1/blobs/{blob.name}").status_code == 503
+        house.settle()
+        assert blob.read_bytes() == good
+    assert [event.kind for event in house.ledger.events()].count("damaged") == 2
+
+
 def test_blobs_without_their_ledger_found_no_new_run(trained):
     _require_ledger(trained, None)
     shutil.move(trained / "ledger.db", trained / "elsewhere.db")

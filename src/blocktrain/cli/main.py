@@ -31,6 +31,7 @@ from blocktrain.cli.commands.swarm.ledger import ledger
 from blocktrain.cli.commands.swarm.pause import pause
 from blocktrain.cli.commands.swarm.resume import resume
 from blocktrain.cli.commands.swarm.rollback import rollback
+from blocktrain.cli.commands.swarm.simulate import simulate
 from blocktrain.cli.commands.swarm.status import status
 from blocktrain.cli.commands.swarm.verify import verify
 from blocktrain.cli.commands.swarm.worker import worker
@@ -114,6 +115,7 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (SWARM, export, f"export {INVITE} model/   or   blocktrain export run/ --hf hf/"),
     (SWARM, ledger, f"ledger {INVITE}"),
     (SWARM, verify, "verify swarm/ --repair"),
+    (SWARM, simulate, "simulate run.toml --workers 10000 --churn 0.2 --liars 0.1 --plot plan.html"),
     (SWARM, pause, f"pause {INVITE}"),
     (SWARM, resume, f"resume {INVITE}"),
     (SWARM, ban, f"ban {INVITE} --key 'Brisk Otter 3f' --reason 'broken device'"),

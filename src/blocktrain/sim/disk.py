@@ -92,6 +92,12 @@ class SimDisk:
         self._unsynced.clear()
         self.lies = self.is_full = self.is_ledger_full = False
 
+    def has_noted_head(self, ledger: sqlite3.Connection) -> bool:
+        """Whether the ledger has the update that was noted beside it; also if none was."""
+        number, _, sha256 = _bytes(self.head_path).decode().strip().partition(" ")
+        row = ledger.execute("SELECT sha256 FROM chain WHERE number = ?", (int(number or 0),)).fetchone()
+        return not number or (row is not None and row[0] == sha256)
+
     def _named_blobs(self) -> set[str]:
         with closing(sqlite3.connect(self.ledger_path)) as reader:
             versions = reader.execute("SELECT sha256, momentum_sha256, difference_sha256 FROM versions").fetchall()

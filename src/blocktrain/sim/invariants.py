@@ -69,6 +69,7 @@ class Checker:
         self.is_finished = False
         self._calm_s = self._progress_s = 0.0
         self._changes = 0
+        self._is_loss_unnoticed = False
         self._machines: Sequence[Running] = ()
         self._reader = self._opened()
 
@@ -84,12 +85,11 @@ class Checker:
             there = {id for (id,) in self._reader.execute("SELECT id FROM updates")}
             self._acknowledged &= there
         # What was not synced, or lied about, may be undone: leases, merges and the rounds that they opened.
-        merged = {
-            id: (phase, round) for id, _, _, phase, round, _ in self._reader.execute(UPDATES) if round is not None
-        }
-        self._merged = {id: where for id, where in self._merged.items() if not forgiving or id in merged}
         self._leases.clear()
+        self._is_loss_unnoticed = not self._disk.has_noted_head(self._reader)
         if forgiving:
+            merged = {id for id, *_, round, _ in self._reader.execute(UPDATES) if round is not None}
+            self._merged = {id: where for id, where in self._merged.items() if id in merged}
             self._versions = {(b, v): sha for b, v, sha, *_ in self._reader.execute(VERSIONS)}
             self._steps.clear()
 
@@ -114,8 +114,13 @@ class Checker:
     def acknowledged(self, update: str) -> None:
         self._acknowledged.add(update)
 
-    def loss_was_detected(self) -> None:
+    def loss_was_noticed(self) -> None:
         """By the server, when it opened the ledger after an fsync that lied."""
+        self._is_loss_unnoticed = False
+
+    def coordinator_started(self) -> None:
+        if self._is_loss_unnoticed:
+            self.defect("a coordinator started on a ledger that lost acknowledged updates, and said nothing")
 
     def defect(self, text: str) -> None:
         self._defects.append(text)

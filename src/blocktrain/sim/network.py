@@ -42,7 +42,7 @@ Handler = Callable[[Delivery], None]
 
 
 @dataclass
-class Network:
+class SimNetwork:
     """`route` finds the machine that a worker's request goes to."""
 
     scheduler: Scheduler
@@ -110,7 +110,7 @@ class Network:
 class SimTransport(httpx.BaseTransport):
     """What a worker's httpx client has in the place of sockets."""
 
-    def __init__(self, network: Network, worker: str) -> None:
+    def __init__(self, network: SimNetwork, worker: str) -> None:
         self._network, self._worker = network, worker
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:

@@ -5,7 +5,6 @@ Next: ../swarm/coordinator/routes.py, the routes; machines.py, which runs this."
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Protocol
 
 import httpx
@@ -103,6 +102,3 @@ def _blob(coordinator: Coordinator, sha256: str, wanted: str) -> httpx.Response:
     with own_blobs():
         data = b"".join(coordinator.blobs.stream(sha256, first, last + 1))
     return httpx.Response(206 if match else 200, content=data)
-
-
-Answer = Callable[[Coordinator, Delivery, Bells], httpx.Response]

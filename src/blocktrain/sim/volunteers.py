@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.io.arrays import as_arrays
 from blocktrain.model.block import build_block
-from blocktrain.sim.network import Network, SimTransport
+from blocktrain.sim.network import SimNetwork, SimTransport
 from blocktrain.sim.tasks import Scheduler
 from blocktrain.spec import Denoise, Phase, RunSpec
 from blocktrain.swarm.signatures import sign
@@ -127,7 +127,7 @@ def make_worker(
     lie: str,
     steps_per_s: float,
     home: Path,
-    network: Network,
+    network: SimNetwork,
     scheduler: Scheduler,
     wall: Callable[[], float],
 ) -> SimWorker:

@@ -19,7 +19,7 @@ from blocktrain.errors import BlockTrainError, ConfigError, RequestRefused
 from blocktrain.sim.disk import SimBlobs, SimDisk
 from blocktrain.sim.invariants import Broken, Checker
 from blocktrain.sim.machines import Machine, Surroundings
-from blocktrain.sim.network import Handler, Network, Weather
+from blocktrain.sim.network import Handler, SimNetwork, Weather
 from blocktrain.sim.schedule import CHAOS_S, Schedule, SimFault, Volunteering, spec_of_variant
 from blocktrain.sim.tasks import Scheduler, Task
 from blocktrain.sim.volunteers import make_worker
@@ -107,7 +107,7 @@ class World:
         self.trace = hashlib.sha256()
         self.story: list[str] = []
         self.disk = SimDisk(folder)
-        self.network = Network(self.scheduler, schedule.seed, self._route)
+        self.network = SimNetwork(self.scheduler, schedule.seed, self._route)
         around = Surroundings(
             scheduler=self.scheduler,
             disk=self.disk,
@@ -118,7 +118,7 @@ class World:
             true_wall=self.true_wall,
             acknowledged=lambda receipt: self.checker.acknowledged(receipt.update),
             defect=self._defect,
-            detected_loss=lambda text: self.checker.loss_was_detected(),
+            detected_loss=lambda text: self.checker.loss_was_noticed(),
         )
         self.machines = {name: Machine(name, around) for name in schedule.machines}
         self.volunteers = {each.name: Volunteer(each, self) for each in schedule.volunteers}
@@ -178,6 +178,8 @@ class World:
     def _start(self, machine: Machine) -> None:
         if not machine.start():
             self.scheduler.after(RESTART_S, lambda: self._start(machine))
+            return
+        self.checker.coordinator_started()
 
     def _mend(self) -> None:
         """From now on all is well, and everybody but the liars works."""

@@ -197,10 +197,13 @@ class CoordinatorLoop:
         self._prune(now_s)
 
     def _repair(self, now_s: float) -> None:
-        """Merges versions again whose blobs were found damaged. Each is an event, once."""
+        """Merges versions again whose blobs were found damaged. Each is an event, once until it is damaged again."""
         for sha256 in sorted(self._blobs.damaged - self._said_damaged):
-            self._said_damaged.add(sha256)
-            outcome = "it was merged again from its updates" if self._merged_again(sha256) else "restore it from a copy"
+            if merged_again := self._merged_again(sha256):
+                self._blobs.damaged.discard(sha256)
+            else:
+                self._said_damaged.add(sha256)
+            outcome = "it was merged again from its updates" if merged_again else "restore it from a copy"
             self._ledger.add_event("damaged", f"blob {sha256}: {outcome}", now_s, {"blob": sha256})
 
     def _merged_again(self, sha256: str) -> bool:
