@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,7 @@ class Cluster:
 def joined(address: str, namespace: str, start_in: Path | None = None) -> Iterator[Cluster]:
     """This process is a driver of the cluster inside the block. With `start_in`, a cluster is started where `auto`
     finds none; its log goes to that folder."""
-    _use_authentication(start=address == AUTO and start_in is not None)
-    ray = _ray()
+    ray = _ray(start=address == AUTO and start_in is not None)
     if address == AUTO:
         cluster = _found(ray, namespace) or _started(ray, namespace, start_in)
     else:
@@ -66,12 +66,14 @@ def end(process: int) -> None:
         os.kill(process, signal.SIGTERM)
 
 
-def _ray() -> Any:
+def _ray(start: bool) -> Any:
+    """The module, imported only now: it reads its variables then."""
+    if find_spec("ray") is None:
+        raise ConfigError("a fleet needs Ray, which is not installed: pip install 'blocktrain[ray]'")
+    _use_authentication(start)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as later versions: no warning about it
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError("a fleet needs Ray, which is not installed: pip install 'blocktrain[ray]'") from None
+    import ray
+
     logging.getLogger("ray").setLevel(logging.ERROR)
     return ray
 
