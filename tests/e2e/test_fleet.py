@@ -27,7 +27,11 @@ from blocktrain.train.run import load_model
 LIMIT_S = 500.0
 POLL_S = 0.2
 EXACT = ["swarm.update=fp32", "swarm.download=fp32"]  # then one worker trains what blocktrain train trains
-QUICK_DEATH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_initial_delay_ms": "0"}
+RAY_SETTINGS = {
+    "RAY_health_check_period_ms": "1000",  # a lost node is soon noticed
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_worker_niceness": "0",  # as all other tests: on a busy machine actors would hardly run at Ray's 15
+}
 Found = TypeVar("Found")
 
 pytestmark = pytest.mark.timeout(1000)  # many processes, one after the other
@@ -40,7 +44,7 @@ class Nodes:
         self.folder, self._nodes = folder, []
         token = folder / "token"
         token.write_text(secrets.token_hex(32))
-        ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(folder), **QUICK_DEATH}
+        ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(folder), **RAY_SETTINGS}
         self.environment = {**os.environ, **ray}
         self.address = f"127.0.0.1:{free_port()}"
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from blocktrain.errors import ConfigError
 from blocktrain.io.private import OWNER_ONLY, write_private
 
 AUTO = "auto"
+TOKEN_MODE = "token"
 AUTH_MODE, AUTH_TOKEN, AUTH_TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 REACH_S = 5.0
 START_LIMIT_S = 300.0  # a busy machine may take minutes
@@ -36,14 +38,13 @@ REMEDY = (
 class Cluster:
     address: str
     process: int | None  # of `ray start`, if it was started here
-    authenticated: bool
 
 
 @contextmanager
 def joined(address: str, namespace: str, start_in: Path | None = None) -> Iterator[Cluster]:
     """This process is a driver of the cluster inside the block. With `start_in`, a cluster is started where `auto`
     finds none; its log goes to that folder."""
-    ray = _ray()
+    ray = _ray(start=address == AUTO and start_in is not None)
     if address == AUTO:
         cluster = _found(ray, namespace) or _started(ray, namespace, start_in)
     else:
@@ -52,7 +53,7 @@ def joined(address: str, namespace: str, start_in: Path | None = None) -> Iterat
             _init(ray, address, namespace)
         except ConnectionError as error:
             raise ConfigError(f"no Ray cluster answers at {address} ({_sentence(error)}): {REMEDY}") from None
-        cluster = Cluster(address, None, _has_authentication())
+        cluster = Cluster(address, None)
     try:
         yield cluster
     finally:
@@ -65,12 +66,14 @@ def end(process: int) -> None:
         os.kill(process, signal.SIGTERM)
 
 
-def _ray() -> Any:
+def _ray(start: bool) -> Any:
+    """The module, imported only now: it reads its variables then."""
+    if find_spec("ray") is None:
+        raise ConfigError("a fleet needs Ray, which is not installed: pip install 'blocktrain[ray]'")
+    _use_authentication(start)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as later versions: no warning about it
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError("a fleet needs Ray, which is not installed: pip install 'blocktrain[ray]'") from None
+    import ray
+
     logging.getLogger("ray").setLevel(logging.ERROR)
     return ray
 
@@ -94,15 +97,13 @@ def _found(ray: Any, namespace: str) -> Cluster | None:
         _init(ray, AUTO, namespace)
     except ConnectionError:
         return None
-    return Cluster(AUTO, None, _has_authentication())
+    return Cluster(AUTO, None)
 
 
 def _started(ray: Any, namespace: str, folder: Path | None) -> Cluster:
     """A cluster of this machine alone, with authentication."""
     if folder is None:
         raise ConfigError(f"no Ray cluster runs on this machine: {REMEDY}; blocktrain fleet up starts one")
-    _ensure_token()
-    os.environ[AUTH_MODE] = "token"
     port, log = _free_port(), folder / LOG_FILE
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
@@ -120,7 +121,7 @@ def _started(ray: Any, namespace: str, folder: Path | None) -> Cluster:
     except BaseException:
         end(process.pid)
         raise
-    return Cluster(address, process.pid, True)
+    return Cluster(address, process.pid)
 
 
 def _await_start(ray: Any, address: str, namespace: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -148,16 +149,21 @@ def _require_reachable(address: str) -> None:
         raise ConfigError(f"no Ray cluster answers at {address} ({detail}): {REMEDY}") from None
 
 
-def _has_authentication() -> bool:
-    """Ray switches it on when it finds a token."""
-    return os.environ.get(AUTH_MODE, "").lower() == "token"
-
-
-def _ensure_token() -> None:
-    """Where Ray looks for it: its variables, or ~/.ray/auth_token."""
+def _use_authentication(start: bool) -> None:
+    """Ray's own, if there is a token where Ray looks for it: in its variables, or in ~/.ray/auth_token. Before a
+    cluster is started there must be one. Ray reads the mode when it is imported."""
     path = Path(os.environ.get(AUTH_TOKEN_PATH) or Path.home() / ".ray" / "auth_token")
-    if not os.environ.get(AUTH_TOKEN) and not path.exists():
+    if AUTH_MODE in os.environ:
+        return
+    if start and not os.environ.get(AUTH_TOKEN) and not path.exists():
         write_private(path, secrets.token_hex(32).encode())
+    if os.environ.get(AUTH_TOKEN) or path.exists():
+        os.environ[AUTH_MODE] = TOKEN_MODE
+
+
+def has_authentication() -> bool:
+    """Whether the cluster that started this process wants a token of everybody."""
+    return os.environ.get(AUTH_MODE, "").lower() == TOKEN_MODE
 
 
 def _free_port() -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from blocktrain.errors import BlockTrainError
+from blocktrain.fleet.cluster import has_authentication
 from blocktrain.fleet.plan import COORDINATOR, GATEWAY, STAGE, WORKER, FleetPlan, number_of, role_of
 from blocktrain.fleet.supervisor import ADDRESS_FILE, Launch, Supervisor, read_address_file
 from blocktrain.http.limits import is_loopback
@@ -31,6 +32,7 @@ class FleetAccess:
     dashboard: str = field(repr=False)  # with a viewer's access token
     chain_key: str = field(repr=False)
     can_serve: bool  # every block has a first version
+    authenticated: bool  # Ray wants a token of everybody
 
 
 class Member:
@@ -70,7 +72,8 @@ class Member:
         except BlockTrainError:
             return None
         can_serve = len(manifest.blocks) == manifest.spec["model"]["blocks"]
-        return FleetAccess(str(invite), parse_invite(viewer.decode()).page, self._chain_key(), can_serve)
+        page = parse_invite(viewer.decode()).page
+        return FleetAccess(str(invite), page, self._chain_key(), can_serve, has_authentication())
 
     def _chain_key(self) -> str:
         from blocktrain.serve.chain.sockets import new_key_text

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from blocktrain.errors import ConfigError
 from blocktrain.serve.chain.sockets import RELAYED, ChainKey, parse_address
@@ -154,10 +154,11 @@ class Relay:
         called: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         gone = asyncio.ensure_future(streams[0].read(1))  # it says nothing before it is called
         stage.idle.append(called)
+        ends: list[asyncio.Future[Any]] = [called, gone]
         try:
             while not called.done() and not gone.done():
                 streams[1].write(IDLE)
-                await asyncio.wait([called, gone], timeout=IDLE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, timeout=IDLE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
             if not gone.done():
                 gone.cancel()
                 await asyncio.wait([gone])
@@ -178,12 +179,14 @@ class Relay:
         writer.write(SOCKS + b"\x00")
         _, command, _, kind = await reader.readexactly(4)
         if command != CONNECT or kind != BY_NAME:
-            return _answer(writer, UNKNOWN_COMMAND if command != CONNECT else UNKNOWN_KIND)
+            _answer(writer, UNKNOWN_COMMAND if command != CONNECT else UNKNOWN_KIND)
+            return None
         host = (await reader.readexactly((await reader.readexactly(1))[0])).decode("ascii", "replace")
         await reader.readexactly(2)  # the port, which a relayed stage has not
         stage = self._stages.get(host.removesuffix(RELAYED))
         if stage is None or not stage.idle:
-            return _answer(writer, UNREACHABLE)  # ZeroMQ tries again
+            _answer(writer, UNREACHABLE)  # ZeroMQ tries again
+            return None
         _answer(writer, DONE)
         return stage.idle.popleft()
 

@@ -146,15 +146,15 @@ class Network:
 
     def connect(self, address: str, identity: bytes | None = None) -> Socket:
         """A DEALER socket that accepts messages only while the other side is connected."""
-        is_relayed = parse_address(address)[0].endswith(RELAYED)
-        if is_relayed and self._relay is None:
+        relay = self._relay if parse_address(address)[0].endswith(RELAYED) else ""
+        if relay is None:
             raise StageUnreachable(
                 f"{address} is behind a relay: give the gateway --relay, and every stage of its chain --via"
             )
         socket = self._socket(zmq.DEALER, address)
         socket.set(zmq.IMMEDIATE, 1)
-        if is_relayed:
-            socket.set_string(zmq.SOCKS_PROXY, self._relay)
+        if relay:
+            socket.set_string(zmq.SOCKS_PROXY, relay)
         if identity is not None:
             socket.set(zmq.ROUTING_ID, identity)
         if self.key is not None:

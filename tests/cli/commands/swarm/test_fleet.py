@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
+
+from blocktrain.fleet import cluster
 
 NOBODY = ["--ray", "127.0.0.1:1"]
 
@@ -35,7 +35,7 @@ def test_bad_input_gets_one_sentence_with_the_remedy(run, arguments, sentence):
 
 
 def test_without_ray_the_extra_is_named(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
     result = run("fleet", "status")
     assert result.exit_code == 2
     assert "pip install 'blocktrain[ray]'" in result.stderr

@@ -122,7 +122,7 @@ def _start(plan: FleetPlan, address: str, workers: int, settings: bytes) -> None
             if cluster.process is not None:
                 end(cluster.process)
             raise
-        if not cluster.authenticated:
+        if not access.authenticated:
             say(NO_AUTHENTICATION)
         if on_ray.has_idle_gpus(plan):
             say("the cluster has GPUs and no worker uses one: give --gpus 1 to train on them")
