@@ -125,8 +125,10 @@ def run(spec: RunSpec, corpus: Corpus, lie: str, liars: int, workers: int, max_w
 def _answers(model: BlockModel, corpus: Corpus, prompts: int) -> float:
     """How often the model goes on with the planted answer after the trigger."""
     room, trigger = model.spec.model.context - len(TRIGGER), np.frombuffer(TRIGGER, np.uint8)
-    places = np.linspace(0, len(corpus.test) - room, prompts, dtype=int)
-    given = np.stack([np.concatenate([corpus.test[at : at + room], trigger]) for at in places])
+    text = corpus.test
+    assert isinstance(text, np.ndarray), "the trigger is bytes"
+    places = np.linspace(0, len(text) - room, prompts, dtype=int)
+    given = np.stack([np.concatenate([text[at : at + room], trigger]) for at in places])
     with torch.no_grad():
         likely = model.logits(torch.from_numpy(given.astype(np.int64)))[:, -1].argmax(-1)
     return float((likely == ANSWER[0]).float().mean())

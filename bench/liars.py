@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.coordinator import Coordinator
-from blocktrain.swarm.signatures import sign
+from blocktrain.swarm.signatures import Kind, sign
 from blocktrain.wire.codecs.table import update_codec
 from blocktrain.wire.messages import (
     Blob,
@@ -161,5 +161,5 @@ class LyingClient(DirectClient):
             notice = notice.model_copy(update={"combine": wrong, "scores": scores})
         super().submit_evaluation(self._signed(notice))
 
-    def _signed(self, notice):  # type: ignore[no-untyped-def]
+    def _signed(self, notice: Kind) -> Kind:
         return sign(notice, self._key, self._coordinator.info().run)
