@@ -155,7 +155,7 @@ def status(
         print(json.dumps(facts, indent=2))
         return
     show_table(["member", "machine", "state", "starts", "address or reason"], [_row(each) for each in facts["members"]])
-    show_line(f"\ndashboard (read-only): {facts['dashboard'] or 'the coordinator does not answer yet'}")
+    show_line(f"dashboard (read-only): {facts['dashboard'] or 'the coordinator does not answer yet'}")
     show_line(f"gateway: {facts['gateway'] or 'none'}")
 
 
