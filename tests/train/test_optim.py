@@ -43,7 +43,8 @@ def test_our_muon_takes_the_steps_of_torchs():
     for parameter, optimizer in pair:
         for gradient in gradients:
             parameter.grad = gradient.clone()
-            optimizer.step()
+            with torch.backends.mkldnn.flags(enabled=False):  # some virtual machines announce bf16 units they lack
+                optimizer.step()
     moved, expected = (ours - start).detach().flatten(), (theirs - start).detach().flatten()
     assert torch.cosine_similarity(moved, expected, dim=0) > 0.99  # torch iterates in bf16
     assert moved.norm().item() == pytest.approx(expected.norm().item(), rel=0.02)
