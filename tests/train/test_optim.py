@@ -32,6 +32,7 @@ def test_orthogonalised_matrices_have_singular_values_near_one(shape):
     assert 0.6 < values.min() <= values.max() < 1.3
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # which torch says of its own switch for oneDNN
 def test_our_muon_takes_the_steps_of_torchs():
     start = torch.randn(48, 16, generator=seeded())
     gradients = [torch.randn(48, 16, generator=seeded(seed)) for seed in range(1, 5)]
