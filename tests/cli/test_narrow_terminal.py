@@ -72,6 +72,9 @@ STATUS = {
     "workers": [
         {
             "name": "the-third-machine.example.org",
+            "alias": "Brave Raven 67",
+            "state": "quarantined",
+            "why": "its update of phase 1, round 12 is not what 9 of 9 workers compute",
             "device": "cuda:0",
             "steps_per_s": 12.345,
             "updates": 1234,

@@ -33,7 +33,7 @@ def test_a_plan_is_printed_as_json_and_drawn_on_a_page(tmp_path):
     assert document["plan"]["conditions"]["workers"] == 10
     assert [row["churn"] for row in document["by_churn"]] == [0.0, 0.25, 0.5, 1.0, 2.0]
     assert 0 < document["plan"]["goodput"] <= 1
-    assert "Goodput against churn" in (tmp_path / "plan.html").read_text()
+    assert "Goodput and failures" in (tmp_path / "plan.html").read_text()
 
 
 @pytest.mark.parametrize(

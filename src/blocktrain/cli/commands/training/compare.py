@@ -30,7 +30,7 @@ RUNS_OUT = Path("comparison")
 def compare(
     given: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN.toml | RUN ...]", help="Settings to train, or directories of two or more runs."),
+        typer.Argument(metavar="RUN.toml|RUN", help="Settings to train, or directories of two or more runs."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Output directory. For runs the default is comparison/.")
