@@ -69,6 +69,15 @@ def test_who_asks_for_an_evaluation_and_never_reports_keeps_nobody_from_evaluati
     assert combine(evaluated) == {"stack": [0.25, 0.75]}
 
 
+def test_a_worker_that_died_while_it_evaluated_keeps_no_later_model_from_being_evaluated(evaluated):
+    dead, honest = evaluated.member(), evaluated.member()
+    lease = lease_of(evaluated, dead)
+    assert report(evaluated, honest, lease_of(evaluated, honest), **TRUE) == 204
+    for _ in range(4):
+        honest.work()
+    assert lease_of(evaluated, honest).blocks != lease.blocks
+
+
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0, 0.0), (1.0, 1e8), ()])
 def test_weights_that_do_not_fit_the_model_are_refused(evaluated, weights):
     member = evaluated.member()

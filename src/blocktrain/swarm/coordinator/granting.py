@@ -243,13 +243,13 @@ class Granting:
     def _is_due(
         self, newest: Mapping[int, int], asked: Sequence[EvaluationLease], seats: Sequence[Seat], finished: bool
     ) -> bool:
-        """Whether the newest model is to be evaluated, instead of the one that workers were last asked about."""
-        if any(seat.open for seat in seats):
-            return False
-        seen = asked[-1].versions if any(seat.reported for seat in seats) else {}
+        """Whether the newest model is to be evaluated, instead of the one that workers were last asked about. It waits
+        for workers that are still at that one, but not for long: they may be dead."""
+        seen = asked[-1].versions if any(seat.reported or seat.open for seat in seats) else {}
         moved = max(version - seen.get(block, -1) for block, version in newest.items())
-        every = 1 if finished else self._spec.swarm.evaluate_every
-        return moved >= every
+        if finished:
+            return moved >= 1
+        return moved >= self._spec.swarm.evaluate_every * (2 if any(seat.open for seat in seats) else 1)
 
 
 def _version(ledger: Ledger, newest: Mapping[int, Version], block: int, number: int) -> Version:
