@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,11 @@ def folder() -> Iterator[Path]:
 def merges_an_update_twice(patch: pytest.MonkeyPatch) -> None:
     """The first of a round goes into the mean a second time."""
     versions = Merger.versions
-    patch.setattr(Merger, "versions", lambda self, round, updates: versions(self, round, [*updates, *updates[:1]]))
+
+    def twice(self: Merger, round: Any, updates: Sequence[Any], weights: Any) -> Any:
+        return versions(self, round, [*updates, *updates[:1]], weights)
+
+    patch.setattr(Merger, "versions", twice)
 
 
 def forgets_to_expire_leases(patch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,9 @@ def excluded(house: Any, member: Any) -> str | None:
     return answer.json()["message"] if answer.status_code == 403 else None
 
 
-@pytest.mark.parametrize("called", [lambda key: key, lambda key: key[:12].upper(), alias_of], ids=["key", "start", "alias"])
+@pytest.mark.parametrize(
+    "called", [lambda key: key, lambda key: key[:12].upper(), alias_of], ids=["key", "start", "alias"]
+)
 def test_a_banned_worker_gets_no_work_and_reads_why_until_the_ban_is_lifted(house, member, called):
     member.work()
     assert order(house, "bans", worker=called(member.id), reason="broken device").status_code == 200
