@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from blocktrain.cli.commands.demo.demo import demo
+from blocktrain.cli.commands.fleet import fleet
 from blocktrain.cli.commands.serving.gateway import gateway
 from blocktrain.cli.commands.serving.keys import keys
 from blocktrain.cli.commands.serving.serve import serve
@@ -26,7 +27,6 @@ from blocktrain.cli.commands.swarm.ban import ban
 from blocktrain.cli.commands.swarm.coordinator import coordinator
 from blocktrain.cli.commands.swarm.doctor import doctor
 from blocktrain.cli.commands.swarm.export import export
-from blocktrain.cli.commands.swarm.fleet import fleet
 from blocktrain.cli.commands.swarm.ledger import ledger
 from blocktrain.cli.commands.swarm.pause import pause
 from blocktrain.cli.commands.swarm.resume import resume

@@ -13,7 +13,7 @@ from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed
 from blocktrain.swarm.ledger.queries import WAITING, insert_event
 from blocktrain.swarm.ledger.records import Audit, AuditLease, LeaseRecord, NewUpdate, Update
-from blocktrain.swarm.policy.audits import Finding
+from blocktrain.swarm.policy.audits import AuditVerdict
 from blocktrain.swarm.policy.standing import Exclusion, KeyStanding
 
 OPEN_AUDIT = t.audits.c.outcome.is_(None)
@@ -80,7 +80,7 @@ class AuditsPart(LedgerPart):
         with self._writing() as connection:
             connection.execute(update(t.audit_leases).where(unreported).values(**facts, signature=signature))
 
-    def close_audit(self, audit: Audit, found: Finding, now_s: float) -> bool:
+    def close_audit(self, audit: Audit, found: AuditVerdict, now_s: float) -> bool:
         """Records the outcome, and excludes who lied. False if it was closed before."""
         close = update(t.audits).where(t.audits.c.number == audit.number, OPEN_AUDIT)
         where = f"phase {audit.lease.phase + 1}, round {audit.lease.round}"

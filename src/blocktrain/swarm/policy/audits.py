@@ -28,7 +28,7 @@ class AuditReport:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditVerdict:
     outcome: Outcome
     liars: tuple[str, ...]  # whose results most others contradict
     reason: str
@@ -43,7 +43,7 @@ def share_of(passes: int, spec: SwarmSpec) -> float:
 
 def finding(
     audited: str, reports: Sequence[AuditReport], num_voters: int, exhausted: bool, spec: SwarmSpec
-) -> Finding | None:
+) -> AuditVerdict | None:
     """A first report that agrees passes the update. One that differs counts against both until the others have decided:
     more workers are asked, until one result has the votes of most of them. None while more reports are needed.
     `num_voters` are the workers that could have a result, `exhausted` says that nobody is left to be asked."""
@@ -54,15 +54,15 @@ def finding(
     sides = [{x, *(y for y in everyone if (x, y) in agree or (y, x) in agree)} for x in everyone]
     largest = max(sides, key=len)
     if len(largest) == len(everyone):
-        return Finding("passed", (), f"{len(reports)} of {len(reports)} workers got the same")
+        return AuditVerdict("passed", (), f"{len(reports)} of {len(reports)} workers got the same")
     if len(largest) >= votes_needed(num_voters):
         liars = tuple(x for x in everyone if x not in largest)
         if audited in largest:
-            return Finding("passed", liars, f"{len(largest) - 1} of {len(reports)} workers got the same")
-        return Finding("failed", liars, f"{len(largest)} workers got the same, and something else than it sent")
+            return AuditVerdict("passed", liars, f"{len(largest) - 1} of {len(reports)} workers got the same")
+        return AuditVerdict("failed", liars, f"{len(largest)} workers got the same, and something else than it sent")
     if not exhausted and len(reports) < MOST_REPORTS:
         return None
-    return Finding("undecided", (), f"the largest of the sides has {len(largest)} of {len(everyone)} workers")
+    return AuditVerdict("undecided", (), f"the largest of the sides has {len(largest)} of {len(everyone)} workers")
 
 
 def votes_needed(num_voters: int) -> int:

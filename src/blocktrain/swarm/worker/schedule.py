@@ -14,7 +14,7 @@ HOURS = re.compile(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})")
 
 
 @dataclass(frozen=True)
-class Schedule:
+class WorkingHours:
     """From one time of the day to another, perhaps after midnight. In the machine's own time zone."""
 
     begin: time
@@ -29,10 +29,10 @@ class Schedule:
         return f"{self.begin:%H:%M}-{self.end:%H:%M}"
 
 
-def parse_schedule(text: str) -> Schedule:
+def parse_schedule(text: str) -> WorkingHours:
     match = HOURS.fullmatch(text.strip())
     with suppress(ValueError):
         begin, end = (time(int(match[i]), int(match[i + 1])) for i in (1, 3)) if match else (time(), time())
         if begin != end:
-            return Schedule(begin, end)
+            return WorkingHours(begin, end)
     raise ConfigError(f'--schedule "{text}" is not understood: give two times of a day, like "22:00-07:00"')

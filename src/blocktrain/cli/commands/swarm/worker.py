@@ -37,7 +37,7 @@ from blocktrain.io.private import cache_home
 from blocktrain.logs import visible
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.worker.identity import own_key
-from blocktrain.swarm.worker.schedule import Schedule, parse_schedule
+from blocktrain.swarm.worker.schedule import WorkingHours, parse_schedule
 from blocktrain.wire.invite import read_invite
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Shift:
         stop: Callable[[], bool],
         once: bool,
         url: str,
-        hours: Schedule | None = None,
+        hours: WorkingHours | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._show, self._stop, self._once, self._url = show, stop, once, url

@@ -15,7 +15,7 @@ from blocktrain.swarm.coordinator.intake import Intake, require_tensors
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Audit, AuditLease, NewUpdate
-from blocktrain.swarm.policy.audits import AuditReport, Finding, finding, may_audit, share_of, votes_needed
+from blocktrain.swarm.policy.audits import AuditReport, AuditVerdict, finding, may_audit, share_of, votes_needed
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import LeaseRequest, TrainLease, UpdateNotice
@@ -194,5 +194,5 @@ class Auditing:
         block, keep = self._spec.phases[phase].block, self._spec.swarm.keep_versions
         for audit in self._ledger.open_audits() if self._on else ():
             if audit.update.phase == phase and newest[block] - audit.update.base[block] > keep - 2:
-                nobody = Finding("undecided", (), "nobody computed it again while its versions were kept")
+                nobody = AuditVerdict("undecided", (), "nobody computed it again while its versions were kept")
                 self._ledger.close_audit(audit, nobody, now_s)
