@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blocktrain.model.block import Block
 from blocktrain.model.cpu_draft import DraftBlock, DraftRows, DraftStepper
-from blocktrain.model.kv_cache import CacheView, KVCache, PositionBatch, TextPositions
+from blocktrain.model.kv_cache import CacheView, KVCache, PositionBatch, TextPositions, common_prefix
 from blocktrain.spec import ModelSpec
 
 
@@ -24,7 +24,7 @@ class Continuation:
         self._first_layers = np.cumsum([0, *(block.num_layers for block in blocks)]).tolist()
         drafts = [DraftBlock.of(block, first) for block, first in zip(blocks, self._first_layers, strict=False)]
         self._drafts = [draft for draft in drafts if draft is not None]
-        self._window: list[int] = []  # the tokens whose positions are in the KV cache
+        self._window: tuple[int, ...] = ()  # the tokens whose positions are in the KV cache
         self._begin(0)
 
     @torch.no_grad()
@@ -33,8 +33,8 @@ class Continuation:
         in common with the text before are computed."""
         if start != self._start:
             self._begin(start)
-        window = list(text[start:])
-        self._done = min(_common_prefix(self._window, window), len(window) - 1)  # the last position is always read
+        window = tuple(text[start:])
+        self._done = min(common_prefix(self._window, window), len(window) - 1)  # the last position is always read
         self._window = window
         new = window[self._done :]
         streams = self._run_one(new[0]) if len(new) == 1 and self._done and self._is_quick else self._run(new)
@@ -52,7 +52,7 @@ class Continuation:
     def _begin(self, start: int) -> None:
         """A new window. Its positions count from 0, so that nothing of the window before can be used."""
         self._start, self._done = start, 0
-        self._window = []
+        self._window = ()
         model, like = self._model, self._blocks[0].embedding
         self._cache = KVCache(self._first_layers[-1], model.heads, model.width // model.heads, like)
         self._cache.reserve(model.context)
@@ -74,9 +74,3 @@ class Continuation:
             before = streams[-1] if streams else None
             streams.append(block.step(tokens_T, before, CacheView(batch, first_layer)))
         return streams
-
-
-def _common_prefix(old: list[int], new: list[int]) -> int:
-    if new[: len(old)] == old:
-        return len(old)
-    return next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(new))
