@@ -22,6 +22,7 @@ from blocktrain.cli.shared.gateway_client import read_event
 from blocktrain.errors import BlockTrainError
 from blocktrain.http.limits import HttpLimits
 from blocktrain.http.protocol import BoundedProtocol
+from blocktrain.serve.chain import frames
 from blocktrain.serve.chain import messages as chain
 from blocktrain.serve.gateway.openai import ApiError, CompletionRequest, api_error_of
 from blocktrain.serve.gateway.validate import Limits, validate
@@ -156,14 +157,14 @@ def _frames() -> tuple[bytes, ...]:
         id=1, instance="i", blocks=(0, 1), models=(chain.ServedModel.of(INFO, "d"),), waiting=0, limit=1, batch_s=0.0
     )
     sent = [
-        chain.encode(advance, TEXT),
-        chain.encode(welcome),
-        chain.encode(chain.Hello(id=1)),
-        chain.encode(chain.FetchTokenizer(sha256="0" * 64)),
-        chain.encode(chain.TokenizerFile(sha256="0" * 64, file=b"{}")),
-        chain.encode(advance, TEXT.with_(prompt=(1, 300, 70_000))),
-        chain.encode(chain.Refused(code="failed", message="x")),
-        chain.encode(chain.Passed(id="x", attempt=1, to="tcp://a:1", sent_bytes=1, waited_s=0, computed_s=0)),
+        frames.encode(advance, TEXT),
+        frames.encode(welcome),
+        frames.encode(chain.Hello(id=1)),
+        frames.encode(chain.FetchTokenizer(sha256="0" * 64)),
+        frames.encode(chain.TokenizerFile(sha256="0" * 64, file=b"{}")),
+        frames.encode(advance, TEXT.with_(prompt=(1, 300, 70_000))),
+        frames.encode(chain.Refused(code="failed", message="x")),
+        frames.encode(chain.Passed(id="x", attempt=1, to="tcp://a:1", sent_bytes=1, waited_s=0, computed_s=0)),
     ]
     return tuple(FRAMES_END.join(frames) for frames in sent)
 
@@ -211,7 +212,7 @@ TARGETS = {
         lambda data: bool(read_recipe(data)),
         (Recipe(blocks=(0, 1), updates=(RecipeUpdate(payload=BLOB, share=0.5),)).encode(),),
     ),
-    "frames": Target(lambda data: type(chain.decode(data.split(FRAMES_END))[0]), _frames()),
+    "frames": Target(lambda data: type(frames.decode(data.split(FRAMES_END))[0]), _frames()),
     "openai": Target(_openai, (json.dumps(COMPLETION).encode(), b'{"prompt": "a", "stream": true}')),
     "sse": Target(
         _sse, (b"data: " + json.dumps(EVENT).encode(), b'data: {"error": {"message": "m"}}', b"data: [DONE]")

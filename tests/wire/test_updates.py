@@ -134,18 +134,18 @@ def test_vector_never_leaves_more_than_it_got(seed, spent, size, scale):
 
 
 @pytest.mark.parametrize("power", [1, 3], ids=["normal", "few large"])
-def test_one_stage_leaves_five_sevenths_of_any_energy_and_the_next_as_much_of_the_rest(power):
+def test_one_stage_leaves_nine_thirteenths_of_any_energy_and_the_next_as_much_of_the_rest(power):
     values = normal({"x": (64, 1024)}, 1)["x"] ** power
-    for spent, left in ((1000, 5 / 7), (2000, (5 / 7) ** 2), (6000, (5 / 7) ** 6)):
+    for spent, left in ((1000, 9 / 13), (2000, (9 / 13) ** 2), (6000, (9 / 13) ** 6)):
         rest = values - one_vector(values, Vector(spent=spent))
-        assert float(np.square(rest).sum() / np.square(values).sum()) == pytest.approx(left, rel=0.03)
+        assert float(np.square(rest).sum() / np.square(values).sum()) == pytest.approx(left, rel=0.05)
 
 
 def test_stages_go_to_the_rows_that_lack_most():
     values = normal({"x": (8, 1024)}, 1)["x"] * np.array([[10.0]] * 2 + [[0.1]] * 6, np.float32)
     sent = one_vector(values, Vector(spent=1000))
-    assert np.abs(sent[:2]).min() > 0
-    assert np.abs(sent[2:]).max() == 0
+    assert sent[:2].any(axis=1).all()
+    assert not sent[2:].any()
 
 
 def test_four_values_in_a_chunk_of_two_levels_come_back_whole():
@@ -212,7 +212,7 @@ def test_equal_tensors_give_equal_bytes_in_any_order_and_layout(codec):
         (Sparse(value_bits=2), 180),
         (Sparse(value_bits=3), 160),
         (Sparse(value_bits=4), 140),
-        (Vector(), 90),
+        (Vector(), 84),
         (Vector(spent=250), 300),
     ],
 )
@@ -307,6 +307,13 @@ def test_only_codecs_that_send_little_go_by_the_course(codec, uses_it):
     earlier, base, after = course_of(normal(SHAPES, 1), 2, 3)
     data = ErrorFeedback().compress(base, after, make_codec(codec), earlier)
     assert read_update(data, SHAPES).from_course == uses_it
+
+
+@pytest.mark.parametrize("codec", ["sparse", "vector"])
+def test_after_a_step_that_was_far_too_large_updates_are_of_the_usual_size_again(codec):
+    earlier, *_, base, after = course_of(normal(SHAPES, 1), 2, 1000)
+    update = read_update(ErrorFeedback().compress(base, after, make_codec(codec), earlier), SHAPES)
+    assert math.sqrt(update.squared_norm(base, earlier)) <= 1.1 * off(base, after)
 
 
 @lossy_codecs

@@ -9,7 +9,15 @@ import numpy as np
 
 from blocktrain.wire.codecs.base import Codec
 from blocktrain.wire.safetensors import Floats
-from blocktrain.wire.updates import Named, as_float32, difference, encode_update, read_update, tensor_shapes
+from blocktrain.wire.updates import (
+    Named,
+    as_float32,
+    course_helps,
+    difference,
+    encode_update,
+    read_update,
+    tensor_shapes,
+)
 
 
 class ErrorFeedback:
@@ -36,8 +44,9 @@ class ErrorFeedback:
     def compress(self, published: Named, after: Named, codec: Codec, earlier: Named | None = None) -> bytes:
         """The update from the published version towards `after`, which was trained from `start` of that version. If the
         codec gains from the block's course and `earlier`, the version before the published one, is known, the update is
-        coded from the course."""
-        return encode_update(published, after, codec, earlier if codec.uses_course else None)
+        coded from the course, unless that would leave more to send."""
+        by_course = earlier is not None and codec.uses_course and course_helps(earlier, published, after)
+        return encode_update(published, after, codec, earlier if by_course else None)
 
     def accepted(self, data: bytes, published: Named, after: Named, earlier: Named | None = None) -> None:
         """The update that `compress` made of the same tensors will be merged: what it left out is now unsent."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 INDEX_BLOB, TOKENIZER_BLOB = "index", "tokenizer"  # of a prepared corpus, among RunInfo.corpus
 WORKER_HEADER = "BlockTrain-Worker"  # the worker that downloads, so that the status shows each worker's traffic
 UPLOAD_HEADER = "Blocktrain-Upload-Location"  # where a worker may put an upload itself
@@ -129,6 +129,34 @@ class EvaluateLease(Message):
     max_windows: Steps
 
 
+MAX_VETTED = 64  # updates that one worker scores
+
+
+class VetUpdate(Message):
+    """An update that waits to be merged, its share of the common step, and the versions that it was built on. `earlier`
+    are those before them, for codecs that code from a block's course."""
+
+    payload: Blob
+    share: Annotated[float, Field(ge=0, le=2**53)]
+    base: tuple[BlockVersion, ...]
+    earlier: tuple[BlockVersion, ...] = ()
+
+
+class VetLease(Message):
+    """Asks a worker to score updates on held-out text. `draw` chooses the windows."""
+
+    kind: Literal["vet"] = "vet"
+    lease: Name
+    time_left_s: Seconds
+    phase: Natural
+    draw: Natural
+    batches: Steps
+    trained: tuple[BlockVersion, ...]
+    below: tuple[BlockVersion, ...]
+    ahead: tuple[BlockVersion, ...]
+    updates: Annotated[tuple[VetUpdate, ...], Field(max_length=MAX_VETTED)]
+
+
 class Wait(Message):
     """There is no work now: ask again after `seconds`."""
 
@@ -142,7 +170,7 @@ class Finished(Message):
     reason: str
 
 
-LeaseReply = Annotated[TrainLease | EvaluateLease | Wait | Finished, Field(discriminator="kind")]
+LeaseReply = Annotated[TrainLease | EvaluateLease | VetLease | Wait | Finished, Field(discriminator="kind")]
 
 
 class Received(Message):
@@ -193,6 +221,20 @@ class EvaluationNotice(SignedByWorker):
     samples: Annotated[tuple[Sample, ...], Field(max_length=4)] = ()  # and these
 
 
+VetLosses = Annotated[tuple[Loss, ...], Field(max_length=MAX_VETTED)]
+
+
+class VetNotice(SignedByWorker):
+    """The held-out losses of a vetting, in nats per token: of the version, of the common step, and for each update of
+    the version moved by it alone and of the common step with nothing in its place."""
+
+    lease: Name
+    base: Loss
+    together: Loss
+    alone: VetLosses
+    without: VetLosses
+
+
 class ModelManifest(Message):
     """The newest consistent model: one version of every block, and the steps of each phase at these versions. `combine`
     is empty unless it was fitted to exactly these versions."""
@@ -210,6 +252,13 @@ class Page(Message):
     """Asks for the entries of a growing list that follow a known one."""
 
     after: InQuery = 0  # the number of the last known entry
+
+
+class MergesPage(Message):
+    """Asks for the merged rounds of a phase from one round on."""
+
+    phase: InQuery
+    first: InQuery = 0
 
 
 class EventPage(Page):
@@ -262,6 +311,29 @@ class Curves(Message):
     max_points: Natural
     training: tuple[LossCurve, ...]
     held_out: tuple[HeldOutPoint, ...]
+
+
+class LeaderboardEntry(Message):
+    """One worker, by the name that its key gives it."""
+
+    rank: Natural
+    alias: Name
+    updates: Natural
+    tokens: Natural
+    active: bool  # it asked for something in the last minutes
+
+
+class LeaderboardReply(Message):
+    """Who contributed most, for everybody: without keys, addresses, devices and names of machines."""
+
+    run: str
+    at_s: Seconds
+    progress: Annotated[float, Field(ge=0, le=1)]
+    nats_per_byte: Score | None
+    unit: Literal["bytes", "tokens"]
+    num_workers: Natural
+    tokens: Natural
+    entries: tuple[LeaderboardEntry, ...]
 
 
 class AccessTokenRole(Message):

@@ -65,6 +65,22 @@ def course(earlier: Array, base: Array) -> Floats:
     return COURSE_SHARE * (as_float32(earlier) - as_float32(base))
 
 
+def course_helps(earlier: Named, base: Named, after: Named) -> bool:
+    """Whether less is left to send if the update is coded from the course. After a step that was far too large it is
+    not: every later update would be as large as that step, and refused."""
+    gained = 0.0
+    for name, tensor in after.items():
+        here, there, before = (as_float32(each).reshape(-1) for each in (tensor, base[name], earlier[name]))
+        for start in range(0, len(here), PIECE):
+            piece = slice(start, start + PIECE)
+            expected = course(before[piece], there[piece])
+            change = np.subtract(there[piece], here[piece])
+            change *= 2
+            change -= expected
+            gained += float(np.einsum("i,i->", change, expected, dtype=np.float64))  # |change|² - |change - expected|²
+    return gained > 0
+
+
 def read_update(
     data: Encoded, shapes: Shapes, *, expected: Codec | None = None, max_bytes: int | None = None
 ) -> EncodedUpdate:

@@ -128,23 +128,34 @@ def turned_by_the_page(row):
     return row / np.float32(32)
 
 
+def bits_of(data):
+    return [data[i // 8] >> (i % 8) & 1 for i in range(8 * len(data))]
+
+
+def word_by_the_page(u, v, signs):
+    terms = [[], [(0, 3), (1, 2)], [(0, 2), (0, 3), (1, 3)], [(0, 2), (1, 2), (1, 3), (2, 3)]][u % 4]
+    odd = [
+        sum(1 for a, b in terms if c >> a & c >> b & 1) + (v & c).bit_count() + (u >> 2 & c >> 3) + (u >> 3) + signs[c]
+        for c in range(16)
+    ]
+    return [(-1) ** x for x in odd]
+
+
 def vector_by_the_page(data, n):
     _, parts = file_of(data)
     gains, values, s = bfloat16s(parts["gains"]), [], 0
     bits = b"".join(hashlib.sha256(parts["book"] + f"flip {part}".encode()).digest() for part in range(4))
-    flips = np.array([1 - 2 * (bits[i // 8] >> (i % 8) & 1) for i in range(1024)], np.float32)
+    flips = 1 - 2 * np.array(bits_of(bits), np.float32)
     for count in parts["counts"]:
         row = np.zeros(1024, np.float32)
-        for stage in range(count):
-            low = parts["low"][32 * s : 32 * s + 32]
-            codes = [a + 256 * b for a, b in zip(low, numbers(parts["high"][8 * s : 8 * s + 8], 2, 32), strict=True)]
-            words = [hashlib.sha256(parts["book"] + f"{stage} {code % 512}".encode()).digest() for code in codes]
-            signs = [
-                (-1) ** ((word[j // 8] >> (j % 8) & 1) + (code >= 512))
-                for word, code in zip(words, codes, strict=True)
-                for j in range(32)
-            ]
-            row += turned_by_the_page(np.array(signs, np.float32)) * flips * np.float32(gains[s])
+        for t in range(count):
+            signs = bits_of(hashlib.sha256(parts["book"] + f"stage {t}".encode()).digest()[:2])
+            patterns = numbers(parts["patterns"][12 * s : 12 * s + 12], 3, 32)
+            blocks = [[]] * 64
+            for p, (w, v) in enumerate(zip(parts["words"][32 * s : 32 * s + 32], patterns, strict=True)):
+                blocks[p] = word_by_the_page(w % 16, v, signs)
+                blocks[32 + (p + t) % 32] = word_by_the_page(w // 16, v, signs)
+            row += turned_by_the_page(np.array(blocks, np.float32).reshape(1024)) * flips * np.float32(gains[s])
             s += 1
         values += row.tolist()
     return values[:n]

@@ -21,7 +21,13 @@ def pack(codes: Bytes, bits: int) -> Bytes:
     rows, groups = len(codes), ceil_div(codes.shape[1], 8)
     if bits == 8 and codes.shape[1] == 8 * groups:
         return codes
-    eights = np.pad(codes, ((0, 0), (0, groups * 8 - codes.shape[1]))).reshape(rows, groups, 8)
+    if bits == 1:
+        return np.packbits(codes, axis=1, bitorder="little")
+    if missing := groups * 8 - codes.shape[1]:
+        codes = np.concatenate([codes, np.zeros((rows, missing), np.uint8)], axis=1)
+    if bits == 4:
+        return codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
+    eights = codes.reshape(rows, groups, 8)
     words = np.zeros((rows, groups, 1), "<u8")
     for i in range(8):
         words[..., 0] |= eights[..., i].astype(np.uint64) << np.uint64(i * bits)
@@ -33,6 +39,10 @@ def unpack(packed: Bytes, bits: int, count: int) -> Bytes:
     rows, groups = len(packed), ceil_div(count, 8)
     if bits == 8:
         return packed[:, :count]
+    if bits == 1:
+        return np.unpackbits(packed, axis=1, count=count, bitorder="little")
+    if bits == 4:
+        return np.stack([packed & 15, packed >> 4], axis=2).reshape(rows, groups * 8)[:, :count]
     padded = np.zeros((rows, groups, 8), np.uint8)
     padded[..., :bits] = packed.reshape(rows, groups, bits)
     words = padded.view("<u8")[..., 0]
@@ -70,7 +80,8 @@ class EliasFano:
     def pack(self, places: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
         low = (places & (2**self.low_bits - 1)).astype(np.uint8)
         bitmap = np.zeros((len(places), self.high_bits), np.uint8)
-        np.put_along_axis(bitmap, (places >> self.low_bits) + np.arange(self.count), 1, axis=1)
+        starts = self.high_bits * np.arange(len(places))[:, None]
+        bitmap.reshape(-1)[(places >> self.low_bits) + np.arange(self.count) + starts] = 1
         return pack(low, self.low_bits), np.packbits(bitmap, axis=1, bitorder="little")
 
     def unpack(self, low: Bytes, high: Bytes) -> NDArray[np.int64]:
@@ -79,10 +90,11 @@ class EliasFano:
         counts = bitmap.sum(axis=1, dtype=np.int64)
         if (wrong := counts != self.count).any():
             raise ValueError(f"a chunk holds {counts[wrong][0]} places and {self.count} are expected")
-        upper = np.nonzero(bitmap)[1].reshape(len(low), self.count) - np.arange(self.count)
+        flat = np.flatnonzero(bitmap.view(np.bool)).reshape(len(low), self.count)
+        upper = flat - (bitmap.shape[1] * np.arange(len(low))[:, None] + np.arange(self.count))
         places: NDArray[np.int64] = (upper << self.low_bits) | unpack(low, self.low_bits, self.count)
         if (places >= self.size).any():
             raise ValueError(f"a place is {places.max()} in a chunk of {self.size} values")
-        if (np.diff(places, axis=1) <= 0).any():
+        if (places[:, 1:] <= places[:, :-1]).any():
             raise ValueError("the places of a chunk repeat or do not rise")
         return places

@@ -77,13 +77,19 @@ class Sparse(Codec):
 
     def _encode_piece(self, piece: Floats) -> dict[str, Array]:
         rows = as_rows(piece, self.chunk)
-        chosen = np.sort(np.argpartition(np.abs(rows), self.chunk - self.kept, axis=1)[:, -self.kept :], axis=1)
+        chosen = _largest_places(rows, self.kept)
         kept = np.take_along_axis(rows, chosen, axis=1)
+        magnitude = np.abs(kept)
+        codes = (kept < 0).view(np.uint8) * np.uint8(self.levels)
         is_value = chosen + self.chunk * np.arange(len(rows))[:, None] < len(
             piece
         )  # not a zero that fills the last row
-        levels = _fit_levels(np.abs(kept), is_value, self.levels).astype(BFLOAT16)
-        codes = (_nearest(np.abs(kept), levels.astype(np.float32)) + self.levels * (kept < 0)).astype(np.uint8)
+        if self.levels == 1:
+            members = np.maximum(is_value.sum(axis=1, keepdims=True, dtype=np.float32), 1)
+            levels = (magnitude.sum(axis=1, keepdims=True, dtype=np.float32) / members).astype(BFLOAT16)
+        else:
+            levels = _fit_levels(magnitude, is_value, self.levels).astype(BFLOAT16)
+            codes += _nearest(magnitude, levels.astype(np.float32)).astype(np.uint8)
         low, high = self.places.pack(chosen)
         return {"codes": pack(codes, self.value_bits), "high": high, "levels": levels, "low": low}
 
@@ -93,13 +99,12 @@ class Sparse(Codec):
             in_row = self.places.unpack(parts["low"], parts["high"])
         except ValueError as error:
             raise damaged(str(error)) from None
-        in_vector: NDArray[np.int64] = (in_row + self.chunk * np.arange(len(in_row))[:, None]).ravel()
         codes = unpack(parts["codes"], self.value_bits, self.kept)
-        level = codes.astype(np.intp) % self.levels
-        magnitude = np.take_along_axis(parts["levels"].astype(np.float32), level, axis=1)
-        values = np.where(codes < self.levels, magnitude, -magnitude).ravel()
+        signed = np.concatenate([parts["levels"], -parts["levels"]], axis=1).astype(np.float32)
+        signed_at = codes + (2 * self.levels * np.arange(len(codes)))[:, None]
+        in_vector = (in_row + self.chunk * np.arange(len(in_row))[:, None]).reshape(-1)
         num_values = int(np.searchsorted(in_vector, size))  # the others are zeros that filled the last row
-        return _SparseValues(in_vector[:num_values], values[:num_values])
+        return _SparseValues(in_vector[:num_values], signed.reshape(-1).take(signed_at.reshape(-1)[:num_values]))
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,17 @@ class _SparseValues:
         values = np.zeros(end - begin, np.float32)
         values[self.places[first:last] - begin] = self.values[first:last]
         return values
+
+
+def _largest_places(rows: Floats, kept: int) -> NDArray[np.int64]:
+    """The rising places of the `kept` largest magnitudes of each row."""
+    magnitude = np.abs(rows)
+    smallest = np.partition(magnitude, rows.shape[1] - kept, axis=1)[:, -kept, None]
+    places: NDArray[np.int64] = np.flatnonzero(magnitude >= smallest)
+    if len(places) > kept * len(rows):  # some are equal
+        places = np.sort(np.argpartition(magnitude, rows.shape[1] - kept, axis=1)[:, -kept:], axis=1)
+    in_row: NDArray[np.int64] = places.reshape(len(rows), kept) % rows.shape[1]
+    return in_row
 
 
 def _fit_levels(magnitude: Floats, is_value: NDArray[np.bool], count: int) -> Floats:
