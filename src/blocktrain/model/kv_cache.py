@@ -101,6 +101,11 @@ class BranchedCache:
     def num_bytes(self) -> int:
         return sum(each.nbytes for each in (*self.keys, *self.values))
 
+    def reorder(self, rows: Tensor, first: int, end: int) -> None:
+        """Row k goes on from what row rows[k] has at the positions from `first` to `end`."""
+        for each in (*self.keys, *self.values):
+            each[:, :, first:end] = each[:, :, first:end].index_select(0, rows)
+
     def next(self, length: int) -> BranchPositions:
         first, self.filled = self.filled, self.filled + length
         return BranchPositions(self, first, length)
@@ -133,6 +138,33 @@ class BranchPositions:
         values[:, :, self.first : end] = value
         mixed = F.scaled_dot_product_attention(query, keys[:, :, :end], values[:, :, :end], self._mask)
         return mixed.transpose(1, 2).flatten(0, 1)
+
+
+class TreePositions:
+    """The positions of a tree of tokens behind one text, row after row: each sees the text, its ancestors and itself.
+    `parents` [R, N] has the row of the column before that each token continues. Nothing is kept in the text's cache."""
+
+    def __init__(self, trunk: KVCache, parents: Tensor) -> None:
+        rows, self._length = parents.shape
+        self._trunk, self._first, self._rows, self.count = trunk, len(trunk.text), rows, parents.numel()
+        device = trunk.keys[0].device
+        sees = torch.zeros(rows, self._length, rows, self._length, dtype=torch.bool, device=device)
+        every = torch.arange(rows, device=device)
+        for column in range(self._length):
+            if column:
+                sees[:, column] = sees[parents[:, column].long().to(device), column - 1]
+            sees[every, column, every, column] = True
+        text = torch.ones(self.count, self._first, dtype=torch.bool, device=device)
+        self._mask = torch.cat([text, sees.view(self.count, self.count)], 1)
+
+    def rows_of(self, table: Tensor) -> Tensor:
+        return table[self._first : self._first + self._length].repeat(self._rows, 1)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
+        keys, values = (each[layer][None, :, : self._first] for each in (self._trunk.keys, self._trunk.values))
+        keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
+        return F.scaled_dot_product_attention(query, keys, values, self._mask)[0].transpose(0, 1)
 
 
 class PositionBatch:

@@ -1,6 +1,6 @@
 """Traversal: one pass of some text through all blocks of a model, and its result. Decoders ask for traversals, segments
 advance them and stages pass them on. No socket and no model here. Next: decode/decoder.py asks for traversals,
-segment/segment.py advances them, chain/messages.py turns them into bytes."""
+segment/segment.py advances them, chain/frames.py turns them into bytes."""
 
 from __future__ import annotations
 
@@ -103,6 +103,19 @@ class Weigh:
 
 
 @dataclass(frozen=True)
+class Verify:
+    """Asks the first segment to draft a tree instead of rows, and the last segment to follow it as far as the whole
+    model draws the same tokens with the same random numbers."""
+
+    __pydantic_config__ = CHECKED
+
+    temperature: Temperature
+    top_p: Annotated[float, Field(ge=0, le=1)]
+    seed: Seed
+    offset: Count  # as in Draft
+
+
+@dataclass(frozen=True)
 class Piece:
     """Says which columns of the tails are here. The first segment sends columns ahead while it drafts more. The pieces
     of one stream arrive in order. The first piece also carries what belongs to the prompt, the last one what is known
@@ -150,10 +163,12 @@ class Traversal:
     session: str  # names the KV caches; nothing else depends on it
     prompt: TokenIds  # 1 to context tokens: the window of the text so far
     tails: Tensor | None = None  # [R, N] of token_dtype(V): R rows of N tokens that follow the prompt
+    parents: Tensor | None = None  # [R, N] uint8, of a tree: the row of the column before that each token continues
     start: int = 0
     read: int = 1  # number of the prompt's last positions that are read out; tails are read out at every position
     draft: Draft | None = None  # the first segment does it and clears it
     weigh: Weigh | None = None  # the last segment does it and clears it
+    verify: Verify | None = None  # the last segment does it and clears it
     piece: Piece | None = None  # which columns of the tails are here, if they come in pieces
     noise: Noise | None = None  # stays set: every block denoises the span
     missing: tuple[int, ...] = ALL_BLOCKS  # blocks to skip
@@ -163,11 +178,9 @@ class Traversal:
     tail_state: Tensor | None = None  # [R, N, D]
     prompt_logits: Tensor | None = None  # [read, V]: the weighted logits so far; after the last segment the result
     tail_logits: Tensor | None = None  # [R, N, V]
-    draft_prompt_logits: Tensor | None = None  # [V], of the first segment alone, if it drafted
-    draft_tail_logits: Tensor | None = None  # [1, N, V], of a single row
     draft_log_likelihood: Tensor | None = None  # [R], log q of each of several rows: enough to weigh them
-    shares: Tensor | None = None  # [R], the probability of each row, if one of them was chosen
-    written: TokenIds | None = None  # by a denoising sweep, after the last segment
+    log_weights: Tensor | None = None  # [R], log p / q of each row, if one of them was chosen
+    written: TokenIds | None = None  # what the last segment decided: by denoising, or by following a tree
     degraded: bool = False  # some blocks were missing
     trace: tuple[StageTiming, ...] = ()  # the stages that worked on it, in order
 
@@ -236,7 +249,7 @@ def check_tokens(t: Traversal, info: ModelInfo) -> None:
             )
         if not 0 <= int(t.tails.min()) <= int(t.tails.max()) < most:
             raise ConfigError(f"tails with other tokens than 0 to {most - 1} were sent: use the model's own tokenizer")
-    for name in ("prompt_logits", "tail_logits", "draft_prompt_logits", "draft_tail_logits"):
+    for name in ("prompt_logits", "tail_logits"):
         if (logits := getattr(t, name)) is not None and logits.size(-1) != most:
             raise ConfigError(f"{name} has {logits.size(-1)} columns, the model has {most} tokens: send one per token")
 
@@ -265,10 +278,27 @@ def check_traversal(t: Traversal, info: ModelInfo, upstream: bool) -> None:
         raise ConfigError(
             "weighing rows needs the log-likelihoods of their draft: ask for a draft of several candidates"
         )
+    _check_tree(t)
     if t.piece and (t.tails is None or t.tails.size(0) < 2 or t.draft or t.piece.first + num_tail > t.piece.total):
         raise ConfigError("a piece is some columns of several drafted rows: pass on what the previous stage sent")
     if t.draft and (t.tails is not None or upstream or t.draft.candidates < 1 or t.draft.length < 0):
         raise ConfigError("only the first segment drafts, 1 or more candidates, and only if no tails are given")
+
+
+def _check_tree(t: Traversal) -> None:
+    if t.verify and (t.weigh or (not t.draft and t.tails is not None and t.parents is None)):
+        raise ConfigError("verifying needs a tree, which the first segment drafts: send it with a draft and no weigh")
+    if t.parents is not None and not (
+        t.verify
+        and t.tails is not None
+        and t.parents.dtype == torch.uint8
+        and t.parents.shape == t.tails.shape
+        and int(t.parents.max()) < t.tails.size(0)
+    ):
+        raise ConfigError(
+            f"parents of {t.parents.dtype} {list(t.parents.shape)} were sent: send uint8 with the shape of the tails, "
+            f"each the number of a row"
+        )
 
 
 def _is_drafted(t: Traversal) -> bool:

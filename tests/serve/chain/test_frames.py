@@ -13,20 +13,10 @@ from hypothesis import strategies as st
 
 from blocktrain.errors import FrameError
 from blocktrain.io.arrays import as_arrays
-from blocktrain.serve.chain import messages
-from blocktrain.serve.chain.messages import (
-    PROTOCOL,
-    Advance,
-    Answer,
-    Cancel,
-    Head,
-    Hello,
-    decode,
-    encode,
-    quantised,
-    without_states,
-)
-from blocktrain.serve.traversal import Draft, Noise, Piece, StageTiming, Traversal, Weigh
+from blocktrain.serve.chain import frames
+from blocktrain.serve.chain.frames import decode, encode, quantised, without_states
+from blocktrain.serve.chain.messages import PROTOCOL, Advance, Answer, Cancel, Head, Hello
+from blocktrain.serve.traversal import Draft, Noise, Piece, StageTiming, Traversal, Verify, Weigh
 from blocktrain.wire.safetensors import encode as encode_tensors
 
 PROMPT = b"Once upon a time"
@@ -45,10 +35,12 @@ def full_traversal(wire: str = "fp32") -> Traversal:
         "session",
         PROMPT,
         tails=torch.tensor([[1, 2], [3, 255]], dtype=torch.uint8),
+        parents=torch.tensor([[0, 1], [0, 0]], dtype=torch.uint8),
         start=3,
         read=2,
         draft=Draft(2, 2, 7, 0.5, 0.9, offset=4),
         weigh=Weigh(0.5, 7, offset=4),
+        verify=Verify(0.5, 0.9, 7, offset=4),
         piece=Piece("stream", first=3, total=5),
         noise=Noise(5, 9),
         missing=(1,),
@@ -57,10 +49,8 @@ def full_traversal(wire: str = "fp32") -> Traversal:
         tail_state=random(2, 2, 8),
         prompt_logits=random(2, 256),
         tail_logits=random(2, 2, 256),
-        draft_prompt_logits=random(256).half().float(),
-        draft_tail_logits=random(2, 2, 256).half().float(),
         draft_log_likelihood=random(2),
-        shares=random(2),
+        log_weights=random(2),
         written=b"abc",
         degraded=True,
         trace=(StageTiming("tcp://a:1", (0, 1), 0.1, 0.2, 0.3),),
@@ -101,27 +91,23 @@ def test_a_traversal_arrives_as_it_was_sent():
 @pytest.mark.parametrize("wire", ROUNDING)
 def test_each_format_keeps_states_and_evidence_to_its_rounding(wire):
     traversal, arrived = full_traversal(wire), sent(full_traversal(wire))
-    for name in messages.FLOATS:
+    for name in frames.FLOATS:
         before, after = getattr(traversal, name), getattr(arrived, name)
         peak = before.abs().amax(-1, keepdim=True)
         assert ((after - before).abs() <= ROUNDING[wire] * peak + 1e-9).all(), name
-    for name in messages.EXACT:
+    for name in frames.EXACT:
         assert torch.equal(getattr(arrived, name), getattr(traversal, name)), name
 
 
 @pytest.mark.parametrize("wire, share", [("fp16", 0.55), ("bf16", 0.55), ("int8", 0.35)])
 def test_smaller_formats_send_fewer_bytes(wire, share):
-    big, small = (without_drafts(full_traversal(each)) for each in ("fp32", wire))
+    big, small = (full_traversal(each) for each in ("fp32", wire))
     assert len(encode(advance_of(small), small)[1]) < share * len(encode(advance_of(big), big)[1]) + 500
 
 
-def without_drafts(traversal: Traversal) -> Traversal:
-    return traversal.with_(draft_prompt_logits=None, draft_tail_logits=None, draft_log_likelihood=None)
-
-
-def test_draft_logits_that_half_precision_cannot_hold_travel_whole():
-    logits = torch.linspace(0, 1, 256) / 3
-    assert torch.equal(sent(Traversal("s", PROMPT, draft_prompt_logits=logits)).draft_prompt_logits, logits)
+def test_weights_that_half_precision_cannot_hold_travel_whole():
+    weights = torch.linspace(0, 1, 8) / 3
+    assert torch.equal(sent(Traversal("s", PROMPT, log_weights=weights)).log_weights, weights)
 
 
 def test_a_value_too_large_for_half_precision_travels_whole():
@@ -183,7 +169,7 @@ BAD = {
     "not JSON": ([b"GET / HTTP/1.1"], "not JSON"),
     "not a table": ([b"[1]"], "protocol none"),
     "deep": ([b"[" * 100_000], "not JSON"),
-    "large header": ([b" " * (messages.MAX_HEADER_BYTES + 1)], "at most"),
+    "large header": ([b" " * (frames.MAX_HEADER_BYTES + 1)], "at most"),
     "other protocol": (tampered(protocol=PROTOCOL + 1), "install the same version"),
     "unknown kind": (tampered(kind="dance"), "not a message"),
     "unknown key": (tampered(hat="red"), "not a message"),
@@ -247,14 +233,14 @@ def test_what_the_checks_overlook_is_refused_too(monkeypatch):
     def defect(*_: object) -> None:
         raise ZeroDivisionError("a defect \ud800")
 
-    monkeypatch.setattr(messages, "_check_shapes", defect)
+    monkeypatch.setattr(frames, "_check_shapes", defect)
     with pytest.raises(FrameError, match=r"cannot be read \(ZeroDivisionError: a defect \?\): send what") as refused:
         decode(tampered())
     assert str(refused.value).encode()
 
 
 def test_a_traversal_too_large_is_not_even_sent(monkeypatch):
-    monkeypatch.setattr(messages, "MAX_PAYLOAD_BYTES", 1000)
+    monkeypatch.setattr(frames, "MAX_PAYLOAD_BYTES", 1000)
     with pytest.raises(FrameError, match="at most 1000"):
         encode(advance_of(full_traversal()), full_traversal())
 

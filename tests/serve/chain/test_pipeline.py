@@ -11,7 +11,7 @@ from blocktrain.errors import ConfigError
 from blocktrain.serve.decode.decoder import decode
 from blocktrain.serve.decode.request import Mode, Request
 from blocktrain.serve.segment import drafting
-from blocktrain.serve.traversal import Draft, Forward, Noise, Traversal, Weigh
+from blocktrain.serve.traversal import Draft, Forward, Noise, Traversal, Verify, Weigh
 
 PROMPT = b"The quick brown fox jumps"
 SPLITS = [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0,), (1, 2), (3,)), ((0,), (1,), (2,), (3,))]
@@ -20,11 +20,12 @@ TEXTS = {
     "tails": Traversal("s", PROMPT, tails=torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.uint8)),
     "one tail": Traversal("s", PROMPT, tails=torch.tensor([[1, 2, 3]], dtype=torch.uint8)),
     "draft": Traversal("s", PROMPT, draft=Draft(4, candidates=3, seed=5)),
+    "tree": Traversal("s", PROMPT, draft=Draft(4, candidates=3, seed=5), verify=Verify(1.0, 1.0, 5, 0)),
 }
 
 
 def assert_same(served: Traversal, local: Traversal, tolerance: float = 1e-5) -> None:
-    for name in ("prompt_logits", "tail_logits", "draft_prompt_logits", "draft_tail_logits"):
+    for name in ("prompt_logits", "tail_logits"):
         ours, truth = getattr(served, name), getattr(local, name)
         assert (ours is None) == (truth is None), name
         if truth is not None:

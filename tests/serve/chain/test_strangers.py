@@ -13,18 +13,8 @@ import zmq
 import zmq.asyncio
 
 from blocktrain.errors import ConfigError, StageUnreachable
-from blocktrain.serve.chain.messages import (
-    PROTOCOL,
-    Advance,
-    Answer,
-    Cancel,
-    Head,
-    Hello,
-    ServedModel,
-    Welcome,
-    decode,
-    encode,
-)
+from blocktrain.serve.chain.frames import decode, encode
+from blocktrain.serve.chain.messages import PROTOCOL, Advance, Answer, Cancel, Head, Hello, ServedModel, Welcome
 from blocktrain.serve.chain.pipeline import Pipeline
 from blocktrain.serve.chain.sockets import MAX_PAYLOAD_BYTES, ChainKey
 from blocktrain.serve.chain.stage import Stage, StageSettings

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from blocktrain.errors import ConfigError, FrameError
-from blocktrain.serve.chain.messages import Answer, FetchTokenizer, Head, TokenizerFile, decode, encode
+from blocktrain.serve.chain.frames import decode, encode
+from blocktrain.serve.chain.messages import Answer, FetchTokenizer, Head, TokenizerFile
 from blocktrain.serve.chain.stage import Stage
 from blocktrain.serve.decode.decoder import decode as write
 from blocktrain.serve.decode.request import Mode, Request

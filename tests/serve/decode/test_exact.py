@@ -11,15 +11,15 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from blocktrain.errors import ConfigError
 from blocktrain.serve.decode import decoder as decoders
-from blocktrain.serve.decode.decoder import best_draft_bytes, decode, decoder_of, speculate
+from blocktrain.serve.decode.decoder import best_draft_bytes, decode, decoder_of
 from blocktrain.serve.decode.request import Mode, Request, WrittenToken, check
+from blocktrain.serve.segment import segment as segments_module
 from blocktrain.serve.segment.local import LocalForward
-from blocktrain.serve.segment.sampling import pick, probabilities, uniforms
+from blocktrain.serve.segment.sampling import gumbels, perturbed, probabilities, verified
+from blocktrain.serve.traversal import Traversal, Verify
 
 PROMPT = b"The president of "
 LONG_PROMPT = PROMPT * 3 + b"and so on"
@@ -62,14 +62,27 @@ def test_speculation_ends_where_it_is_told_and_moves_the_window_where_it_must(mo
     assert stats.written == max_bytes
 
 
-def test_how_far_is_drafted_changes_the_traversals_and_not_the_bytes(agreeing):
+@pytest.mark.parametrize("temperature, top_p", [(1.0, 1.0), (0.7, 0.9)])
+def test_neither_the_length_nor_the_width_of_drafts_changes_a_byte(agreeing, temperature, top_p):
     texts, traversals = set(), []
-    for draft_bytes in (1, 4, None):
-        text, stats = run(agreeing, Request(b"ab", 40, Mode.SPECULATIVE, seed=2, draft_bytes=draft_bytes))
+    for draft_bytes, candidates in ((1, 1), (4, 1), (4, 3), (None, 8)):
+        settings = {"draft_bytes": draft_bytes, "candidates": candidates, "temperature": temperature, "top_p": top_p}
+        text, stats = run(agreeing, Request(b"ab", 40, Mode.SPECULATIVE, seed=2, **settings))
         texts.add(text)
         traversals.append(stats.traversals)
     assert len(texts) == 1
-    assert traversals[0] > traversals[1]
+    assert traversals[0] > traversals[1] > traversals[2]
+
+
+def test_speculation_writes_what_the_whole_model_draws_with_the_noise_of_each_position(model, local, kind):
+    """Computed here without any draft: one byte after the other, by the largest perturbed logit."""
+    text = list(PROMPT)
+    for _ in range(20):
+        logits, noise = model(kind).logits(torch.tensor([text]))[0, -1], gumbels(5, len(text), 1, 256)[0]
+        text.append(int(perturbed(logits, noise, 0.8, 0.95).argmax()))
+    written, stats = run(local, Request(PROMPT, 20, Mode.SPECULATIVE, 0.8, 0.95, seed=5))
+    assert list(written) == text[len(PROMPT) :]
+    assert stats.exact == 20
 
 
 @pytest.mark.parametrize("draft_bytes", [1, 3, None])
@@ -126,31 +139,58 @@ def test_speculation_is_distributed_as_the_model(letters, speculated, draft_byte
 
 
 def test_a_wrong_rule_would_be_caught(letters, speculated, monkeypatch):
-    """Accepting every drafted byte is distributed as the drafter, which the test above would not let pass."""
-    monkeypatch.setattr(decoders, "speculate", lambda model, drafter, drafted, *_: (drafted.tolist(), len(drafted)))
-    statistic, limit = chi_squared(speculated(), exact(letters, b"ab"))
+    """Drawing from the first row's draft is distributed as the drafter, which the test above would not let pass."""
+
+    def trusting(t, verify):
+        return (
+            verified(t, verify).with_(written=bytes(t.tails[0].tolist()))
+            if t.tails is not None
+            else verified(t, verify)
+        )
+
+    monkeypatch.setattr(segments_module, "verified", trusting)
+    statistic, limit = chi_squared(speculated(draft_bytes=1, candidates=1), exact(letters, b"ab"))
     assert statistic > 2 * limit
 
 
-def test_the_rejection_rule_gives_the_model_s_distribution_for_any_drafter():
-    generator = torch.Generator().manual_seed(0)
-    model, drafter = (torch.rand(1, 5, generator=generator, dtype=torch.double) ** 3 for _ in range(2))
-    model, drafter = model / model.sum(), drafter / drafter.sum()
-    drawn, accept, replacing = (uniforms(1, stream, 1, 0, 4000)[0] for stream in range(3))
-    counts = torch.zeros(5, dtype=torch.double)
-    for at in range(4000):
-        here = slice(at, at + 1)
-        written, _ = speculate(model, drafter, pick(drafter, drawn[here]), accept[here], replacing[here])
-        counts[written[0]] += 1
-    assert ((counts - 4000 * model[0]) ** 2 / (4000 * model[0])).sum() < 18.5  # 99.9 % of 4 degrees of freedom
+def test_the_largest_perturbed_logit_is_distributed_as_the_softmax():
+    logits = torch.tensor([0.3, -1.0, 1.2, 0.0, 2.0], dtype=torch.double)
+    model = probabilities(logits, 0.7, 0.95)
+    drawn = perturbed(logits, gumbels(1, 0, 4000, 5), 0.7, 0.95).argmax(-1)
+    counts, possible = torch.bincount(drawn, minlength=5), model > 0
+    assert counts[~possible].sum() == 0
+    expected = 4000 * model[possible]
+    assert ((counts[possible] - expected) ** 2 / expected).sum() < 18.5  # 99.9 % of 4 degrees of freedom
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(0, 3), min_size=6, max_size=6))
-def test_greedy_speculation_accepts_the_longest_common_beginning(drafted, wanted):
-    model, drafter = (torch.eye(4, dtype=torch.double)[each] for each in (wanted[: len(drafted)], drafted))
-    zeros = torch.zeros(len(drafted), dtype=torch.double)
-    written, kept = speculate(model, drafter, torch.tensor(drafted), zeros, zeros)
-    assert written == wanted[: min(kept + 1, len(drafted))]
+def tree(columns, rows):
+    """A tree by its columns of (parent, token), and the model's logits: after token x it writes x + 1."""
+    tails, parents = (torch.tensor([[node[which] for node in c] for c in columns]).T.byte() for which in (1, 0))
+    logits = torch.nn.functional.one_hot(torch.arange(1, 11) % 10, 10).float()
+    verify = Verify(0.0, 1.0, 0, 0)
+    at_prompt, behind = logits[0:1], logits[tails.long()]
+    return Traversal(
+        "s", b"\0", tails=tails, parents=parents, verify=verify, prompt_logits=at_prompt, tail_logits=behind
+    )
+
+
+@pytest.mark.parametrize(
+    "columns, written",
+    [
+        ([[(0, 1), (0, 5)], [(0, 2), (0, 7)], [(0, 3), (1, 8)]], [1, 2, 3, 4]),  # all of the first row, and one more
+        ([[(0, 5), (0, 1)], [(1, 2), (1, 7)], [(0, 8), (0, 3)]], [1, 2, 3, 4]),  # across rows, by their parents
+        ([[(0, 1), (0, 5)], [(1, 2), (0, 7)], [(0, 3), (1, 3)]], [1, 2]),  # the right token behind the wrong parent
+        ([[(0, 4), (0, 5)], [(0, 2), (1, 2)], [(0, 3), (1, 3)]], [1]),  # nothing drafted was right
+    ],
+)
+def test_a_tree_is_followed_as_far_as_the_model_draws_its_tokens(columns, written):
+    t = tree(columns, 2)
+    reply = verified(t, t.verify)
+    assert list(reply.written) == written
+    assert (reply.tails is None) == (len(written) == 1)
+    if reply.tails is not None:
+        assert reply.tails.tolist() == [written[:-1]]
+        assert reply.tail_logits.shape == (1, len(written) - 1, 10)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +274,7 @@ async def _numbered(steps):
         ({"seed": -1}, "seed = -1 is out of range"),
         ({"candidates": 0, "mode": "sweep"}, "candidates = 0 is out of range"),
         ({"candidates": 257, "mode": "sweep"}, "give 1 to 256"),
-        ({"candidates": 2}, "mode autoregressive has no candidates"),
+        ({"candidates": 2}, "mode autoregressive has no candidates: leave them out, or choose mode speculative or"),
         ({"draft_bytes": 0, "mode": "sweep"}, "draft_bytes = 0 is too small"),
         ({"draft_bytes": 2}, "mode autoregressive drafts nothing"),
     ],

@@ -13,7 +13,13 @@ from blocktrain.errors import ConfigError
 from blocktrain.serve.decode.decoder import decoder_of
 from blocktrain.serve.decode.request import Mode, Request, check
 from blocktrain.serve.segment.local import LocalForward
-from blocktrain.serve.segment.sampling import effective_candidates, log_likelihood, probabilities
+from blocktrain.serve.segment.sampling import (
+    divergence_bound,
+    effective_candidates,
+    log_likelihood,
+    probabilities,
+)
+from blocktrain.serve.traversal import Draft, Traversal, Weigh
 
 PROMPT = b"The president of "
 
@@ -55,14 +61,24 @@ def test_a_denoising_sweep_refuses_what_it_cannot_honour(spans, settings):
     check(Request(PROMPT, 8, Mode.SWEEP, candidates=4, **settings), spans.info)
 
 
-def test_drafting_and_weighing_writes_all_bytes_in_one_traversal(local):
+def test_a_sweep_weighs_all_that_follows_its_exact_beginning_in_one_traversal(local):
     written, stats, _ = swept(local, Request(PROMPT, 30, Mode.SWEEP, seed=1, candidates=5))
-    assert (len(written), stats.traversals, stats.drafted) == (30, 1, 150)
+    exact, _, _ = swept(local, Request(PROMPT, stats.exact, Mode.SPECULATIVE, seed=1))
+    assert (len(written), stats.traversals) == (30, 2)
+    assert 1 <= stats.exact < 30
+    assert written[: stats.exact] == exact
     assert 1 <= stats.effective_candidates <= 5
 
 
+def test_a_sweep_whose_tree_holds_the_whole_output_is_exact(agreeing):
+    request = Request(b"ab", 3, Mode.SWEEP, temperature=0, candidates=8)
+    written, stats, _ = swept(agreeing, request)
+    assert (stats.exact, stats.traversals) == (3, 1)
+    assert written == swept(agreeing, Request(b"ab", 3, Mode.SPECULATIVE, temperature=0))[0]
+
+
 def test_an_output_longer_than_the_window_takes_more_sweeps_and_keeps_half_of_it_in_sight(stacked):
-    written, stats, prompts = swept(stacked, Request(PROMPT, 100, Mode.SWEEP, seed=1, candidates=2))
+    written, stats, prompts = swept(stacked, Request(PROMPT, 100, Mode.SWEEP, seed=1, candidates=1))
     text = PROMPT + written
     assert len(written) == 100
     assert prompts == [text[:17], text[32:64], text[53:96]]
@@ -70,19 +86,20 @@ def test_an_output_longer_than_the_window_takes_more_sweeps_and_keeps_half_of_it
 
 
 def test_draft_bytes_cuts_a_sweep_into_parts(stacked):
-    assert swept(stacked, Request(PROMPT, 20, Mode.SWEEP, candidates=2, draft_bytes=5))[1].traversals == 4
+    assert swept(stacked, Request(PROMPT, 20, Mode.SWEEP, candidates=1, draft_bytes=5))[1].traversals == 4
 
 
 def test_the_likeliest_candidate_wins_at_temperature_zero(model, stacked):
     request = Request(PROMPT, 12, Mode.SWEEP, temperature=0, candidates=6, seed=9)
     asking = decoder_of(request, stacked.info, "s")
+    begun = PROMPT + bytes(byte.value for byte in asking.take(stacked.run(asking.ask()), 0.1))
     asked = asking.ask()
     written = [byte.value for byte in asking.take(stacked.run(asked), 0.1)]
     candidates = stacked.run(asked.with_(weigh=None)).tails
 
     def likelihood(tail):
-        logits = model("stacked").logits(torch.tensor([[*PROMPT, *tail]]))[0]
-        return log_likelihood(logits[None, len(PROMPT) - 1 : -1], torch.tensor([tail])).item()
+        logits = model("stacked").logits(torch.tensor([[*begun, *tail]]))[0]
+        return log_likelihood(logits[None, len(begun) - 1 : -1], torch.tensor([tail])).item()
 
     assert written == max(candidates.tolist(), key=likelihood)
 
@@ -103,14 +120,29 @@ def distance(outputs, model, temperature):
     return (sum(map(abs, gaps)) + abs(sum(gaps))) / 2
 
 
-def test_the_distribution_approaches_the_model_s_as_candidates_are_added(letters, segments, write):
-    distances = []
-    for candidates in (1, 5, 32):
-        parts = segments(letters, [[0], [1]])
-        requests = [Request(b"ab", 2, Mode.SWEEP, 0.8, seed=seed, candidates=candidates) for seed in range(300)]
-        asking = [decoder_of(request, parts[0].info, str(request.seed)) for request in requests]
-        distances.append(distance(write(parts, asking), letters, 0.8))
-    assert distances[0] > 0.25 > distances[1] > 0.12 > distances[2]  # exactly 0.30, 0.18 and 0.05, give or take 0.05
+def weighed_rows(parts, candidates, count=300):
+    """What is chosen of two drafted bytes, and the bound on its divergence from the model, of many seeds."""
+    batch = [
+        Traversal(str(seed), b"ab", draft=Draft(2, candidates, seed, 0.8, offset=2), weigh=Weigh(0.8, seed, 2))
+        for seed in range(count)
+    ]
+    for part in parts:
+        batch = part.advance(batch)
+    bounds = [divergence_bound(reply.log_weights.double()) for reply in batch]
+    return [bytes(reply.tails[0].tolist()) for reply in batch], sum(bounds) / count
+
+
+def test_the_distribution_and_its_bound_approach_the_model_s_as_candidates_are_added(letters, segments):
+    (two, bound_two), (many, bound_many) = (weighed_rows(segments(letters, [[0], [1]]), n) for n in (2, 32))
+    assert distance(two, letters, 0.8) > 0.2 > 0.12 > distance(many, letters, 0.8)
+    assert bound_two > 3 * bound_many > 0
+
+
+def test_the_exact_beginning_of_a_sweep_is_distributed_as_the_model(letters, segments, write):
+    parts = segments(letters, [[0], [1]])
+    requests = [Request(b"ab", 2, Mode.SWEEP, 0.8, seed=seed, candidates=5) for seed in range(300)]
+    asking = [decoder_of(request, parts[0].info, str(request.seed)) for request in requests]
+    assert distance(write(parts, asking), letters, 0.8) < 0.12
 
 
 def test_effective_candidates_count_those_that_matter():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from typing import Any
 
 import pytest
+from fastapi import Request
 from starlette.testclient import TestClient
 
-from blocktrain.serve.gateway.app import GatewaySettings, build_gateway
+from blocktrain.http.sse import ClientDisconnected
+from blocktrain.serve.gateway.app import GatewaySettings, _decoded, build_gateway
 
 KEY = "a-key-that-nobody-guesses"
 
@@ -144,3 +147,13 @@ def test_a_body_is_refused_before_a_byte_of_it_is_read(gateway, key, status):
     with socket.create_connection((host, int(port)), timeout=30) as client:
         client.sendall(head.encode())
         assert client.recv(1000).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_a_client_that_announces_a_body_and_leaves_is_no_error_of_the_gateway():
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"900")]
+    request = Request({"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}, receive)
+    with pytest.raises(ClientDisconnected):
+        asyncio.run(_decoded(request))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from blocktrain.serve.gateway import distance
 from blocktrain.serve.gateway.distance import Distant
 from blocktrain.serve.traversal import StageTiming, Traversal
 
@@ -16,14 +15,13 @@ class ThreeStages:
         return traversal.with_(trace=(StageTiming("tcp://127.0.0.1:1", (0,), 0.0, 0.0),) * 3)
 
 
-def test_a_traversal_of_three_stages_waits_for_four_messages(monkeypatch):
+def test_a_traversal_of_three_stages_waits_for_four_messages():
     waited_s = []
 
     async def sleep(seconds: float) -> None:
         waited_s.append(seconds)
 
-    monkeypatch.setattr(distance.asyncio, "sleep", sleep)
-    asyncio.run(Distant(ThreeStages(), rtt_s=0.1)(Traversal("session", b"text")))
+    asyncio.run(Distant(ThreeStages(), rtt_s=0.1, sleep=sleep)(Traversal("session", b"text")))
     assert waited_s == [0.2]
 
 

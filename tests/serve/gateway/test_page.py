@@ -67,7 +67,7 @@ def ask(page: Page, **fields: object) -> None:
     page.get_by_role("button", name="Write").click()
 
 
-@pytest.mark.parametrize("mode, traversals", [("Speculative", None), ("Sweep", "1"), ("Autoregressive", "24")])
+@pytest.mark.parametrize("mode, traversals", [("Speculative", None), ("Sweep", "2"), ("Autoregressive", "24")])
 def test_a_person_sees_the_text_arrive_and_what_it_took(visit, open_gateway, mode, traversals):
     page = visit(open_gateway)
     page.get_by_role("radio", name=mode).check()

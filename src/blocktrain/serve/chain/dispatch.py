@@ -13,8 +13,9 @@ from random import Random
 from typing import Any, Protocol
 
 from blocktrain.errors import ConfigError, FrameError, Overloaded, StageUnreachable
+from blocktrain.serve.chain.frames import encode
 from blocktrain.serve.chain.links import Link
-from blocktrain.serve.chain.messages import Advance, Answer, Cancel, Head, Passed, Refused, ServedModel, encode
+from blocktrain.serve.chain.messages import Advance, Answer, Cancel, Head, Passed, Refused, ServedModel
 from blocktrain.serve.chain.routing import Route, StageView, choose_route
 from blocktrain.serve.traversal import Traversal
 

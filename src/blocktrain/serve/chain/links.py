@@ -11,7 +11,8 @@ from itertools import count, pairwise
 from typing import Any
 
 from blocktrain.errors import BlockTrainError, FrameError, StageUnreachable, foreign_bytes
-from blocktrain.serve.chain.messages import Hello, Refused, StageMessage, Welcome, decode, encode
+from blocktrain.serve.chain.frames import decode, encode
+from blocktrain.serve.chain.messages import Hello, Refused, StageMessage, Welcome
 from blocktrain.serve.chain.routing import StageView, pause_s
 from blocktrain.serve.chain.sockets import Network, Standing, post, standings
 from blocktrain.serve.traversal import Traversal

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from blocktrain.errors import BlockTrainError, ConfigError, FrameError, StageUnreachable, foreign_bytes
+from blocktrain.serve.chain.frames import decode, encode, without_states
 from blocktrain.serve.chain.messages import (
     Advance,
     Answer,
@@ -29,17 +30,14 @@ from blocktrain.serve.chain.messages import (
     StageMessage,
     TokenizerFile,
     Welcome,
-    decode,
-    encode,
-    without_states,
 )
+from blocktrain.serve.chain.peers import Peers
 from blocktrain.serve.chain.queue import Arrival, ArrivalQueue, Recent
-from blocktrain.serve.chain.sockets import ChainKey, Network, Socket, post, require_key, send, zmq_errors
+from blocktrain.serve.chain.sockets import ChainKey, Network, post, require_key, send
 from blocktrain.serve.traversal import CacheMiss, ModelInfo, Outcome, Traversal
 from blocktrain.spec import RunSpec
 
 KEPT_VERSIONS = 2  # the newest one, and the one before it for sessions that began with it
-MAX_PEERS = 64
 REMEMBERED = 10_000
 SMOOTHING = 0.3
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
@@ -92,7 +90,6 @@ class Stage:
         self._cancelled, self._forgotten = Recent(REMEMBERED), Recent(REMEMBERED)
         self._arrived = asyncio.Event()
         self._batch_s = 0.0
-        self._peers: dict[str, Socket] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -102,6 +99,7 @@ class Stage:
         except BaseException:
             self._network.close()
             raise
+        self._peers = Peers(self._network)
         self._thread = ThreadPoolExecutor(1, "compute")
         self.broken: asyncio.Future[None] = (
             asyncio.get_running_loop().create_future()
@@ -313,7 +311,7 @@ class Stage:
         try:
             require_key(to, self._key, self.settings.insecure)
             async with asyncio.timeout(self.settings.pass_s):
-                await send(self._peer(to), frames, to)
+                await send(self._peers.to(to), frames, to)
         except (TimeoutError, StageUnreachable, ConfigError) as error:
             text = str(error) or f"{self.address} could not reach {to} for {self.settings.pass_s:g} s"
             self._refuse(arrival, "unreachable", text, culprit=to)
@@ -329,19 +327,6 @@ class Stage:
             computed_s=computed_s,
         )
         self._reply(bytes.fromhex(message.reply_to), note)
-
-    def _peer(self, address: str) -> Socket:
-        """The connection to another stage. Connections are kept; above MAX_PEERS the least recently used one is
-        closed."""
-        peer = self._peers.pop(address, None)
-        if peer is None:
-            peer = self._network.connect(address)
-            with zmq_errors(address):
-                peer.connect(address)
-            if len(self._peers) >= MAX_PEERS:
-                self._network.close_socket(self._peers.pop(next(iter(self._peers))))
-        self._peers[address] = peer
-        return peer
 
     def _refuse(self, arrival: Arrival, code: Code, text: str, **details: Any) -> None:
         id, attempt, reply_to = arrival.message.id, arrival.message.attempt, arrival.message.reply_to
@@ -359,4 +344,5 @@ class Stage:
 def _goes_ahead(arrival: Arrival) -> bool:
     """The next stage may get pieces of the draft while more is drafted."""
     draft = arrival.traversal.draft
-    return draft is not None and draft.candidates > 1 and bool(arrival.message.route)
+    is_tree = arrival.traversal.verify is not None  # a tree is sent whole
+    return draft is not None and draft.candidates > 1 and not is_tree and bool(arrival.message.route)

@@ -17,6 +17,7 @@ from blocktrain.model.kv_cache import TokenIds, common_prefix, joined, token_ids
 from blocktrain.model.stack import EMPTY_PROMPT, draw, window_start
 from blocktrain.serve.decode.request import (
     DEFAULT_CANDIDATES,
+    TREE_ROWS,
     Decoder,
     DecodeStats,
     Mode,
@@ -25,20 +26,12 @@ from blocktrain.serve.decode.request import (
     check,
     denoises,
 )
-from blocktrain.serve.segment.sampling import (
-    ACCEPT,
-    DRAFT,
-    REPLACE,
-    before_each,
-    effective_candidates,
-    pick,
-    probabilities,
-    uniforms,
-)
-from blocktrain.serve.traversal import Draft, Forward, ModelInfo, Noise, Traversal, Weigh
+from blocktrain.serve.segment.sampling import before_each, divergence_bound, effective_candidates
+from blocktrain.serve.traversal import Draft, Forward, ModelInfo, Noise, Traversal, Verify, Weigh
 
-FIRST_DRAFT_BYTES = 8  # before anything is measured
+FIRST_DRAFT_BYTES = 32  # before anything is measured
 LONGEST_DRAFT_BYTES = 64
+SWEEP_TREE_COLUMNS = 64  # of the exact part of a sweep
 RANKED_TEMPERATURE = 0.3  # of drafted candidates when the most likely one is wanted
 
 
@@ -82,6 +75,11 @@ class TextDecoder:
         self._prompt: TokenIds = token_ids(info.tokenizer.encode(request.prompt).tolist(), info.vocabulary)
         self._text = list(self._prompt or info.tokenizer.encode(EMPTY_PROMPT).tolist())
         self._cached: TokenIds = b""
+        self._columns = 0  # of the tree that was asked for last
+
+    @property
+    def _candidates(self) -> int:
+        return self.request.candidates or DEFAULT_CANDIDATES
 
     @property
     def _left(self) -> int:
@@ -106,7 +104,7 @@ class TextDecoder:
         self.stats.seconds += seconds
         self.stats.draft_s += sum(stage.drafted_s for stage in reply.trace)
         self.stats.degraded |= reply.degraded
-        single = reply.tails is not None and reply.tails.size(0) == 1 and reply.shares is None  # not one of several
+        single = reply.tails is not None and reply.log_weights is None and reply.written is None  # not one of several
         tail = reply.tails[0].tolist() if single and reply.tails is not None else []
         self._cached = joined(reply.prompt, token_ids(tail, self.info.vocabulary))
 
@@ -132,15 +130,36 @@ class Autoregressive(TextDecoder):
         assert reply.prompt_logits is not None
         logits = reply.prompt_logits[-1].cpu()
         value = draw(logits, self._generator, self.request.temperature, self.request.top_p)
+        self.stats.exact += 1
         return self._write([WrittenToken(value, logits)])
 
 
-class Speculative(TextDecoder):
-    """Lossless speculative decoding (Leviathan et al. 2023): the first segment drafts k tokens, one traversal
-    checks them all.
+class TreeDecoder(TextDecoder):
+    """Asks for a tree of drafts and takes what the whole model draws. The model draws every token itself, with noise
+    that is a function of the seed and the position (Gumbel coupling). The first segment knows the noise too, so it
+    drafts what the model will probably draw. Drafts change the number of traversals and never the output."""
 
-    Every token is a function of the seed, its position and the two distributions there. So k, which depends on measured
-    times, changes the number of traversals and not the output."""
+    def _tree(self, columns: int, rows: int) -> Traversal:
+        prompt, request = self._window(), self.request
+        longest = min(self._left - 1, self.info.context - len(prompt))  # a draft never crosses a move of the window
+        settings, offset = (request.temperature, request.top_p), len(self._text)
+        self._columns = min(columns, longest)
+        draft = Draft(self._columns, rows, request.seed, *settings, offset)
+        return self._traversal(prompt, draft=draft, verify=Verify(*settings, request.seed, offset))
+
+    def _drawn(self, reply: Traversal) -> list[WrittenToken]:
+        assert reply.written is not None
+        self.stats.drafted += self._columns
+        self.stats.accepted += len(reply.written) - 1
+        logits = _at_all_places(reply.prompt_logits, reply.tail_logits)
+        written = self._write([WrittenToken(value, logits[at]) for at, value in enumerate(reply.written)])
+        self.stats.exact += len(written)
+        return written
+
+
+class Speculative(TreeDecoder):
+    """Lossless speculative decoding: the first segment drafts a tree of k columns, and one traversal decides up to
+    k + 1 tokens. k depends on measured times."""
 
     def __init__(self, request: Request, info: ModelInfo, session: str) -> None:
         super().__init__(request, info, session)
@@ -149,34 +168,16 @@ class Speculative(TextDecoder):
     def ask(self) -> Traversal | None:
         if not self._left:
             return None
-        prompt, request = self._window(), self.request
-        longest = min(self._left - 1, self.info.context - len(prompt))  # a draft never crosses a move of the window
-        length = min(request.draft_bytes or self._pace.draft_bytes(), longest)
-        settings = (request.temperature, request.top_p, len(self._text))
-        return self._traversal(prompt, draft=Draft(length, 1, request.seed, *settings))
+        rows = self.request.candidates or TREE_ROWS
+        return self._tree(self.request.draft_bytes or self._pace.draft_bytes(), rows)
 
     def take(self, reply: Traversal, seconds: float) -> list[WrittenToken]:
         self._count(reply, seconds)
-        logits = _at_all_places(reply.prompt_logits, reply.tail_logits)
-        model, drafter = (
-            probabilities(each, self.request.temperature, self.request.top_p)
-            for each in (logits, _at_all_places(reply.draft_prompt_logits, reply.draft_tail_logits))
-        )
-        places, seed = len(logits), self.request.seed
-        drawn, accept, replace = (
-            uniforms(seed, stream, 1, len(self._text), places)[0] for stream in (DRAFT, ACCEPT, REPLACE)
-        )
-        one_more = pick(drafter[-1:], drawn[-1:])  # the last place was not drafted: draw it here in the same way
-        drafted = one_more if reply.tails is None else torch.cat([reply.tails[0].long().cpu(), one_more])
-        written, kept = speculate(model, drafter, drafted, accept, replace)
-        self._measure(kept, len(written), places - 1, reply, seconds)
-        return self._write([WrittenToken(value, logits[at]) for at, value in enumerate(written)])
-
-    def _measure(self, kept: int, decided: int, drafted: int, reply: Traversal, seconds: float) -> None:
-        self.stats.drafted += drafted
-        self.stats.accepted += min(kept, drafted)
-        draft_s = sum(stage.drafted_s for stage in reply.trace)
-        self._pace.measured(kept, decided, drafted, draft_s, seconds - draft_s)
+        written = self._drawn(reply)
+        draft_s, decided = sum(stage.drafted_s for stage in reply.trace), len(reply.written or ())
+        left_tree = int(decided <= self._columns)  # otherwise nobody knows how far the tree would have been right
+        self._pace.measured(decided - 1, decided - 1 + left_tree, self._columns, draft_s, seconds - draft_s)
+        return written
 
 
 class DenoisingSweep(TextDecoder):
@@ -196,19 +197,22 @@ class DenoisingSweep(TextDecoder):
         return self._write([WrittenToken(value) for value in reply.written])
 
 
-class WeighedSweep(TextDecoder):
-    """The first segment drafts M candidates of the whole output, all blocks score them in one traversal, and one is
-    drawn by its weight p / q: sampling importance resampling (Rubin 1987). As M grows this becomes sampling from the
-    whole model. Temperature 0 takes the candidate that the whole model finds most likely.
+class WeighedSweep(TreeDecoder):
+    """First a tree, which is exact as far as it goes, as in speculative decoding. Then the first segment drafts M
+    candidates of all that follows, all blocks score them in one traversal, and one is drawn by its weight p / q:
+    sampling importance resampling (Rubin 1987). As M grows this becomes sampling from the whole model. Temperature 0
+    takes the candidate that the whole model finds most likely. One candidate is the first segment's text alone.
 
     The weights of long outputs are very unequal, so the best candidate nearly always wins (stats.effective_candidates
-    says how many count). `draft_bytes` cuts the output into several sweeps, each weighed on its own. top_p applies to
+    says how many count). `draft_bytes` cuts what follows into several sweeps, each weighed on its own. top_p applies to
     the draft."""
 
     def ask(self) -> Traversal | None:
         if not self._left:
             return None
         request, context = self.request, self.info.context
+        if not self.stats.traversals and self._candidates > 1:
+            return self._tree(SWEEP_TREE_COLUMNS, self._candidates)
         room = context - min(len(self._text), context // 2)  # the model sees at least half a context of the text
         length = min(self._left, room, request.draft_bytes or room)
         prompt = self._end(-(context - length))
@@ -218,16 +222,17 @@ class WeighedSweep(TextDecoder):
 
     def take(self, reply: Traversal, seconds: float) -> list[WrittenToken]:
         self._count(reply, seconds)
+        if reply.written is not None:
+            return self._drawn(reply)
         assert reply.tails is not None
         logits = before_each(reply.prompt_logits, reply.tail_logits)[0]
         self.stats.drafted += self._candidates * reply.tails.size(1)
         self.stats.accepted += reply.tails.size(1)
-        self.stats.effective_candidates = 1.0 if reply.shares is None else effective_candidates(reply.shares.double())
+        if reply.log_weights is not None:
+            self.stats.effective_candidates = effective_candidates(reply.log_weights.double().softmax(-1))
+            if self.request.temperature:
+                self.stats.divergence_nats += divergence_bound(reply.log_weights.double())
         return self._write([WrittenToken(value, logits[at]) for at, value in enumerate(reply.tails[0].tolist())])
-
-    @property
-    def _candidates(self) -> int:
-        return self.request.candidates or DEFAULT_CANDIDATES
 
     @property
     def _draft_temperature(self) -> float:
@@ -236,31 +241,13 @@ class WeighedSweep(TextDecoder):
         return self.request.temperature
 
 
-def speculate(
-    model: Tensor, drafter: Tensor, drafted: Tensor, accept: Tensor, replace: Tensor
-) -> tuple[list[int], int]:
-    """The tokens that one traversal decides, and how many of them were drafted. The rejection rule: token x, drawn from
-    q, stays with probability min(1, p(x) / q(x)); otherwise a token is drawn from max(0, p - q), and the rest of the
-    draft is dropped. Each written token is then distributed as p.
-
-    `model` and `drafter` are p and q [places, V]; `accept` and `replace` are uniform numbers, one per place."""
-    places = torch.arange(len(model))
-    stays = accept * drafter[places, drafted] < model[places, drafted]
-    kept = int(stays.long().cumprod(0).sum())
-    written: list[int] = drafted[:kept].tolist()
-    if kept < len(model):
-        rest = (model[kept] - drafter[kept]).clamp_min(0)
-        written += pick((rest if rest.any() else model[kept])[None], replace[kept : kept + 1]).tolist()
-    return written, kept
-
-
 class Pace:
     """Chooses the length of drafts from measured times and acceptance. Recent traversals count more."""
 
     DECAY = 0.9  # of earlier measurements, per traversal
 
     def __init__(self) -> None:
-        self._good, self._tried = 3.0, 4.0  # as if three of four drafted tokens had been accepted
+        self._good, self._tried = 9.5, 10.0  # as if 19 of 20 drafted columns had been accepted
         self._traversal_s: float | None = None
         self._byte_s: float | None = None
 

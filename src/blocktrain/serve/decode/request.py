@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from blocktrain.serve.traversal import ModelInfo, Traversal
 
 MAX_CANDIDATES = 256
-DEFAULT_CANDIDATES = 8
+DEFAULT_CANDIDATES = 8  # of a sweep
+TREE_ROWS = 4  # of speculative decoding: more take longer to score than they save
 MAX_ROW_BYTES = 2**16  # of all candidates of a sweep, with their prompt: each token costs the stages memory
 
 
@@ -33,7 +34,8 @@ class Request:
     """`max_bytes` and `draft_bytes` count tokens, which are bytes unless the model has a tokenizer. The prompt is text.
 
     `draft_bytes` is how much is drafted for one traversal. None adapts it (speculative) or takes as much as fits
-    (sweep). `candidates` is for a sweep that drafts and weighs. None takes 8, or the denoising sweep if the model was
+    (sweep). `candidates` is how many tokens are drafted for each position: the rows of a tree (speculative), or of a
+    sweep that drafts and weighs. None takes 4 or 8, or the denoising sweep if the model was
     trained for it."""
 
     prompt: bytes
@@ -54,8 +56,10 @@ class Request:
             raise ConfigError(f"candidates = {self.candidates} is out of range: give 1 to {MAX_CANDIDATES}")
         if self.draft_bytes is not None and self.draft_bytes < 1:
             raise ConfigError(f"draft_bytes = {self.draft_bytes} is too small: give 1 or more")
-        if self.candidates is not None and self.mode is not Mode.SWEEP:
-            raise ConfigError(f"mode {self.mode} has no candidates: leave them out, or choose mode sweep")
+        if self.candidates is not None and self.mode is Mode.AUTOREGRESSIVE:
+            raise ConfigError(
+                f"mode {self.mode} has no candidates: leave them out, or choose mode speculative or sweep"
+            )
         if self.draft_bytes is not None and self.mode is Mode.AUTOREGRESSIVE:
             raise ConfigError("mode autoregressive drafts nothing: leave draft_bytes out, or choose mode speculative")
 
@@ -114,6 +118,8 @@ class DecodeStats:
     written: int = 0  # tokens
     drafted: int = 0  # tokens, of all candidates
     accepted: int = 0  # drafted tokens that were written
+    exact: int = 0  # tokens that were drawn from the whole model's own distribution
+    divergence_nats: float = 0.0  # of the weighings: see divergence_bound in segment/sampling.py
     draft_s: float = 0.0
     seconds: float = 0.0
     effective_candidates: float | None = None  # of the last weighing: 1 / Σ share²

@@ -17,6 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
@@ -257,6 +258,8 @@ async def _decoded(request: Request) -> CompletionRequest:
         raise ApiError(415, f'Content-Type "{announced[:80]}" is not supported: send {JSON}', "content_type")
     try:
         return CompletionRequest.model_validate_json(await request.body())
+    except ClientDisconnect:  # it announced a body and left
+        raise ClientDisconnected from None
     except ValidationError as error:
         raise api_error_of(error.errors(include_url=False)) from None
 

@@ -107,6 +107,7 @@ class CompletionJob:
             first_byte_s=self._first_byte_s,
             drafted=sum(each.drafted for each in stats),
             accepted=sum(each.accepted for each in stats),
+            exact=sum(each.exact for each in stats),
             degraded=any(each.degraded for each in stats) or any(cost.degraded for cost in self._costs),
             prompt_bytes_unread=max(
                 *(each.prompt_bytes_unread for each in stats), *(cost.prompt_bytes_unread for cost in self._costs), 0

@@ -76,6 +76,7 @@ class Effort(Message):
     first_byte_s: float | None
     drafted: int
     accepted: int
+    exact: int  # tokens that were drawn from the whole model's own distribution
     degraded: bool  # a stage was missing
     prompt_bytes_unread: int  # the most bytes at the start of a prompt that were not read: the model reads the end
 

@@ -1,5 +1,5 @@
-"""Drafting: the rows of one traversal while they are drafted, one token per step. Next: segment.py runs the steps of
-all drafts together; model/cpu_draft.py computes them on a CPU."""
+"""Drafting: the rows of one traversal while they are drafted, one token per step; or a tree of rows. Next: segment.py
+runs the steps of all drafts together; model/cpu_draft.py computes them on a CPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,25 @@ from torch import Tensor
 
 from blocktrain.model.cpu_draft import DraftRows
 from blocktrain.model.kv_cache import BranchedCache, Positions, TextPositions, joined, token_ids
-from blocktrain.serve.segment.sampling import DRAFT, log_of, pick, probabilities, share_of, uniforms
+from blocktrain.serve.segment.sampling import (
+    DRAFT,
+    gumbels,
+    log_of,
+    perturbed,
+    pick,
+    probabilities,
+    share_of,
+    uniforms,
+)
 from blocktrain.serve.segment.sessions import ActiveTraversal, Hidden
 from blocktrain.serve.traversal import Piece, token_dtype
 
-PIECE_COLUMNS = 32  # of a draft, sent ahead together: fewer would cost more frames, more would come later
+PIECE_COLUMNS = 96  # of a draft, sent ahead together: each piece costs frames and passes, later ones arrive later
+DOUBT = 0.1  # in logits, how far the whole model's opinion of a token may be from the first segment's: a good one's
+
+
+def drafting_of(active: ActiveTraversal, prompt_logits: Tensor) -> Drafting:
+    return (Drafting if active.traversal.verify is None else TreeDrafting)(active, prompt_logits)
 
 
 class Drafting:
@@ -35,8 +49,8 @@ class Drafting:
         self._hidden: list[Hidden] = []
         self._shares: list[Tensor] = []  # probabilities of the drawn tokens
         self._stream, self._sent = uuid.uuid4().hex, 0  # columns that went ahead
-        several = self.draft.candidates > 1
-        self._branched = BranchedCache(active.the_cache, self.draft.candidates, self.remaining) if several else None
+        branches = self.draft.candidates > 1 or active.traversal.verify is not None
+        self._branched = BranchedCache(active.the_cache, self.draft.candidates, self.remaining) if branches else None
 
     def draw(self) -> Tensor:
         """Draws the next token of every row."""
@@ -88,14 +102,50 @@ class Drafting:
     def finish(self) -> None:
         """Puts the results into the traversal: all columns, or those that did not go ahead."""
         active = self.active
-        active.draft_prompt_logits = self._logits[0][0]
         if not self._tokens:
             return
         tails = self._put_columns(active)
         if self._sent:
             active.piece, active.prompt_hidden = Piece(self._stream, self._sent, self.draft.length), {}
         if self._branched is None:
-            active.draft_tail_logits = torch.stack(self._logits[1:], 1)
             active.the_cache.text = joined(active.the_cache.text, token_ids(tails[0].tolist(), active.vocabulary))
-        else:
+        elif self._shares:
             active.draft_log_likelihood = log_of(torch.stack(self._shares, 1)).sum(-1).float()
+
+
+class TreeDrafting(Drafting):
+    """Each column holds the beginnings that the whole model will most probably draw with the same random numbers. A
+    token is as probable as its perturbed logit is large: where the two largest are close, the tree branches. So the
+    whole model leaves the tree later than it would leave a single row."""
+
+    def __init__(self, active: ActiveTraversal, prompt_logits: Tensor) -> None:
+        super().__init__(active, prompt_logits)
+        draft = self.draft
+        self._noise = gumbels(draft.seed, draft.offset, draft.length, active.vocabulary)
+        self._scores = torch.full((draft.candidates,), -torch.inf, dtype=torch.double)
+        self._scores[0] = 0.0  # at first there is one beginning
+        self._parents: list[Tensor] = []
+        self._in_order = torch.arange(draft.candidates)
+
+    def draw(self) -> Tensor:
+        at, rows = len(self._tokens), self.draft.candidates
+        values = perturbed(self._logits[-1], self._noise[at], *self._settings)
+        likeliest = (values / DOUBT).log_softmax(-1).topk(min(rows, values.size(-1)), -1)
+        self._scores, chosen = (self._scores[:, None] + likeliest.values).flatten().topk(rows)
+        parents = chosen // likeliest.values.size(-1)
+        if at and not torch.equal(parents, self._in_order) and self._branched is not None:
+            first = len(self.active.traversal.prompt)
+            self._branched.reorder(parents, first, first + at)
+        self._parents.append(parents.to(torch.uint8))
+        self._tokens.append(likeliest.indices.flatten()[chosen].to(self._dtype))
+        self.remaining -= 1
+        return self._tokens[-1]
+
+    @property
+    def piece_is_due(self) -> bool:
+        return False  # the rows change their order
+
+    def finish(self) -> None:
+        super().finish()
+        if self._parents:
+            self.active.parents = torch.stack(self._parents, 1)

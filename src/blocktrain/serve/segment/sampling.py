@@ -5,15 +5,19 @@ them."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from blocktrain.serve.traversal import Traversal, Weigh
+from blocktrain.model.kv_cache import token_ids
+from blocktrain.serve.traversal import Traversal, Verify, Weigh
 
 Words = npt.NDArray[np.uint64]
-DRAFT, ACCEPT, REPLACE, CHOOSE = range(4)  # purposes of random numbers: independent streams of one seed
+NEVER = 1e4  # a difference of log-weights that no choice overcomes
+DRAFT, NOISE, CHOOSE = 0, 1, 3  # purposes of random numbers: independent streams of one seed
 
 
 def probabilities(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
@@ -65,6 +69,19 @@ def uniforms(seed: int, stream: int, rows: int, first: int, count: int) -> Tenso
     return torch.from_numpy((mix(mix(key, row), position) >> np.uint64(11)) * 2.0**-53)
 
 
+def gumbels(seed: int, first: int, count: int, vocabulary: int) -> Tensor:
+    """[count, V], double: Gumbel noise of each token at each position. The token with the largest logits / temperature
+    + noise is distributed as their softmax. All who know the seed draw the same token from the same logits, and mostly
+    the same from nearly the same logits (Gumbel coupling, Daliri et al. 2024)."""
+    return -(-uniforms(seed, NOISE, vocabulary, first, count).T.log()).log()
+
+
+def perturbed(logits: Tensor, noise: Tensor, temperature: float, top_p: float) -> Tensor:
+    """[…, V], double: the token with the largest value is the one that is drawn. Temperature 0 adds no noise."""
+    values = logits.double() + temperature * noise if temperature else logits.double()
+    return values if top_p == 1 else values.masked_fill(probabilities(logits, temperature, top_p) == 0, -torch.inf)
+
+
 def mix(state: Words, value: Words) -> Words:
     """splitmix64 (Steele et al. 2014) of the state and one more number."""
     with np.errstate(over="ignore"):
@@ -80,8 +97,8 @@ def weighed(t: Traversal, weigh: Weigh) -> Traversal:
     passed all blocks."""
     assert t.tails is not None
     assert t.tail_logits is not None
-    shares = shares_of(t, weigh.temperature)
-    chosen = int(pick(shares[None], uniforms(weigh.seed, CHOOSE, 1, weigh.offset, 1)[0]))
+    log_weights = log_weights_of(t, weigh.temperature)
+    chosen = int(pick(log_weights.softmax(-1)[None], uniforms(weigh.seed, CHOOSE, 1, weigh.offset, 1)[0]))
     own = slice(chosen, chosen + 1)
     return t.with_(
         weigh=None,
@@ -89,19 +106,57 @@ def weighed(t: Traversal, weigh: Weigh) -> Traversal:
         tail_state=None if t.tail_state is None else t.tail_state[own],
         tail_logits=t.tail_logits[own],
         draft_log_likelihood=None,
-        shares=shares.float(),
+        log_weights=log_weights.float(),
     )
 
 
-def shares_of(t: Traversal, temperature: float) -> Tensor:
-    """The probability of each row to be chosen, [M]. Temperature 0 chooses the row that the model finds most likely."""
+def verified(t: Traversal, verify: Verify) -> Traversal:
+    """The traversal with what the whole model draws: the longest path of the drafted tree that it draws too, and one
+    token more. `t` has passed all blocks. Each token is drawn from the whole model's logits, whatever was drafted."""
+    assert t.prompt_logits is not None
+    logits, row, path, written = t.prompt_logits[-1].cpu(), 0, [], []
+    columns = 0 if t.tails is None else t.tails.size(1)
+    noise = gumbels(verify.seed, verify.offset, columns + 1, logits.size(-1))
+    for column in range(columns + 1):
+        written.append(int(perturbed(logits, noise[column], verify.temperature, verify.top_p).argmax()))
+        if column == columns or t.tails is None or t.parents is None or t.tail_logits is None:
+            break
+        follows = t.tails[:, column] == written[-1]
+        if column:
+            follows = follows & (t.parents[:, column] == row)
+        if not follows.any():
+            break
+        row = int(follows.long().argmax())
+        path.append(row)
+        logits = t.tail_logits[row, column].cpu()
+    kept = range(len(path))
+    return t.with_(
+        verify=None,
+        parents=None,
+        tail_state=None,
+        tails=t.tails[path, kept][None] if path and t.tails is not None else None,
+        tail_logits=t.tail_logits[path, kept][None] if path and t.tail_logits is not None else None,
+        written=token_ids(written, logits.size(-1)),
+    )
+
+
+def log_weights_of(t: Traversal, temperature: float) -> Tensor:
+    """log p / q of each row, [M]; their softmax is the probability of each to be chosen. Temperature 0 chooses the row
+    that the model finds most likely: the others weigh next to nothing."""
     assert t.tails is not None
     assert t.draft_log_likelihood is not None
     tails, logits = t.tails.cpu(), before_each(t.prompt_logits, t.tail_logits)
     if temperature == 0:
         scores = log_likelihood(logits, tails)
-        return torch.nn.functional.one_hot(scores.argmax(), len(scores)).double()
-    return (log_likelihood(logits, tails, temperature) - t.draft_log_likelihood.cpu()).softmax(-1)
+        return (torch.nn.functional.one_hot(scores.argmax(), len(scores)).double() - 1) * NEVER
+    return log_likelihood(logits, tails, temperature) - t.draft_log_likelihood.cpu()
+
+
+def divergence_bound(log_weights: Tensor) -> float:
+    """-log of the mean weight of the M rows. Its mean over outputs bounds the Kullback-Leibler divergence of the chosen
+    row's distribution from the whole model's (Domke and Sheldon 2018): both p and q are normalised. A single value may
+    be negative."""
+    return float(math.log(len(log_weights)) - log_weights.logsumexp(-1))
 
 
 def effective_candidates(shares: Tensor) -> float:

@@ -1,12 +1,11 @@
 """Segment: consecutive blocks of a model, and the KV caches of their sessions: what one stage computes. No socket. The
 text of a traversal is always whole, so a KV cache changes only the speed, never the result. Next: sessions.py keeps the
-KV caches; drafting.py writes drafts; chain/stage.py puts a segment on the network."""
+KV caches; loading.py reads blocks; drafting.py writes drafts; chain/stage.py puts a segment on the network."""
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -14,11 +13,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from blocktrain.data.tokenizer import Tokenizer, tokenizer_of_run
+from blocktrain.data.tokenizer import Tokenizer
 from blocktrain.errors import ConfigError
-from blocktrain.io.checkpoint import Manifest, RunDirectory
-from blocktrain.io.tensor_file import MappedTensors
-from blocktrain.model.block import Block, DenoiseBlock, block_shapes, build_block
+from blocktrain.model.block import DenoiseBlock
 from blocktrain.model.cpu_draft import DraftBlock, DraftStepper
 from blocktrain.model.kv_cache import (
     CacheView,
@@ -30,10 +27,17 @@ from blocktrain.model.kv_cache import (
     joined,
     token_ids,
 )
-from blocktrain.model.offload import offloaded_block
-from blocktrain.serve.segment.drafting import Drafting
-from blocktrain.serve.segment.sampling import weighed
-from blocktrain.serve.segment.sessions import ActiveTraversal, Hidden, Sessions, parts_within, row_bytes
+from blocktrain.serve.segment.drafting import Drafting, drafting_of
+from blocktrain.serve.segment.loading import BlockTensors, loaded_block, read_blocks, require_consecutive
+from blocktrain.serve.segment.sampling import verified, weighed
+from blocktrain.serve.segment.sessions import (
+    ActiveTraversal,
+    Hidden,
+    Sessions,
+    one_per_session,
+    parts_within,
+    row_bytes,
+)
 from blocktrain.serve.traversal import (
     CacheMiss,
     ModelInfo,
@@ -49,29 +53,34 @@ from blocktrain.spec import Denoise, RunSpec
 
 DEFAULT_CACHE_BYTES = 2**30
 LEAST_ROW_BUDGET_BYTES = 2**26  # for the rows of drafts, however small the KV caches of sessions are
+DRAFTER = -1  # in the place of a block's index: the block that only drafts
 Ahead = Callable[[Traversal], None]
 
 
 class Segment:
     """`advance` takes traversals of many sessions at once. Each outcome equals that of the traversal alone, up to
     rounding. Blocks given as mapped tensors stay in their files: their layers pass through memory when they are
-    used."""
+    used. `drafter` are the tensors of a block that continues the last one's states when a first segment drafts; without
+    it the last block drafts with its own read-out."""
 
     def __init__(
         self,
         spec: RunSpec,
-        tensors: Mapping[int, Mapping[str, Tensor] | MappedTensors],
+        tensors: BlockTensors,
         combine: Mapping[str, Sequence[float]] | None,
         *,
         version: str,
         device: torch.device | str | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         tokenizer: Tokenizer | None = None,
+        drafter: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.spec, self.blocks, self.info = spec, tuple(sorted(tensors)), ModelInfo.of(spec, version, tokenizer)
-        _require_consecutive(self.blocks, spec.model.blocks)
+        require_consecutive(self.blocks, spec.model.blocks)
         self._device = torch.device(device or "cpu")
-        self._modules = {index: _loaded(spec, index, tensors[index]).to(self._device) for index in self.blocks}
+        self._modules = {index: loaded_block(spec, index, tensors[index]).to(self._device) for index in self.blocks}
+        if drafter is not None:
+            self._modules[DRAFTER] = loaded_block(spec, self.blocks[-1] + 1, drafter).to(self._device)
         self._weights = (combine or {}).get("mean" if self.info.independent else "stack")
         self._sessions = Sessions(cache_bytes)
         self._row_budget_bytes = max(cache_bytes, LEAST_ROW_BUDGET_BYTES)
@@ -83,21 +92,27 @@ class Segment:
 
     @classmethod
     def open(
-        cls, directory: str | Path, blocks: Sequence[int] | None = None, *, offload: bool = False, **settings: Any
+        cls,
+        directory: str | Path,
+        blocks: Sequence[int] | None = None,
+        *,
+        offload: bool = False,
+        with_drafter: bool = True,
+        **settings: Any,
     ) -> Self:
         """All or some blocks of a run directory; it reads no files of other blocks. `offload` leaves their layers on
-        the disk, for blocks that are larger than the memory."""
-        run = RunDirectory.open(directory)
-        tokenizer = tokenizer_of_run(run.spec.corpus.tokenizer, run.tokenizer_file())
-        while True:
-            manifest = run.manifest()
-            wanted = range(run.spec.model.blocks) if blocks is None else blocks
-            _require_known(wanted, run.spec.model.blocks, directory)
-            get = run.map_block if offload else run.load_block
-            tensors = {index: get(index, block_shapes(run.spec, index)) for index in wanted}
-            if run.manifest() == manifest:  # otherwise a block was published while we read: never mix two versions
-                version = model_digest(manifest)
-                return cls(run.spec, tensors, manifest.combine, version=version, tokenizer=tokenizer, **settings)
+        the disk, for blocks that are larger than the memory. The first segment drafts with the drafter behind its last
+        block, if there is one."""
+        read = read_blocks(Path(directory), blocks, offload, with_drafter)
+        return cls(
+            read.spec,
+            read.tensors,
+            read.combine,
+            version=read.version,
+            tokenizer=read.tokenizer,
+            drafter=read.drafter,
+            **settings,
+        )
 
     @property
     def cached_bytes(self) -> int:
@@ -113,7 +128,7 @@ class Segment:
         while it is written; the outcome is then the last piece."""
         outcomes: dict[int, Outcome] = {}
         sizes = [self._row_bytes(traversal) for traversal in batch]
-        for indices in parts_within(self._row_budget_bytes, sizes, _one_per_session(batch)):
+        for indices in parts_within(self._row_budget_bytes, sizes, one_per_session(batch)):
             began_s, admitted = time.perf_counter(), []
             for at in indices:
                 try:
@@ -142,13 +157,15 @@ class Segment:
         needs_state = upstream and not self.info.independent and bool(present)
         vocabulary = self.info.vocabulary
         if t.noise is not None or not present:
-            return ActiveTraversal(t, present, needs_state, vocabulary)
-        session = self._sessions.session(t, self._new_cache)
+            return ActiveTraversal(t, present, present, needs_state, vocabulary)
+        drafts = DRAFTER in self._modules and t.draft is not None and not t.missing
+        computed = [*present, DRAFTER] if drafts else present
+        session = self._sessions.session(t, self._new_cache, drafts)
         cache, stream = session.cache, session.stream_of(t)
         if t.piece is not None and t.piece.first:
             if needs_state:
                 check_states(t, self.spec.model.width)
-            return ActiveTraversal(t, present, needs_state, vocabulary, cache, stream=stream)
+            return ActiveTraversal(t, present, computed, needs_state, vocabulary, cache, stream=stream)
         first = min(cache.common_prefix(t.prompt), t.start if needs_state else len(t.prompt) - t.read)
         if needs_state:
             if first < t.start:
@@ -157,7 +174,7 @@ class Segment:
         elif not self.info.independent:
             first = min(first, t.start)  # the next segment needs the states from there on
         cache.keep(first)
-        return ActiveTraversal(t, present, needs_state, vocabulary, cache, first, stream=stream)
+        return ActiveTraversal(t, present, computed, needs_state, vocabulary, cache, first, stream=stream)
 
     def _row_bytes(self, t: Traversal) -> int:
         return row_bytes(t, self.spec.model.width, self._num_layers, len(self.blocks), self.info.vocabulary)
@@ -168,16 +185,16 @@ class Segment:
         return KVCache(self._num_layers, model.heads, model.width // model.heads, like)
 
     def _compute(self, actives: Sequence[ActiveTraversal]) -> float:
-        """Computes all traversals. Those with the same missing blocks share passes. Returns the seconds of drafting."""
+        """Computes all traversals. Those that need the same blocks share passes. Returns the seconds of drafting."""
         drafted_s = 0.0
         for active in actives:
             if active.present and active.traversal.noise is not None:
                 active.traversal = self._denoise(active.traversal, active.present)
         cached = [active for active in actives if active.cache is not None]
-        for _, group in groupby(sorted(cached, key=_missing), key=_missing):
+        for _, group in groupby(sorted(cached, key=_alike), key=_alike):
             alike = list(group)
             self._run_prompts([active for active in alike if active.has_prompt])
-            self._run_rows([active for active in alike if active.tails is not None and active.tails.size(0) != 1])
+            self._run_rows([active for active in alike if active.has_rows])
             drafters = [active for active in alike if active.traversal.draft is not None]
             if drafters:
                 began_s = time.perf_counter()
@@ -210,18 +227,18 @@ class Segment:
             texts.append(text)
             states.append(active.new_states())
         state_TD = torch.cat([state for state in states if state is not None]) if actives[0].needs_state else None
-        each = self._run(actives[0].present, parts, _tensor(joined(*texts)), state_TD)
+        each = self._run(actives[0].computed, parts, _tensor(joined(*texts)), state_TD)
         for active, hidden in zip(actives, each, strict=True):
             active.take_prompt(hidden)
 
     def _run_rows(self, actives: Sequence[ActiveTraversal]) -> None:
-        """Computes several tails of one prompt, in copies of its KV cache."""
+        """Computes several tails of one prompt, in copies of its KV cache, or a tree of tails."""
         if not actives:
             return
         parts, texts, states = [], [], []
         for active in actives:
             assert active.tails is not None
-            parts.append(active.branched_cache().next(active.tails.size(1)))
+            parts.append(active.row_positions())
             texts.append(active.tails.reshape(-1))
             states.append(active.traversal.tail_state)
         state_TD = torch.cat([s.flatten(0, 1) for s in states if s is not None]) if actives[0].needs_state else None
@@ -232,11 +249,11 @@ class Segment:
 
     def _draft(self, actives: Sequence[ActiveTraversal]) -> None:
         """Drafts the rows of all traversals, one token of every row per pass."""
-        drafts = [Drafting(active, self._draft_logits(active.prompt_hidden, last=1)) for active in actives]
+        drafts = [drafting_of(active, self._draft_logits(active.prompt_hidden, last=1)) for active in actives]
         going: list[Drafting] = []
         while still := [drafting for drafting in drafts if drafting.remaining]:
             if len(still) != len(going):
-                going, step = still, self._stepper(actives[0].present, still)
+                going, step = still, self._stepper(actives[0].computed, still)
             for drafting, hidden in zip(going, step([drafting.draw() for drafting in going]), strict=True):
                 drafting.take(hidden, self._draft_logits(hidden))
                 if drafting.piece_is_due and drafting.active.ahead is not None:
@@ -269,12 +286,12 @@ class Segment:
         return self._draft_blocks[index]
 
     def _draft_logits(self, hidden: Hidden, last: int = 0) -> Tensor:
-        """The logits of these blocks alone [T, V]: those of the last block of a stack, or the mean of independent
-        blocks. They are rounded to half precision before tokens are drawn from them, so that they travel exactly."""
+        """The logits of these blocks alone [T, V]: those of the drafter, of the last block of a stack, or the mean of
+        independent blocks."""
         readers = [*hidden] if self.info.independent else [*hidden][-1:]
         each = [self._modules[index].answer(hidden[index][-last:]) for index in readers]
         mean = each[0] if len(each) == 1 else torch.stack(each).mean(0)
-        return mean.half().float().cpu()
+        return mean.float().cpu()
 
     def _denoise(self, t: Traversal, present: Sequence[int]) -> Traversal:
         """The blocks' Euler steps on the whole window, as in BlockModel.sweep."""
@@ -310,18 +327,19 @@ class Segment:
             draft=None,
             piece=active.piece,
             tails=active.tails,
+            parents=active.parents,
             prompt_state=active.prompt_hidden[last][None, t.start - active.first :]
             if passes_states and active.prompt_hidden
             else None,
             tail_state=active.tail_hidden[last] if passes_states and active.tail_hidden else None,
             prompt_logits=self._add_logits(t.prompt_logits, active.prompt_hidden, t.missing, last=t.read),
             tail_logits=self._add_logits(t.tail_logits, active.tail_hidden, t.missing),
-            draft_prompt_logits=active.draft_prompt_logits if t.draft else t.draft_prompt_logits,
-            draft_tail_logits=active.draft_tail_logits if t.draft else t.draft_tail_logits,
             draft_log_likelihood=active.draft_log_likelihood if t.draft else t.draft_log_likelihood,
         )
         if ends_here and active.stream is not None:
             done = active.stream.gather(done)
+        if ends_here and done.verify is not None:
+            return verified(done, done.verify)
         return weighed(done, done.weigh) if ends_here and done.piece is None and done.weigh is not None else done
 
     def _ends(self, active: ActiveTraversal) -> bool:
@@ -333,54 +351,18 @@ class Segment:
     ) -> Tensor | None:
         """The logits so far plus the weighted logits of these blocks."""
         for index, own in hidden.items():
-            weight = block_weight(index, self.info, self._weights, missing)
+            weight = 0.0 if index == DRAFTER else block_weight(index, self.info, self._weights, missing)
             if weight:
                 logits = weight * self._modules[index].answer(own[-last:]).float()
                 so_far = logits if so_far is None else so_far.to(self._device) + logits
         return so_far
 
 
-def model_digest(manifest: Manifest) -> str:
-    """A name for exactly these blocks and weights."""
-    return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()[:16]
-
-
-def _loaded(spec: RunSpec, index: int, tensors: Mapping[str, Tensor] | MappedTensors) -> Block:
-    if isinstance(tensors, MappedTensors):
-        return offloaded_block(spec, index, tensors.tensors, tensors)
-    block = build_block(spec, index)
-    block.load_state_dict(dict(tensors))
-    return block.eval().requires_grad_(False)
-
-
-def _one_per_session(batch: Sequence[Traversal]) -> Iterable[list[int]]:
-    """The batch's indices in rounds with at most one traversal per session: two would share one KV cache."""
-    rounds: list[list[int]] = []
-    seen: dict[str, int] = {}
-    for at, traversal in enumerate(batch):
-        turn = seen[traversal.session] = seen.get(traversal.session, -1) + 1
-        rounds += [[] for _ in range(turn + 1 - len(rounds))]
-        rounds[turn].append(at)
-    return rounds
-
-
-def _missing(active: ActiveTraversal) -> tuple[int, ...]:
-    return tuple(sorted(active.traversal.missing))
+def _alike(active: ActiveTraversal) -> tuple[int, ...]:
+    return (len(active.computed), *sorted(active.traversal.missing))
 
 
 def _tensor(text: TokenIds) -> Tensor:
     if isinstance(text, bytes):
         return torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return torch.tensor(text, dtype=torch.int32)
-
-
-def _require_consecutive(blocks: Sequence[int], count: int) -> None:
-    if not blocks or list(blocks) != list(range(blocks[0], blocks[-1] + 1)) or blocks[-1] >= count:
-        raise ConfigError(
-            f"a segment holds consecutive blocks of 0 to {count - 1}, got {list(blocks)}: name for example 0-1"
-        )
-
-
-def _require_known(wanted: Iterable[int], count: int, directory: str | Path) -> None:
-    if strange := sorted(set(wanted) - set(range(count))):
-        raise ConfigError(f"there is no block {strange[0]}: {directory} has blocks 0 to {count - 1}, name some of them")

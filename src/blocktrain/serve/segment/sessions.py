@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from blocktrain.model.kv_cache import BranchedCache, KVCache, TokenIds, joined, token_ids
+from blocktrain.model.kv_cache import (
+    BranchedCache,
+    KVCache,
+    Positions,
+    TokenIds,
+    TreePositions,
+    joined,
+    token_ids,
+)
 from blocktrain.serve.traversal import CacheMiss, Piece, Traversal
 
 FLOAT_BYTES = 4
@@ -55,6 +63,7 @@ class PieceStream:
 class Session:
     cache: KVCache
     missing: tuple[int, ...]  # keys and values depend on which blocks are missing below
+    has_drafter: bool  # whether the drafter's keys and values are there too
     pieces: PieceStream | None = None
 
     @property
@@ -88,10 +97,10 @@ class Sessions:
     def num_bytes(self) -> int:
         return sum(session.num_bytes for session in self._held.values())
 
-    def session(self, t: Traversal, new_cache: Callable[[], KVCache]) -> Session:
+    def session(self, t: Traversal, new_cache: Callable[[], KVCache], has_drafter: bool = False) -> Session:
         held = self._held.get(t.session)
-        if held is None or held.missing != t.missing:
-            held = self._held[t.session] = Session(new_cache(), t.missing)
+        if held is None or (held.missing, held.has_drafter) != (t.missing, has_drafter):
+            held = self._held[t.session] = Session(new_cache(), t.missing, has_drafter)
         self._held.move_to_end(t.session)
         return held
 
@@ -111,6 +120,7 @@ class ActiveTraversal:
 
     traversal: Traversal
     present: list[int]  # the segment's blocks that are not missing
+    computed: list[int]  # the same, and the drafter if it is needed
     needs_state: bool
     vocabulary: int
     cache: KVCache | None = None
@@ -118,15 +128,14 @@ class ActiveTraversal:
     prompt_hidden: Hidden = field(default_factory=dict)  # [T, D] from `first` to the prompt's end
     tail_hidden: Hidden = field(default_factory=dict)  # [R, N, D]
     tails: Tensor | None = None
-    draft_prompt_logits: Tensor | None = None
-    draft_tail_logits: Tensor | None = None
+    parents: Tensor | None = None  # if the tails are a tree
     draft_log_likelihood: Tensor | None = None
     piece: Piece | None = None
     stream: PieceStream | None = None  # if the rows come in pieces
     ahead: Callable[[Traversal], None] | None = None  # takes pieces of the draft
 
     def __post_init__(self) -> None:
-        self.tails, self.piece = self.traversal.tails, self.traversal.piece
+        self.tails, self.parents, self.piece = self.traversal.tails, self.traversal.parents, self.traversal.piece
 
     @property
     def the_cache(self) -> KVCache:
@@ -138,7 +147,19 @@ class ActiveTraversal:
         """Later pieces carry only more columns of their rows."""
         return self.piece is None or self.piece.first == 0
 
-    def branched_cache(self) -> BranchedCache:
+    @property
+    def has_rows(self) -> bool:
+        """Several rows or a tree, which leave the session's KV cache as it is."""
+        return self.tails is not None and (self.tails.size(0) != 1 or self.parents is not None)
+
+    def row_positions(self) -> Positions:
+        """The positions of all tails."""
+        assert self.tails is not None
+        if self.parents is not None:
+            return TreePositions(self.the_cache, self.parents)
+        return self._branched_cache().next(self.tails.size(1))
+
+    def _branched_cache(self) -> BranchedCache:
         """For the keys and values of the rows."""
         assert self.tails is not None
         if self.stream is None:
@@ -149,7 +170,7 @@ class ActiveTraversal:
 
     @property
     def single_tail(self) -> Tensor | None:
-        return self.tails if self.tails is not None and self.tails.size(0) == 1 else None
+        return self.tails if self.tails is not None and not self.has_rows else None
 
     def new_text(self) -> TokenIds:
         return joined(self.traversal.prompt[self.first :], self._single_text())
@@ -186,6 +207,17 @@ def row_bytes(t: Traversal, width: int, layers: int, blocks: int, vocabulary: in
     new = t.draft.length if t.draft else t.piece.total if t.piece else tail
     cached, computed = 2 * layers * width, blocks * width + 3 * vocabulary
     return rows * (cached * (len(t.prompt) + new) + computed * new) * FLOAT_BYTES
+
+
+def one_per_session(batch: Sequence[Traversal]) -> Iterable[list[int]]:
+    """The batch's indices in rounds with at most one traversal per session: two would share one KV cache."""
+    rounds: list[list[int]] = []
+    seen: dict[str, int] = {}
+    for at, traversal in enumerate(batch):
+        turn = seen[traversal.session] = seen.get(traversal.session, -1) + 1
+        rounds += [[] for _ in range(turn + 1 - len(rounds))]
+        rounds[turn].append(at)
+    return rounds
 
 
 def parts_within(budget_bytes: int, sizes: Sequence[int], turns: Iterable[Sequence[int]]) -> Iterator[list[int]]:

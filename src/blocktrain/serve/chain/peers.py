@@ -1,0 +1,27 @@
+"""Peers: a stage's connections to the stages after it. Next: stage.py sends through them; sockets.py opens them."""
+
+from __future__ import annotations
+
+from blocktrain.serve.chain.sockets import Network, Socket, zmq_errors
+
+MAX_PEERS = 64
+
+
+class Peers:
+    """Connections are kept; above MAX_PEERS the least recently used one is closed."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._sockets: dict[str, Socket] = {}
+
+    def to(self, address: str) -> Socket:
+        """The connection to another stage."""
+        peer = self._sockets.pop(address, None)
+        if peer is None:
+            peer = self._network.connect(address)
+            with zmq_errors(address):
+                peer.connect(address)
+            if len(self._sockets) >= MAX_PEERS:
+                self._network.close_socket(self._sockets.pop(next(iter(self._sockets))))
+        self._sockets[address] = peer
+        return peer
