@@ -27,6 +27,16 @@ def test_a_phase_is_trained_in_the_fastest_way_that_fits(memory_bytes, streamed,
     assert (plan.streamed, plan.micro_windows) == (streamed, micro_windows)
 
 
+@pytest.mark.parametrize("share, kept_blocks", [(0.5, 3), (0.3, 1), (0.24, 0)])
+def test_a_streamed_phase_keeps_the_activations_that_fit(share, kept_blocks):
+    wide = WHOLE.with_(
+        **{"model.width": 512, "model.layers": 16, "train.windows": 8, "model.context": 64, "train.micro_windows": 8}
+    )
+    phase = wide.phases[0]
+    plan = memory_plan(wide, phase, int(share * training_memory_bytes(wide, phase)))
+    assert (plan.streamed, plan.kept_blocks) == (True, kept_blocks)
+
+
 def test_a_block_that_is_trained_alone_is_not_streamed():
     alone = preset("tiny").with_(objective=Stacked(scaffold=0))
     assert not memory_plan(alone, alone.phases[0], 1).streamed

@@ -6,6 +6,7 @@ import torch
 
 from blocktrain.errors import StorageError
 from blocktrain.io import shelf
+from blocktrain.model.block import StackedBlock
 from blocktrain.spec import EndToEnd, Stacked, preset
 from blocktrain.train.streamed import StreamedTrainer
 from blocktrain.train.trainer import BlockTrainer
@@ -42,6 +43,47 @@ def test_streamed_weights_are_bit_identical(objective, tmp_path):
         expected, found = plain.step(), streamed.step()
         assert (found.loss, found.grad_norm) == (expected.loss, expected.grad_norm)
     assert_equal(plain, streamed)
+
+
+@pytest.mark.parametrize("kept_blocks", [1, 3])
+@pytest.mark.parametrize("micro_windows", [None, 3], ids=["all windows at once", "some at once"])
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_kept_activations_change_no_bit(objective, micro_windows, kept_blocks, tmp_path):
+    spec = TINY.with_(objective=objective)
+    again, kept = (
+        StreamedTrainer(
+            spec,
+            spec.phases[0],
+            TEXT,
+            {},
+            scratch=tmp_path,
+            compile=False,
+            micro_windows=micro_windows,
+            kept_blocks=kept,
+        )
+        for kept in (0, kept_blocks)
+    )
+    for _ in range(2):
+        again.step(), kept.step()
+    assert_equal(again, kept)
+
+
+def test_a_block_whose_activations_are_kept_runs_once_a_step(tmp_path, monkeypatch):
+    ran = []
+    advance = StackedBlock.advance
+    monkeypatch.setattr(StackedBlock, "advance", lambda block, *a: ran.append(block.index) or advance(block, *a))
+    spec = TINY.with_(objective=WHOLE)
+    StreamedTrainer(spec, spec.phases[0], TEXT, {}, scratch=tmp_path, compile=False, kept_blocks=2).step()
+    assert ran == [0, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_a_held_out_loss_is_the_same_and_changes_no_later_step(objective, tmp_path):
+    spec = TINY.with_(objective=objective)
+    plain, streamed = both(spec, tmp_path)
+    untouched = BlockTrainer(spec, spec.phases[0], TEXT, {}, compile=False)
+    assert plain.held_out_loss(TEXT[::-1].copy(), 5, 2) == streamed.held_out_loss(TEXT[::-1].copy(), 5, 2)
+    assert plain.step().loss == streamed.step().loss == untouched.step().loss
 
 
 def test_blocks_of_different_depths_are_streamed_too(tmp_path):

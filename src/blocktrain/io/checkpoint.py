@@ -6,6 +6,7 @@ writes files whole or not at all; train/run.py, which fills a directory.
       spec.toml                        what is trained
       manifest.json                    names the current file of each block; always written last
       block-0-1f3a52c09b7e.safetensors named by its hash, so that a new version never replaces the one in use
+      drafter-1-90ab12cd34ef.safetensors behind block 1, if one was distilled
       progress/phase-0.safetensors     state of an unfinished phase
       metrics.jsonl                    one record per line
       samples.jsonl                    what the model wrote while it was trained
@@ -73,6 +74,7 @@ class Manifest(BaseModel):
     blocks: dict[int, BlockEntry] = {}
     finished: tuple[int, ...] = ()  # phases
     combine: dict[str, tuple[float, ...]] = {}  # weights of the composition, fitted to exactly these blocks
+    drafters: dict[int, BlockEntry] = {}  # by the block that each stands behind, distilled from exactly these blocks
 
 
 class RunDirectory:
@@ -142,8 +144,8 @@ class RunDirectory:
 
     def publish(self, blocks: Mapping[int, Mapping[str, Tensor]], steps: int, finished: int | None = None) -> None:
         """Writes the files, then the manifest that names them, then deletes the old files. A kill at any point leaves
-        whole versions. If a block changed, the weights of the composition are dropped: they were fitted to the old one.
-        """
+        whole versions. If a block changed, the weights of the composition and the drafters are dropped: they were
+        fitted to the old one."""
         entries = {}
         with self._lock():
             old = self.manifest()
@@ -153,10 +155,12 @@ class RunDirectory:
                 write_whole(self._block_file(block, entries[block]), data)
             current = {**old.blocks, **entries}
             done = tuple(sorted({*old.finished, *([] if finished is None else [finished])}))
-            combine = old.combine if current == old.blocks else {}
-            self._write_manifest(old.model_copy(update={"blocks": current, "finished": done, "combine": combine}))
+            fitted: dict[str, Any] = {} if current == old.blocks else {"combine": {}, "drafters": {}}
+            self._write_manifest(old.model_copy(update={"blocks": current, "finished": done, **fitted}))
             for block, entry in entries.items():
                 self._remove_old_versions(block, entry)
+            if fitted:
+                self._remove_others("drafter-*.safetensors", ())
 
     def load_block(self, block: int, expected: Shapes) -> dict[str, Tensor]:
         path, data = self._read_block(block)
@@ -176,6 +180,32 @@ class RunDirectory:
             if isinstance(error, FileNotFoundError) and self._entry(block) != entry:
                 return self.map_block(block, expected)
             raise unreadable(path, error, _again(block)) from None
+
+    def save_drafter(self, behind: int, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Save what the stage that ends with block `behind` drafts with."""
+        data = to_bytes(tensors, {"drafter": str(behind), "steps": str(steps)})
+        entry = BlockEntry(sha256=hashlib.sha256(data).hexdigest(), steps=steps)
+        with self._lock():
+            old = self.manifest()
+            write_whole(self._drafter_file(behind, entry), data)
+            self._write_manifest(old.model_copy(update={"drafters": {**old.drafters, behind: entry}}))
+            self._remove_others(f"drafter-{behind}-*.safetensors", [self._drafter_file(behind, entry)])
+
+    def load_drafter(self, behind: int, expected: Shapes) -> dict[str, Tensor] | None:
+        """None if there is none behind this block."""
+        entry = self.manifest().drafters.get(behind)
+        if entry is None:
+            return None
+        path, remedy = self._drafter_file(behind, entry), f"run blocktrain distil {self.path} again"
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise unreadable(path, error, remedy) from None
+        if (found := hashlib.sha256(data).hexdigest()) != entry.sha256:
+            raise CheckpointError(
+                f"{path} is damaged (sha256 {found[:12]}… where the manifest says {entry.sha256[:12]}…): {remedy}"
+            )
+        return from_bytes(data, path, expected, remedy)[0]
 
     def save_tokenizer(self, file: bytes | None) -> None:
         """The tokenizer's file, so that the directory can be used without its corpus. None: the run is on bytes."""
@@ -265,9 +295,15 @@ class RunDirectory:
     def _write_manifest(self, manifest: Manifest) -> None:
         write_whole(self.path / MANIFEST_FILE, manifest.model_dump_json(indent=2).encode())
 
+    def _drafter_file(self, behind: int, entry: BlockEntry) -> Path:
+        return self.path / f"drafter-{behind}-{entry.sha256[:12]}.safetensors"
+
     def _remove_old_versions(self, block: int, current: BlockEntry) -> None:
-        for path in self.path.glob(f"block-{block}-*.safetensors"):
-            if path != self._block_file(block, current):
+        self._remove_others(f"block-{block}-*.safetensors", [self._block_file(block, current)])
+
+    def _remove_others(self, pattern: str, kept: Sequence[Path]) -> None:
+        for path in self.path.glob(pattern):
+            if path not in kept:
                 with storage_errors(path):
                     path.unlink(missing_ok=True)
 
@@ -300,6 +336,9 @@ def copy_as(source: RunDirectory, path: Path, dtype: torch.dtype, shapes: Callab
         target.finish_phase(phase, {}, source.spec.phases[phase].steps)
     for name, weights in manifest.combine.items():
         target.save_combine(name, weights)
+    for behind, entry in manifest.drafters.items():
+        if (drafter := source.load_drafter(behind, shapes(behind + 1))) is not None:
+            target.save_drafter(behind, stored_as(drafter, dtype), entry.steps)
     return target
 
 

@@ -13,6 +13,7 @@ from blocktrain.spec import Denoise, Phase, RunSpec
 
 FLOAT_BYTES = 4
 STATE_BYTES = 16  # per trained parameter: weight, gradient and two moments
+UPDATE_BYTES = 22  # the same, and what an update computes on its way (measured)
 LAYER_VALUES = 24  # numbers kept for the backward pass per position and layer, in multiples of the width
 
 
@@ -27,6 +28,7 @@ class MemoryPlan:
     micro_windows: int
     memory_bytes: int
     checkpoint_activations: bool = False
+    kept_blocks: int = 0  # streamed: so many blocks before the last keep their activations and do not run again
 
     def settings(self, spec: RunSpec) -> list[str]:
         """What differs from training without any saving, as settings of a run."""
@@ -56,11 +58,14 @@ def _plans(spec: RunSpec, phase: Phase) -> Iterator[MemoryPlan]:
     The settings of the run may leave no choice."""
     pinned = spec.train.checkpoint_activations
     for again in (False, True) if pinned is None else (pinned,):
-        for streamed in (False, True) if can_stream(spec, phase) else (False,):
+        for windows in _window_counts(spec):
+            yield MemoryPlan(False, windows, _held_bytes(spec, phase, windows * spec.model.context, again), again)
+        if not can_stream(spec, phase):
+            continue
+        for kept in reversed(range(len(phase.blocks))):
             for windows in _window_counts(spec):
-                estimate = _streamed_bytes if streamed else _held_bytes
-                memory_bytes = estimate(spec, phase, windows * spec.model.context, again)
-                yield MemoryPlan(streamed, windows, memory_bytes, again)
+                memory_bytes = _streamed_bytes(spec, phase, windows * spec.model.context, again, kept)
+                yield MemoryPlan(True, windows, memory_bytes, again, kept)
 
 
 def _window_counts(spec: RunSpec) -> Iterator[int]:
@@ -91,15 +96,20 @@ def _held_bytes(spec: RunSpec, phase: Phase, positions: int, again: bool = False
     return STATE_BYTES * trained + FLOAT_BYTES * (run_only + passed + positions * values_per_position)
 
 
-def _streamed_bytes(spec: RunSpec, phase: Phase, positions: int, again: bool = False) -> int:
-    """The same with one trained block in memory: its state, the weights of one block below, the activations and logits
-    of one block, and for all positions of the step the states between the blocks with one gradient."""
+def _streamed_bytes(spec: RunSpec, phase: Phase, positions: int, again: bool = False, kept: int = 0) -> int:
+    """The same with one trained block in memory. Its moments are there for its update alone, when no activations are.
+    Before that: its weights and gradients, the weights of one block below, the activations and logits of one block, and
+    for all positions of the step the states between the blocks with one gradient, and the activations of the blocks
+    that keep theirs."""
     trained = max(_parameters(spec, block) for block in phase.blocks)
     run_only = max((_parameters(spec, block) for block in phase.below), default=0)
-    layers = max(spec.model.layers_of(block) for block in phase.blocks)
-    values_per_position = _layer_values(layers, again) * spec.model.width + 2 * spec.model.vocabulary
-    states = spec.step_bytes * (len(phase.blocks) + 2) * spec.model.width
-    return STATE_BYTES * trained + FLOAT_BYTES * (run_only + states + positions * values_per_position)
+    layers, width = max(spec.model.layers_of(block) for block in phase.blocks), spec.model.width
+    values_per_position = _layer_values(layers, again) * width + 2 * spec.model.vocabulary
+    own_logits = 2 * spec.model.vocabulary if getattr(spec.objective, "own_weight", 0.0) else 0
+    kept_values = kept * ((layers if again else layers * LAYER_VALUES) * width + own_logits)
+    states = (len(phase.blocks) + 2) * width
+    values = positions * values_per_position + spec.step_bytes * (states + kept_values)
+    return max(UPDATE_BYTES * trained, FLOAT_BYTES * (2 * trained + values)) + FLOAT_BYTES * run_only
 
 
 def _layer_values(layers: int, again: bool) -> int:

@@ -1,15 +1,18 @@
 """StreamedTrainer: trains all blocks of a phase through one loss with one block in memory. The other blocks, their
 gradients and their optimiser state wait on disk. Its weights are bit-identical to BlockTrainer's; a step takes one more
-forward pass of every block but the last. Next: trainer.py; io/shelf.py, where blocks wait; memory_estimate.py."""
+forward pass of every block but the last and those whose activations are kept. Next: trainer.py; io/shelf.py, where
+blocks wait; memory_estimate.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from blocktrain.data.windows import Tokens
 from blocktrain.io.shelf import Shelf
@@ -46,19 +49,38 @@ def fitting_trainer(
     plan = memory_plan(spec, phase, memory_bytes)
     options["micro_windows"] = plan.micro_windows
     if plan.streamed:
+        options["kept_blocks"] = plan.kept_blocks
         return StreamedTrainer(spec, phase, train_bytes, published, scratch=scratch, **options)
     return BlockTrainer(spec, phase, train_bytes, published, **options)
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """One block run with gradients on some windows: what its backward pass starts from."""
+
+    entering: Tensor | None
+    leaving: Tensor
+    own: Tensor | None  # the cross entropy of the block's own read-out, if it is trained
+
+
 class StreamedTrainer(BlockTrainer):
     """`scratch` is a folder for the blocks that wait: 16 bytes per trained parameter. A block is copied to the device
-    when it is used. One module per depth takes all blocks of that depth in turn."""
+    when it is used. One module per depth takes all blocks of that depth in turn. The activations of `kept_blocks`
+    blocks before the last stay in memory, so that these blocks do not run forward again."""
 
     def __init__(
-        self, spec: RunSpec, phase: Phase, train_bytes: Tokens, published: Weights, *, scratch: Path, **options: Any
+        self,
+        spec: RunSpec,
+        phase: Phase,
+        train_bytes: Tokens,
+        published: Weights,
+        *,
+        scratch: Path,
+        kept_blocks: int = 0,
+        **options: Any,
     ) -> None:
         assert can_stream(spec, phase)
-        self._shelf = Shelf(scratch)
+        self._shelf, self._kept_blocks = Shelf(scratch), kept_blocks
         super().__init__(spec, phase, train_bytes, published, **options)
 
     def _start(self, published: Weights) -> None:
@@ -75,14 +97,18 @@ class StreamedTrainer(BlockTrainer):
 
     def _learn(self, inputs: Tensor, targets: Tensor, factor: float) -> tuple[float, float]:
         keep = self._kept_states(inputs.size(0))
-        states = self._run_forward(inputs, keep)
+        states, kept = self._run_forward(inputs, targets, keep)
         gradient: Tensor | None = None
         norms: dict[int, list[Tensor]] = {}
         loss = 0.0
         for position in reversed(range(len(self.phase.blocks))):
             index = self.phase.blocks[position]
-            block = self._load(index)
-            entropy, gradient = self._run_backward(block, position, inputs, targets, states.pop(), gradient, keep)
+            block, state = self._load(index), states.pop()
+            ran = kept.pop(position, None) or (
+                self._run_part(block, position, inputs[part], targets[part], state, part, keep)
+                for part in self._parts(inputs.size(0))
+            )
+            entropy, gradient = self._run_backward(ran, gradient, inputs.size(0))
             loss = entropy if position == len(self.phase.blocks) - 1 else loss
             norms[index] = gradient_norms(block.parameters())
             self._put_gradients(block, index)
@@ -91,60 +117,91 @@ class StreamedTrainer(BlockTrainer):
             self._update(index, factor, norm)
         return loss, float(norm)
 
-    def _run_forward(self, inputs: Tensor, keep: Tensor | None) -> list[Tensor | None]:
-        """The state that enters each block of the chain, without gradients."""
-        states = [self._state_below(inputs)]
+    def _end_loss(self, inputs: Tensor, targets: Tensor) -> float:
+        state, last = self._run_forward(inputs, None, None)[0][-1], self._load(self.phase.blocks[-1])
+        total = 0.0
+        for part in self._parts(inputs.size(0)):
+            with torch.no_grad(), self._autocast():
+                _, own = self._run(last, inputs[part], targets[part], None if state is None else state[part], False)
+            assert own is not None
+            total += own.item() * inputs[part].size(0) / inputs.size(0)
+        return total
+
+    def _run_forward(
+        self, inputs: Tensor, targets: Tensor | None, keep: Tensor | None
+    ) -> tuple[list[Tensor | None], dict[int, list[_Ran]]]:
+        """The state that enters each block of the chain, without gradients; and by their position the blocks that need
+        not run again. Without targets there is no backward pass, and none is kept."""
+        states, kept = [self._state_below(inputs)], dict[int, list[_Ran]]()
+        last, parts = len(self.phase.blocks) - 1, self._parts(inputs.size(0))
         for position, index in enumerate(self.phase.blocks[:-1]):
-            block, entering = self._load(index), _dropped(states[-1], keep, position)
+            block = self._load(index)
+            if targets is not None and position >= last - self._kept_blocks:
+                with saved_tensors_hooks(Tensor.detach, _as_it_is):
+                    kept[position] = [
+                        self._run_part(block, position, inputs[part], targets[part], states[-1], part, keep)
+                        for part in parts
+                    ]
+                states.append(torch.cat([ran.leaving.detach() for ran in kept[position]]))
+                continue
+            entering = _dropped(states[-1], keep, position)
             with self._autocast():
                 states.append(
                     torch.cat(
                         [
                             self._run_below(block, inputs[part], None if entering is None else entering[part])
-                            for part in self._parts(inputs.size(0))
+                            for part in parts
                         ]
                     )
                 )
-        return states
+        return states, kept
 
-    def _run_backward(
+    def _run_part(
         self,
         block: StackedBlock,
         position: int,
         inputs: Tensor,
         targets: Tensor,
         state: Tensor | None,
-        gradient: Tensor | None,
+        part: slice,
         keep: Tensor | None,
+    ) -> _Ran:
+        """Runs the block with gradients on some of the windows."""
+        entering = None if state is None else state[part].detach().requires_grad_(position > 0)
+        ends = position == len(self.phase.blocks) - 1
+        with self._autocast():
+            leaving, own = self._run(
+                block,
+                inputs,
+                targets if ends or self._own_weight else None,
+                _dropped(entering, None if keep is None else keep[:, part], position),
+                not ends and own_losses_detached(self.spec.objective),
+            )
+        return _Ran(entering, leaving, own)
+
+    def _run_backward(
+        self, parts: Iterable[_Ran], gradient: Tensor | None, num_windows: int
     ) -> tuple[float, Tensor | None]:
-        """Runs the block again with gradients, given the gradient of its output (None: the end of the chain). Returns
-        its own cross entropy and the gradient of the state that entered it."""
-        entropy, weight = 0.0, 1.0 if gradient is None else self._own_weight
+        """Given the gradient of a block's output (None: the end of the chain), returns its own cross entropy and the
+        gradient of the state that entered it."""
+        entropy, weight, done = 0.0, 1.0 if gradient is None else self._own_weight, 0
         entering_gradients: list[Tensor] = []
-        for part in self._parts(inputs.size(0)):
-            entering = None if state is None else state[part].detach().requires_grad_(position > 0)
-            kept = None if keep is None else keep[:, part]
+        for ran in parts:
+            part = slice(done, done + ran.leaving.size(0))
+            done = part.stop
             roots: list[Tensor] = []
             gradients: list[Tensor | None] = []
-            with self._autocast():
-                leaving, own = self._run(
-                    block,
-                    inputs[part],
-                    targets[part] if weight else None,
-                    _dropped(entering, kept, position),
-                    gradient is not None and own_losses_detached(self.spec.objective),
-                )
-            if own is not None:
-                share = inputs[part].size(0) / inputs.size(0)
-                entropy += share * own.item()
-                roots.append(weight * share * own)
+            if ran.own is not None:
+                share = ran.leaving.size(0) / num_windows
+                entropy += share * ran.own.item()
+                roots.append(weight * share * ran.own)
                 gradients.append(None)
             if gradient is not None:
-                roots.append(leaving)
+                roots.append(ran.leaving)
                 gradients.append(gradient[part])
             torch.autograd.backward(roots, gradients)
-            if entering is not None and entering.grad is not None:
-                entering_gradients.append(entering.grad)
+            if ran.entering is not None and ran.entering.grad is not None:
+                entering_gradients.append(ran.entering.grad)
         return entropy, torch.cat(entering_gradients) if entering_gradients else None
 
     def _put_gradients(self, block: StackedBlock, index: int) -> None:
@@ -211,6 +268,12 @@ def _run_block(
     if targets is None:
         return leaving, None
     return leaving, byte_cross_entropy(block.read_out(leaving.detach() if detached else leaving), targets)
+
+
+def _as_it_is(kept: Tensor) -> Tensor:
+    """What the backward pass gets for a kept tensor. Weights are kept as the memory of their module, which other blocks
+    use meanwhile: the block's own weights are loaded again first. torch trusts a hook where it would refuse that."""
+    return kept
 
 
 def _beginning(state: Mapping[str, Tensor], prefix: str, new_prefix: str) -> Iterator[tuple[str, Tensor]]:

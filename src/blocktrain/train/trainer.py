@@ -124,6 +124,26 @@ class BlockTrainer:
             end_loss += share * entropies[-1].item()
         return end_loss, self._optimizer.step(factor)
 
+    def held_out_loss(self, text: Tokens, shard: int, batches: int) -> float:
+        """The cross entropy at the end of the chain, in nats per token, on windows of a text that is not trained on."""
+        trained = self._train_bytes, self.shard, self.step_done
+        self._train_bytes, self.shard = text, shard
+        total = 0.0
+        try:
+            for self.step_done in range(batches):
+                total += self._end_loss(*self._batch())
+        finally:
+            self._train_bytes, self.shard, self.step_done = trained
+        return total / batches
+
+    def _end_loss(self, inputs: Tensor, targets: Tensor) -> float:
+        total = 0.0
+        for part in self._parts(inputs.size(0)):
+            with torch.no_grad(), self._autocast():
+                _, entropies = self._loss(inputs[part], targets[part])
+            total += entropies[-1].item() * inputs[part].size(0) / inputs.size(0)
+        return total
+
     def _parts(self, num_windows: int) -> list[slice]:
         """The windows of a step that go through the blocks at once."""
         return [slice(start, start + self._micro_windows) for start in range(0, num_windows, self._micro_windows)]
