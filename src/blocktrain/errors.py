@@ -80,6 +80,10 @@ class LedgerConflict(BlockTrainError):
     """A new record contradicts the ledger. Nothing was changed. Trying again cannot help."""
 
 
+class HubError(BlockTrainError):
+    """The Hugging Face Hub does not answer or refuses. Its repository has the old model or the whole new one."""
+
+
 class FrameError(BlockTrainError):
     """A message between stages is damaged, too large or not of this protocol. The sender must send another."""
 

@@ -292,6 +292,7 @@ LATER_SWARM_SETTINGS = {
     "screen_share": 0.5,
     "krum_share": 0.34,
     "audit_share": 0.0,
+    "vetting": False,
     "audit_newcomer_share": 0.15,
     "audit_tolerance": 0.05,
     "newcomer_weight": 0.25,
@@ -333,6 +334,8 @@ class SwarmSpec(Settings):
     # the same for workers that have not passed an audit
     audit_newcomer_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.15
     audit_tolerance: Positive = 0.05  # largest distance of two honest updates of one lease, in their norm
+    # before a round of three or more updates is merged, workers score each on held-out text, and what hurts is left out
+    vetting: bool = False
     keys_per_token: Count = 256  # workers' keys that may come with one access token
     newcomer_weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25  # of updates of workers that passed no audit
 

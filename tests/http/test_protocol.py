@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
 import threading
@@ -195,6 +196,18 @@ def test_an_answer_before_the_end_of_the_body_arrives_and_the_rest_is_not_read()
         assert client.recv(1000).startswith(b"HTTP/1.1 401 ")
         with pytest.raises(OSError):
             send(client, bytes(2**20), 64)
+
+
+def test_a_client_that_is_gone_when_it_is_refused_is_no_error(monkeypatch, caplog):
+    def gone(transport: object) -> None:
+        raise OSError(107, "Transport endpoint is not connected")
+
+    monkeypatch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", gone)
+    with served() as each, each.connect() as client:
+        monkeypatch.setattr(logging.getLogger("uvicorn.error"), "handlers", [caplog.handler])
+        client.sendall(UPLOAD.replace(b"size", b"refuse") % 10**6)
+        assert client.recv(1000).startswith(b"HTTP/1.1 401 ")
+    assert "Exception" not in caplog.text
 
 
 def test_after_a_refusal_a_silent_connection_is_closed():

@@ -153,3 +153,14 @@ def test_the_head_is_noted_before_the_receipt_is_sent(house, member):
         member.work()
         assert NotedHead(house.folder / HEAD_FILE).read() == house.ledger.chain_head()
         assert house.ledger.chain_head().number == number
+
+
+def test_an_update_that_is_damaged_while_it_waits_can_be_sent_again(house, member):
+    lease = member.lease()
+    data = member.payload(lease)
+    assert member.send(lease, data).status_code == 200
+    (update,) = house.ledger.contributions()
+    (house.folder / "blobs" / "blobs" / update.update.id).write_bytes(b"damaged")
+    assert house.ask_only("GET", f"/v1/blobs/{update.update.id}").status_code == 503
+    assert member.send(lease, data).json()["duplicate"]
+    assert bytes(house.blobs.get(update.update.id)) == data

@@ -1,5 +1,6 @@
-"""The web pages of the coordinator (dashboard) and the gateway (playground): one route per file, with ETag, gzip, cache
-and security headers. The pages get what they show from the API, with an access token that only their scripts see.
+"""The web pages of the coordinator (dashboard, leaderboard) and the gateway (playground): one route per file, with
+ETag, gzip, cache and security headers. The pages get what they show from the API; an access token, where one is needed,
+is known to their scripts alone.
 Next: static/dashboard/dashboard.js, static/playground/playground.js."""
 
 from __future__ import annotations
@@ -34,17 +35,21 @@ def security_headers(styles: str = "'self'") -> dict[str, str]:
 @dataclass(frozen=True)
 class WebPage:
     folder: str  # in static/
+    at: str = "/"
     plotly: bool = False  # it sets inline styles, which differ from version to version
 
     def files(self) -> dict[str, tuple[str, str]]:
         """For the path of each route, the package and the path of its file."""
         folder = f"static/{self.folder}"
         names = sorted(file.name for file in resources.files(__package__).joinpath(folder).iterdir())
-        ours = {"/" if name == "index.html" else f"/page/{name}": (__package__, f"{folder}/{name}") for name in names}
+        ours = {
+            self.at if name == "index.html" else f"/page/{name}": (__package__, f"{folder}/{name}") for name in names
+        }
         return {**ours, f"/page/{PLOTLY}": ("plotly", f"package_data/{PLOTLY}")} if self.plotly else ours
 
 
 DASHBOARD, PLAYGROUND = WebPage("dashboard", plotly=True), WebPage("playground")
+LEADERBOARD = WebPage("leaderboard", at="/leaderboard")  # beside the dashboard, whose style and words it uses
 
 
 def add_page(app: FastAPI, page: WebPage) -> None:

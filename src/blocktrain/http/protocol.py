@@ -3,6 +3,7 @@ refused or disconnected. Costs one counter per chunk of a body. Next: limits.py,
 
 from __future__ import annotations
 
+from contextlib import suppress
 from http import HTTPStatus
 
 import uvicorn
@@ -89,7 +90,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._lingers, self._received_bytes = True, 0
             self._unset_keepalive_if_required()
             if self.transport.can_write_eof():
-                self.transport.write_eof()
+                with suppress(OSError):  # the client is gone, and the transport has not noticed yet
+                    self.transport.write_eof()
 
     def pause_writing(self) -> None:
         self._num_pauses += 1

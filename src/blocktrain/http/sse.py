@@ -1,5 +1,5 @@
 """Server-sent events, and work that is cancelled when its client disconnects. Knows no routes.
-Next: swarm/coordinator/status_stream.py and serve/gateway/completion.py, which make the events."""
+Next: swarm/coordinator/watching/status_stream.py and serve/gateway/completion.py, which make the events."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.queries import OpenRounds
 from blocktrain.swarm.ledger.records import MergeWeight, Standing
 from blocktrain.swarm.policy.rounds import LONGEST_LIMITS
-from blocktrain.swarm.verify import _HashedBlobs
+from blocktrain.swarm.verify import HashedBlobs
 from blocktrain.wire.safetensors import Array
 from blocktrain.wire.updates import read_update
 
@@ -245,7 +245,8 @@ class Checker:
                     "no round waits past its ceiling", f"round {number} of phase {phase} may take {limit_s:.0f} s"
                 )
             waited_s = now_s - max(first_s, self._calm_s)
-            if waited_s > LONGEST_LIMITS * limit_s + SLACK_S:
+            limits = LONGEST_LIMITS + self._spec.swarm.vetting  # scoring its updates may take one more
+            if waited_s > limits * limit_s + SLACK_S:
                 raise Broken(
                     "no round waits past its ceiling", f"round {number} of phase {phase} waits {waited_s:.0f} s"
                 )
@@ -290,7 +291,7 @@ class Checker:
     def _check_merge(self, phase: int, round: int, made: Mapping[int, str]) -> None:
         """The versions of a round, merged again: bit for bit by the real code, and nearly by the definition."""
         ledger = next(x.ledger for x in self._machines if x.ledger)  # the one that has just merged, at least
-        blobs = _HashedBlobs(self._disk.folder / "blobs")
+        blobs = HashedBlobs(self._disk.folder / "blobs")
         blocks = Blocks(self._spec, ledger, blobs, lambda block: dict(self._initial_blocks[block]))
         updates, base = ledger.merged_updates(phase, round), ledger.base_of(phase, round)
         weights = ledger.merge_weights(phase, round)

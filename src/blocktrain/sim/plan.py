@@ -31,6 +31,7 @@ from blocktrain.swarm.policy.track_record import TrackRecord, usual_steps_per_s
 UPLOAD_SHARE = 0.1  # as worker.py: of the time until the deadline
 MEMORY_BYTES = 2**52
 HOUR_S = 3600.0
+SILENT_SHARE = 0.1  # of a round's limit, after which a silent worker whose lease is over asks again
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,8 @@ class Planner:
     def _work(self, node: _Node, phase: int, number: int, steps: int, time_left_s: float, base: dict[int, int]) -> None:
         result, sizes, block = self.result, self._sizes(phase), self._phases[phase].block
         if node.lie == "silent":
-            self._at(self.now_s + max(1.0, time_left_s), lambda: self._ask(node))
+            pause_s = max(time_left_s, SILENT_SHARE * self._rounds[phase].round.limit_s)
+            self._at(self.now_s + pause_s, lambda: self._ask(node))
             return
         has_previous = node.held.get(block) == base[block] - 1 and node.phase == phase
         down = sizes.difference if has_previous else 0 if node.held.get(block) == base[block] else sizes.trained

@@ -34,8 +34,10 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {**_DENOISE, "swarm.update": "int8", "swarm.download": "int8", "swarm.max_lag": 2, "swarm.keep_versions": 4},
     {**_STACKED, "swarm.update": "int8", "swarm.download": "fp32", "swarm.outer": "nesterov", "swarm.max_lag": 4},
     {**_DENOISE, "swarm.update": "vector", "swarm.update_ratio": 20.0, "swarm.max_lag": 1, "swarm.min_updates": 2},
+    {**_DENOISE, "swarm.update": "int8", "swarm.download": "int6", "swarm.vetting": True, "swarm.min_updates": 3},
 )
 COMMON = (0, 0, 0, 1, 1, 1, 2, 2, 3)  # how often each variant is drawn: the last one's codec takes long
+VETTED_VARIANT, VETTED_SHARE = 4, 0.15  # drawn apart: older seeds keep their schedules
 
 
 def spec_of_variant(variant: int) -> RunSpec:
@@ -87,6 +89,8 @@ def schedule_of(seed: int) -> Schedule:
     if draw.random() < 0.3:
         honest.append(Volunteering("worker-slow", draw.uniform(0.2, 0.5)))
     variant = draw.choice(COMMON)
+    if random.Random(f"vetted {seed}").random() < VETTED_SHARE:
+        variant = VETTED_VARIANT
     lies = COURSE_LIES if VARIANTS[variant]["swarm.update"] == "vector" else LIES
     liars = [Volunteering(f"liar-{n}", 4.0, draw.choice(lies)) for n in range(draw.choice([0, 0, 0, 1, 1, 2]))]
     names = [each.name for each in honest]

@@ -12,11 +12,22 @@ from pydantic import ValidationError
 
 from blocktrain.errors import BlockTrainError
 from blocktrain.sim.network import Delivery
+from blocktrain.swarm.coordinator.api.downloads import RANGE
 from blocktrain.swarm.coordinator.blocks import own_blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.intake import require_announced
 from blocktrain.swarm.coordinator.refusals import render_refusal
-from blocktrain.swarm.coordinator.routes import LONGEST_WAIT_S, PREFER_WAIT, RANGE, RETRY_LEASE_S
-from blocktrain.wire.messages import EvaluationNotice, LeaseReply, LeaseRequest, Message, Received, UpdateNotice, Wait
+from blocktrain.swarm.coordinator.routes import LONGEST_WAIT_S, PREFER_WAIT, RETRY_LEASE_S
+from blocktrain.wire.messages import (
+    EvaluationNotice,
+    LeaseReply,
+    LeaseRequest,
+    Message,
+    Received,
+    UpdateNotice,
+    VetNotice,
+    Wait,
+)
 
 UPLOAD = re.compile(r"/v1/leases/([^/]+)/uploads/([0-9a-f]{64})")
 BLOB = re.compile(r"/v1/blobs/([0-9a-f]{64})")
@@ -49,10 +60,15 @@ def _answered(coordinator: Coordinator, delivery: Delivery, bells: Bells) -> htt
         return _json(coordinator.info())
     if path == "/v1/leases":
         return _json(_lease_or_wait(coordinator, delivery, bells))
+    if path == "/v1/updates" and method == "PUT":
+        return _take_whole(coordinator, delivery)
     if path == "/v1/updates":
         return _json(coordinator.update(UpdateNotice.model_validate_json(delivery.body)))
     if path == "/v1/evaluations":
         coordinator.intake.evaluation(EvaluationNotice.model_validate_json(delivery.body))
+        return httpx.Response(204)
+    if path == "/v1/vettings":
+        coordinator.vetted(VetNotice.model_validate_json(delivery.body))
         return httpx.Response(204)
     if match := UPLOAD.fullmatch(path):
         take = _take_part if method == "PUT" else _received
@@ -89,6 +105,19 @@ def _take_part(coordinator: Coordinator, delivery: Delivery, lease: str, sha256:
     with coordinator.blobs.receiving() as part:
         part.write(delivery.body)  # what came before the connection broke is kept
         return coordinator.intake.receive(lease, sha256, offset, size, part, token)
+
+
+def _take_whole(coordinator: Coordinator, delivery: Delivery) -> httpx.Response:
+    num_bytes, token = int(delivery.request.url.params["notice"]), delivery.request.headers.get("authorization", "")
+    announced = int(delivery.request.headers["content-length"])
+    if len(delivery.body) < announced:  # the connection broke
+        return httpx.Response(400)
+    notice = UpdateNotice.model_validate_json(delivery.body[:num_bytes])
+    require_announced(notice.payload, announced - num_bytes)
+    coordinator.intake.expect(notice.lease, announced - num_bytes, announced - num_bytes, token)
+    with coordinator.blobs.receiving() as part:
+        part.write(delivery.body[num_bytes:])
+        return _json(coordinator.whole_update(notice, part, token))
 
 
 def _received(coordinator: Coordinator, delivery: Delivery, lease: str, sha256: str) -> int:

@@ -26,7 +26,7 @@ from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Tensors, Worker
 from blocktrain.train.trainer import Weights
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.messages import EvaluateLease, EvaluationNotice, TrainLease, UpdateReceipt
+from blocktrain.wire.messages import EvaluateLease, EvaluationNotice, TrainLease, UpdateReceipt, VetLease, VetNotice
 
 PATIENCE_S = 10 * 86_400.0
 MEMORY_BYTES = 2**40
@@ -80,13 +80,12 @@ class SimWorker(Worker):
     def _initial_block(self, block: int) -> Tensors:
         return dict(_initial_block(self._spec.model_dump_json(), block))
 
-    def _prepare_trainer(self, lease: TrainLease, start: Weights, around: Mapping[int, Tensors]) -> Any:
+    def _prepare_trainer(self, lease: Any, start: Weights, around: Mapping[int, Tensors]) -> Any:
         phase = self._spec.phases[lease.phase]
         trainer: Any = self._trainer
         if trainer is None or trainer.phase != phase:
             trainer = SimTrainer(phase, self._take_time, HUGE * STEP_SIZE if self._lie == "huge" else STEP_SIZE)
         trainer.begin(start, f"{self._public_key} {lease.lease}")
-        trainer.shard, trainer.step_done = lease.shard, lease.step_start
         self._trainer = trainer
         return trainer
 
@@ -114,6 +113,20 @@ class SimWorker(Worker):
             samples=(),
         )
         self._client.submit_evaluation(sign(unsigned, self._key, self._info.run))
+
+    def _vet(self, lease: VetLease) -> None:
+        """Scores that say which updates are bad without computing any: those whose hash begins with 0."""
+        self._take_time()
+        bad = [update.payload.sha256.startswith("0") != bool(self._lie) for update in lease.updates]
+        unsigned = VetNotice(
+            lease=lease.lease,
+            worker=self._public_key,
+            base=NATS,
+            together=NATS - 0.1,
+            alone=tuple(NATS + (0.1 if each else -0.1) for each in bad),
+            without=tuple(NATS - 0.1 + (-0.02 if each else 0.02) for each in bad),
+        )
+        self._client.submit_vetting(sign(unsigned, self._key, self._info.run))
 
 
 @lru_cache(64)

@@ -53,10 +53,13 @@ def scratch_folder() -> Path:
 
 @cache
 def template(variant: int, scratch: Path) -> Template:
-    folder = scratch / f"template-{variant}"
+    return found_template(spec_of_variant(variant), scratch / f"template-{variant}")
+
+
+def found_template(spec: RunSpec, folder: Path) -> Template:
     folder.mkdir(parents=True)
     (folder / "text.txt").write_bytes(TEXT)
-    spec = spec_of_variant(variant).with_(**{"corpus.source": str(folder / "text.txt")})
+    spec = spec.with_(**{"corpus.source": str(folder / "text.txt")})
     disk = SimDisk(folder)
     ledger = Ledger(disk.ledger_path)
     found_run(spec, load_corpus(spec.corpus, spec.model.context), ledger, SimBlobs(disk, lambda: EPOCH_S), EPOCH_S)
@@ -88,6 +91,7 @@ class Volunteer:
 
             def slept() -> None:
                 take_time()
+                world.steps_taken += 1
                 world.scheduler.sleep(self.sleeps_until_s - world.scheduler.now_s)
 
             worker._take_time = slept
@@ -125,21 +129,24 @@ class World:
         self.checker = Checker(self.spec, self.disk, self.scheduler, made.initial_blocks)
         self._asked = 0
         self.is_calm = False
-        self.events = 0
+        self.events = self.steps_taken = 0
 
     def true_wall(self) -> float:
         return EPOCH_S + self.scheduler.now_s
 
     # The course of a schedule
 
-    def run(self) -> None:
-        """Raises Broken if an invariant does not hold."""
+    def begin(self) -> None:
         for machine in self.machines.values():
             self._start(machine)
         for number, volunteer in enumerate(self.volunteers.values()):
             self.scheduler.after(0.1 * number, volunteer.start)
         for fault in self.schedule.faults:
             self.scheduler.at(fault.at_s, lambda fault=fault: self._happen(fault))  # type: ignore[misc]
+
+    def run(self) -> None:
+        """Raises Broken if an invariant does not hold."""
+        self.begin()
         last_s = max((x.at_s + x.for_s for x in self.schedule.faults), default=0.0)
         self.scheduler.at(last_s + 1.0 if self.schedule.faults else CHAOS_S / 4, self._mend)
         while not (self.is_calm and self.checker.is_finished):
@@ -333,8 +340,9 @@ class World:
 
 
 @contextmanager
-def world_of(schedule: Schedule, scratch: Path) -> Iterator[World]:
-    made = template(schedule.variant, scratch)
+def world_of(schedule: Schedule, scratch: Path, made: Template | None = None) -> Iterator[World]:
+    """Without a template, that of the schedule's variant."""
+    made = made or template(schedule.variant, scratch)
     folder = Path(tempfile.mkdtemp(prefix="world-", dir=scratch))
     shutil.copytree(made.folder, folder, dirs_exist_ok=True)
     state = random.getstate()

@@ -1,6 +1,6 @@
 """Aliases: the names under which people see workers. An alias is made from the worker's public key, so it does not
 reveal whose machine it is. The name that a worker gives itself, often its host's, is shown to admins only. Pure.
-Next: coordinator/status.py, which shows both."""
+Next: coordinator/watching/status.py, which shows both."""
 
 from __future__ import annotations
 

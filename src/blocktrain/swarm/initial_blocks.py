@@ -4,6 +4,7 @@ Next: coordinator/server.py, which asks for them before it serves; coordinator/l
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -13,10 +14,14 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from blocktrain import __version__
 from blocktrain.errors import ConfigError
+from blocktrain.io.files import write_whole
 from blocktrain.spec import RunSpec
 from blocktrain.start_model import StartModel
 from blocktrain.swarm.coordinator.blocks import Tensors, initial_block_file
+
+MEMORY_FILE = "memory.json"
 
 
 @contextmanager
@@ -40,7 +45,10 @@ def make_in_torch_process(
     *,
     describe: Callable[[RunSpec], object] | None = None,
 ) -> dict[int, int]:
-    """`make_initial_blocks` in a process that ends afterwards. `describe` may need torch too and runs there first."""
+    """`make_initial_blocks` in a process that ends afterwards. `describe` may need torch too and runs there first. A
+    run that has them already, as after a restart, needs no such process."""
+    if (known := _made_before(spec, folder)) is not None:
+        return known
     with torch_process() as process:
         if describe is not None:
             process.submit(describe, spec).result()
@@ -72,7 +80,22 @@ def make_initial_blocks(spec: RunSpec, folder: Path, start: StartModel | None = 
     for block in range(spec.model.blocks):
         if not (path := initial_block_file(folder, block)).exists():
             save_tensors(path, build_block(spec, block).state_dict() if blocks is None else blocks[block])
-    return {phase.index: least_memory_bytes(spec.for_any_machine(), phase) for phase in spec.phases}
+    memory_bytes = {phase.index: least_memory_bytes(spec.for_any_machine(), phase) for phase in spec.phases}
+    write_whole(folder / MEMORY_FILE, json.dumps({"version": __version__, "bytes": memory_bytes}).encode())
+    return memory_bytes
+
+
+def _made_before(spec: RunSpec, folder: Path) -> dict[int, int] | None:
+    """The memory of each phase, if this version made all initial blocks of the run."""
+    if not all(initial_block_file(folder, block).exists() for block in range(spec.model.blocks)):
+        return None
+    try:
+        found = json.loads((folder / MEMORY_FILE).read_bytes())
+        if found["version"] == __version__:
+            return {int(phase): num_bytes for phase, num_bytes in found["bytes"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # it is made anew
+    return None
 
 
 def initial_blocks_here(spec: RunSpec, start: StartModel | None = None) -> Callable[[int], Tensors]:

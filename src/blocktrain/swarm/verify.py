@@ -21,13 +21,14 @@ from blocktrain.swarm.coordinator.trust.orders import past_merges
 from blocktrain.swarm.ledger.chain import HEAD_FILE, START, NotedHead, link
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import RollbackRecord, Run, Update, Version
+from blocktrain.swarm.policy.vetting import verdict_of
 from blocktrain.swarm.signatures import is_signed
-from blocktrain.wire.messages import Blob, UpdateNotice
+from blocktrain.wire.messages import Blob, UpdateNotice, VetNotice
 
 
 @dataclass(frozen=True)
 class Fault:
-    kind: str  # "ledger", "blob", "chain", "signature", "version"
+    kind: str  # "ledger", "blob", "chain", "signature", "vetting", "version"
     text: str
     repaired: bool = False
 
@@ -41,6 +42,8 @@ class VerifyReport:
     signatures: int = 0
     versions: int = 0  # merged again with the same bytes
     not_merged_again: int = 0  # their updates were deleted by now
+    receipts: int = 0  # of a worker, whose updates are there
+    not_seen: tuple[str, ...] = ()  # what cannot be checked from outside
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -64,7 +67,7 @@ def verify(
         ledger.close()
 
 
-class _HashedBlobs(Blobs):
+class HashedBlobs(Blobs):
     """The same blobs. What is put is hashed and not stored."""
 
     def put(self, data: Data | Iterable[Data], sha256: str | None = None) -> str:
@@ -87,6 +90,7 @@ class _Verifier:
             self._check_chain()
         with self._faults("signature"):
             self._check_audits()
+            self._check_vettings()
         damaged = self._check_blobs()
         self._check_versions(damaged)
         return self._found
@@ -135,18 +139,8 @@ class _Verifier:
             after = page[-1].update.number
 
     def _check_signature(self, update: Update) -> None:
-        notice = UpdateNotice(
-            worker=update.worker,
-            lease=update.lease,
-            tensors=self._blocks.shapes(update.phase),
-            payload=Blob(sha256=update.id, num_bytes=update.num_bytes),
-            steps=update.steps,
-            tokens=update.tokens,
-            loss=update.loss,
-            signature=update.signature,
-        )
         self._found.signatures += 1
-        if not is_signed(notice, self._run.id):
+        if not is_signed(notice_of(update, self._blocks), self._run.id):
             self._say("signature", f"update {update.number} is not signed by worker {update.worker[:12]}…")
 
     def _check_audits(self) -> None:
@@ -165,6 +159,21 @@ class _Verifier:
                     signature=asked.signature or "",
                 )
                 self._check_signature(said)
+
+    def _check_vettings(self) -> None:
+        """Scores are signed by their workers, and what was left out follows from them."""
+        for vetting in self._ledger.all_vettings():
+            for seat in vetting.seats:
+                if seat.losses is None:
+                    continue
+                self._found.signatures += 1
+                notice = VetNotice(lease=seat.id, worker=seat.worker, **seat.losses, signature=seat.signature or "")
+                if not is_signed(notice, self._run.id):
+                    self._say("signature", f"a score of vetting {vetting.number} is not signed by {seat.worker[:12]}…")
+            if vetting.verdict and vetting.verdict["outcome"] == "vetted":
+                found = verdict_of(vetting.reports, 0, ended=True)
+                if {vetting.updates[at] for at in (found.harmful if found else ())} != set(vetting.harmful):
+                    self._say("vetting", f"vetting {vetting.number} left out other updates than its scores say")
 
     # Blobs and versions
 
@@ -265,7 +274,7 @@ class _Verifier:
     @cached_property
     def _hashing(self) -> Merger:
         """Stores nothing."""
-        blobs = _HashedBlobs(self._blobs.where)
+        blobs = HashedBlobs(self._blobs.where)
         return Merger(self._spec.swarm, self._blocks_of(blobs), blobs)
 
     @cached_property
@@ -286,3 +295,17 @@ class _Faults:
             return False
         self._found.faults.append(Fault(self._kind, str(error)))
         return True
+
+
+def notice_of(update: Update, blocks: Blocks) -> UpdateNotice:
+    """What the worker signed when it sent this update."""
+    return UpdateNotice(
+        worker=update.worker,
+        lease=update.lease,
+        tensors=blocks.shapes(update.phase),
+        payload=Blob(sha256=update.id, num_bytes=update.num_bytes),
+        steps=update.steps,
+        tokens=update.tokens,
+        loss=update.loss,
+        signature=update.signature,
+    )

@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from blocktrain.http.server import listening, served_in_thread
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.coordinator.routes import build_service
+from blocktrain.swarm.coordinator.watching.leaderboard import Leaderboard
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker
 from blocktrain.wire.invite import Invite
@@ -71,11 +72,12 @@ def trained(new_house: Callable, tmp_path_factory) -> Iterator[str]:
 
 
 @pytest.fixture
-def running(new_house: Callable) -> Iterator[tuple[Any, str]]:
+def running(new_house: Callable, visit: Visits) -> Iterator[tuple[Any, str]]:
     """A run whose clock stands until a test moves it."""
     house = new_house()
     with served(house) as url:
         yield house, url
+        visit.close()
 
 
 @dataclass
@@ -98,6 +100,11 @@ class Visits:
         page.goto(url + (f"/#{token}" if token else "/"))
         return page
 
+    def close(self) -> None:
+        """While the server still answers: a page that tries to connect again would complain."""
+        while self.contexts:
+            self.contexts.pop().close()
+
     def _hear(self, kind: str, text: str, expected: str) -> None:
         if kind == "error" and expected not in text:
             self.complaints.append(text)
@@ -107,8 +114,7 @@ class Visits:
 def visit(browser: Browser) -> Iterator[Visits]:
     visits = Visits(browser)
     yield visits
-    for context in visits.contexts:
-        context.close()
+    visits.close()
     assert visits.complaints == []
 
 
@@ -313,6 +319,64 @@ def test_the_token_leaves_the_address_and_stays_in_the_tab(visit, trained):
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("Invite or access token")).to_be_visible()
     assert page.evaluate("() => sessionStorage.length") == 0
+
+
+# Trust
+
+
+def honest_result(lease: Any) -> float:
+    return 1e-3 * (1 + 0.01 * lease.shard) + 1e-6 * lease.step_start
+
+
+def test_bans_standing_and_audits_are_drawn(visit, new_house):
+    audited = {"swarm.audit_share": 1.0, "swarm.audit_newcomer_share": 1.0, "swarm.min_updates": 3}
+    house = new_house(**audited, **{"swarm.round_steps": 10, "train.steps": 200})
+    with served(house) as url:
+        liar, *honest = members = [house.member() for _ in range(3)]
+        leases = [member.lease() for member in members]
+        for member, lease, factor in zip(members, leases, (-1.0, 1.0, 1.0), strict=True):
+            member.send(lease, member.payload(lease, factor * honest_result(lease)))
+        for number in range(9):
+            if house.ledger.key_standing(liar.id).excluded is None:
+                lease = honest[number % 2].lease()
+                honest[number % 2].send(lease, honest[number % 2].payload(lease, honest_result(lease)))
+        banned = house.member()
+        banned.lease()
+        house.ledger.exclude(banned.id, "banned", "a broken device", house.now_s)
+        page = visit(url, TOKENS["viewer"])
+        expect(page.get_by_role("heading", name="Trust")).to_be_visible()
+        out = page.locator("#excluded tbody")
+        expect(out).to_contain_text("quarantined")
+        expect(out.locator("tr", has_text=alias_of(banned.id))).to_contain_text("a broken device")
+        expect(page.locator("#workers tbody tr", has_text=alias_of(liar.id))).to_contain_text("quarantined")
+        expect(page.locator("#workers tbody")).to_contain_text("not audited yet; its updates weigh 25 %")
+        expect(page.locator("#audits tbody tr", has_text=alias_of(liar.id))).to_contain_text("failed")
+        expect(page.locator("#trust-bar")).to_have_attribute("aria-label", re.compile("Audits: 1 failed, 2 open"))
+        expect(page.locator("#present-of")).to_contain_text("2 excluded")
+        page.set_viewport_size({"width": 320, "height": 800})
+        page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
+        visit.close()
+
+
+def test_where_nobody_is_excluded_and_nothing_is_audited_trust_is_no_section(visit, trained):
+    page = visit(trained, TOKENS["viewer"])
+    expect(page.locator("#workers tbody tr").first).to_be_visible()
+    expect(page.locator("#trust")).to_be_hidden()
+
+
+def test_the_leaderboard_needs_no_token_and_fits_a_phone(visit, new_house):
+    house = new_house()
+    with listening("127.0.0.1", 0, "nobody") as listener:
+        board = Leaderboard(house.spec, house.ledger, lambda: house.now_s)
+        with served_in_thread(build_service(house.coordinator, house.ledger, leaderboard=board), listener) as server:
+            house.ask_only = partial(ask, f"http://127.0.0.1:{server.port}")
+            member = house.member()
+            member.work()
+            page = visit(f"http://127.0.0.1:{server.port}/leaderboard")
+            expect(page.locator("#entries tbody tr")).to_contain_text(alias_of(member.id))
+            expect(page.locator("#num-workers")).to_have_text("1")
+            page.set_viewport_size({"width": 320, "height": 800})
+            page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
 
 
 # Everybody, everywhere

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import socket
 import threading
 
@@ -16,7 +17,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import negative_data_rejection, positive_data_acceptance
 
 from blocktrain.http.server import served_in_thread
-from blocktrain.swarm.coordinator import routes
+from blocktrain.swarm.coordinator.api import people
 from blocktrain.swarm.coordinator.refusals import MEANING
 
 EXAMPLES = 15  # an operation
@@ -38,11 +39,14 @@ WITH_INPUT = [
     ("GET", "/v1/leases/{lease_id}/uploads/{sha256}"),
     ("PUT", "/v1/leases/{lease_id}/uploads/{sha256}"),
     ("POST", "/v1/updates"),
+    ("PUT", "/v1/updates"),
     ("POST", "/v1/evaluations"),
+    ("POST", "/v1/vettings"),
     ("POST", "/v1/bans"),
     ("POST", "/v1/rollbacks"),
     ("GET", "/v1/blobs/{sha256}"),
     ("GET", "/v1/contributions"),
+    ("GET", "/v1/merges"),
     ("GET", "/v1/events"),
 ]
 VALID, INVALID = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
@@ -97,7 +101,7 @@ def test_a_ledger_that_hangs_makes_the_service_unready_but_not_unhealthy(house, 
     answers_again = threading.Event()
     monkeypatch.setattr(house.ledger, "role_of", lambda token: answers_again.wait(60) and "viewer")
     monkeypatch.setattr(house.ledger, "run", answers_again.wait)
-    monkeypatch.setattr(routes, "READY_S", 0.2)
+    monkeypatch.setattr(people, "READY_S", 0.2)
 
     async def ask() -> list[int]:
         transport, headers = httpx.ASGITransport(house.service), {"Authorization": "Bearer x"}
@@ -154,19 +158,17 @@ def test_a_blob_comes_whole_or_from_byte_to_byte(house, member, range, status, f
         assert answer.headers["content-range"] == f"bytes {first}-{end}/{len(whole)}"
 
 
-def test_what_came_of_an_upload_before_its_connection_broke_is_kept(house, member):
-    lease = member.lease()
-    data = member.payload(lease)
-    path = f"/v1/leases/{lease.lease}/uploads/{hashlib.sha256(data).hexdigest()}"
+def broken_put(house, path, query, data, num_bytes):
+    """A connection that breaks after so many bytes of the body."""
     headers = {"authorization": "Bearer the-token-of-the-worker", "content-length": str(len(data))}
     scope = {
         "type": "http",
         "method": "PUT",
         "path": path,
-        "query_string": f"offset=0&size={len(data)}".encode(),
+        "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
     }
-    came = {"type": "http.request", "body": data[:1000], "more_body": True}
+    came = {"type": "http.request", "body": data[:num_bytes], "more_body": True}
     messages = iter([came, {"type": "http.disconnect"}])
 
     async def receive() -> dict:
@@ -176,6 +178,46 @@ def test_what_came_of_an_upload_before_its_connection_broke_is_kept(house, membe
         pass
 
     asyncio.run(house.service(scope, receive, send))
+
+
+def test_a_small_update_comes_with_its_notice_in_one_request(house, member):
+    lease = member.lease()
+    data = member.payload(lease)
+    notice = json.dumps(member.notice(lease, data)).encode()
+    for duplicate in (False, True):
+        answer = house.ask("PUT", "/v1/updates", params={"notice": len(notice)}, content=notice + data)
+        assert answer.json()["update"] == hashlib.sha256(data).hexdigest()
+        assert answer.json()["duplicate"] == duplicate
+
+
+@pytest.mark.parametrize(
+    "more, notice, code", [(b"x", b"", "truncated"), (b"", b"{}", "malformed"), (b"", b"?", "malformed")]
+)
+def test_a_whole_update_that_is_not_what_its_notice_says_is_refused(house, member, more, notice, code):
+    lease = member.lease()
+    data = member.payload(lease)
+    notice = notice or json.dumps(member.notice(lease, data)).encode()
+    answer = house.ask("PUT", "/v1/updates", params={"notice": len(notice)}, content=notice + data + more)
+    assert answer.json()["code"] == code
+
+
+@pytest.mark.parametrize("broken_at", [10, -10])
+def test_of_a_whole_update_whose_connection_broke_nothing_is_kept_and_it_can_be_sent_again(house, member, broken_at):
+    lease = member.lease()
+    data = member.payload(lease)
+    notice = json.dumps(member.notice(lease, data)).encode()
+    broken_put(house, "/v1/updates", f"notice={len(notice)}", notice + data, broken_at % len(notice + data))
+    path = f"/v1/leases/{lease.lease}/uploads/{hashlib.sha256(data).hexdigest()}"
+    assert house.ask("GET", path).json() == {"received": 0}
+    answer = house.ask("PUT", "/v1/updates", params={"notice": len(notice)}, content=notice + data)
+    assert answer.status_code == 200
+
+
+def test_what_came_of_an_upload_before_its_connection_broke_is_kept(house, member):
+    lease = member.lease()
+    data = member.payload(lease)
+    path = f"/v1/leases/{lease.lease}/uploads/{hashlib.sha256(data).hexdigest()}"
+    broken_put(house, path, f"offset=0&size={len(data)}", data, 1000)
     assert house.ask("GET", path).json() == {"received": 1000}
     assert member.upload(lease.lease, data[1000:], hashlib.sha256(data).hexdigest(), offset=1000, size=len(data))
     assert house.ask("POST", "/v1/updates", json=member.notice(lease, data)).status_code == 200

@@ -35,7 +35,7 @@ def test_a_run_that_was_founded_with_an_older_protocol_goes_on(tmp_path):
     founded = found_run(spec, CORPUS, ledger, blobs, now_s=0.0)
     with ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE run SET protocol = 2")
-    assert PROTOCOL_VERSION == 4
+    assert PROTOCOL_VERSION == 5
     assert found_run(spec, CORPUS, ledger, blobs, now_s=1.0) == replace(founded, protocol=2)
 
 

@@ -14,7 +14,7 @@ from blocktrain.data.corpus import load_corpus
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.setup import found_run
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.upgrading import upgrade_ledger
+from blocktrain.swarm.ledger.migrations.upgrading import upgrade_ledger
 from blocktrain.swarm.policy.rounds import Grant
 
 ADA, BOB, EVE = (name * 64 for name in "abe")

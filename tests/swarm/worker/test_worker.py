@@ -139,16 +139,16 @@ def test_a_worker_keeps_the_receipts_that_the_coordinator_has_signed(new_house, 
 def test_a_receipt_that_no_coordinator_of_the_run_has_signed_is_not_believed(new_house, hire, tmp_path):
     house = new_house(**SHORT)
     worker = hire(house, updates=1)
-    real, forged = worker._client.submit, []
+    real, forged = worker._client.send, []
 
-    def forge(notice):
-        receipt = real(notice)
+    def forge(*arguments):
+        sent, receipt = real(*arguments)
         if forged:
-            return receipt
+            return sent, receipt
         forged.append(sign(receipt, Ed25519PrivateKey.generate(), house.run))
-        return forged[0]
+        return sent, forged[0]
 
-    worker._client.submit = forge
+    worker._client.send = forge
     worker.run()
     assert kinds(worker) == ["refused", "submitted"]
     assert "not signed by a coordinator of the run" in next(x.text for x in worker.reports if x.kind == "refused")

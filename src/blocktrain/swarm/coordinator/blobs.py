@@ -118,6 +118,7 @@ class Blobs:
         """Remembers that the file is right as it is now."""
         with self._reading(sha256):
             self._checked[sha256] = self._state(sha256)
+        self.damaged.discard(sha256)
 
     def get(self, sha256: str) -> memoryview:
         """The bytes, checked against their name. A file that has not been written to since is not checked again."""
@@ -196,6 +197,10 @@ class Blobs:
             self._size(_key(sha256))
             return True
         return False
+
+    def is_whole(self, sha256: str) -> bool:
+        """Whether it is there and was not found damaged."""
+        return sha256 not in self.damaged and self.exists(sha256)
 
     def _size(self, key: str) -> int:
         """Of a folder, without obstore: that takes a hundredth of the time."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from random import SystemRandom
+from typing import BinaryIO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -20,9 +21,11 @@ from blocktrain.swarm.coordinator.intake import CheckedUpdate, Intake, phase_ove
 from blocktrain.swarm.coordinator.loop import Bell, CoordinatorLoop
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.coordinator.quotas import Quotas, StorageLimits
-from blocktrain.swarm.coordinator.status import Watching
 from blocktrain.swarm.coordinator.trust.auditing import Auditing
+from blocktrain.swarm.coordinator.trust.history import History
 from blocktrain.swarm.coordinator.trust.orders import Orders
+from blocktrain.swarm.coordinator.trust.vetting import Vetting
+from blocktrain.swarm.coordinator.watching.status import Watching
 from blocktrain.swarm.ledger.audits import is_audit
 from blocktrain.swarm.ledger.chain import NotedHead
 from blocktrain.swarm.ledger.database import retry_on_conflict
@@ -40,6 +43,7 @@ from blocktrain.wire.messages import (
     RunInfo,
     UpdateNotice,
     UpdateReceipt,
+    VetNotice,
 )
 
 UNFORESEEN = SystemRandom().random
@@ -72,15 +76,16 @@ class Coordinator:
         ledger.add_coordinator_key(public_half(self._receipt_key), clock())
         self._blocks = Blocks(spec, ledger, blobs, initial_block)
         self._auditing = Auditing(spec, ledger, blobs, self._blocks, memory_bytes, self._run_id, chance)
-        self._granting = Granting(
-            spec, ledger, self._blocks, memory_bytes, self._run_id, self._auditing, self._lease_shards
-        )
+        self.bell = Bell()
+        self._vetting = Vetting(spec, ledger, self._blocks, memory_bytes, self._run_id, chance, self.bell.ring)
+        trust = self._auditing, self._vetting
+        self._granting = Granting(spec, ledger, self._blocks, memory_bytes, self._run_id, *trust, self._lease_shards)
         self.quotas = Quotas(blobs, storage or StorageLimits())
         self.intake = Intake(spec, ledger, blobs, self._blocks, self.quotas, clock, self._run_id)
         self.watching = Watching(spec, ledger, self.quotas, clock)
+        self.history = History(ledger, blobs)
         self._orders = Orders(spec, ledger, blobs, Merger(spec.swarm, self._blocks, blobs))
-        self.bell = Bell()
-        self.loop = CoordinatorLoop(spec, ledger, blobs, self._blocks, self.quotas, self._auditing, self.bell, clock)
+        self.loop = CoordinatorLoop(spec, ledger, blobs, self._blocks, self.quotas, *trust, self.bell, clock)
 
     def _run(self) -> Run:
         run = self._ledger.run()
@@ -141,6 +146,13 @@ class Coordinator:
             self._ledger.add_event("refused", str(refused), self._clock(), data)
             raise
 
+    def whole_update(self, notice: UpdateNotice, payload: BinaryIO, access_token: str) -> UpdateReceipt:
+        """The same for an update whose payload came with its notice, in one request."""
+        with own_blobs():
+            blob = notice.payload
+            self.intake.receive(notice.lease, blob.sha256, 0, blob.num_bytes, payload, access_token)
+        return self.update(notice)
+
     @retry_on_conflict
     def _record(self, checked: CheckedUpdate) -> tuple[tuple[Update, bool] | None, Standing]:
         """The update, and whether it was there already; None when its phase is over. And how things stand with it."""
@@ -176,6 +188,11 @@ class Coordinator:
             duplicate=duplicate,
         )
         return sign(unsigned, self._receipt_key, self._run_id())
+
+    def vetted(self, notice: VetNotice) -> None:
+        """The scores of a worker that was asked to score the updates of a round."""
+        self._vetting.report(notice)
+        self.loop.due.set()
 
     def manifest(self) -> ModelManifest:
         info, newest = self.info(), self._ledger.consistent_manifest()

@@ -13,6 +13,7 @@ from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.coordinator.blocks import Blocks
 from blocktrain.swarm.coordinator.trust.auditing import Auditing
+from blocktrain.swarm.coordinator.trust.vetting import Vetting
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import EvaluationLease, LeaseRecord, Standing, Version
@@ -70,10 +71,11 @@ class Granting:
         memory_bytes: Callable[[Phase], int],
         run_id: Callable[[], str],
         auditing: Auditing,
+        vetting: Vetting,
         shards: Callable[[], LeaseShards | None],
     ) -> None:
         self._spec, self._ledger, self._blocks, self._memory_bytes = spec, ledger, blocks, memory_bytes
-        self._run_id, self._auditing, self._shards = run_id, auditing, shards
+        self._run_id, self._auditing, self._vetting, self._shards = run_id, auditing, vetting, shards
         self._usual: dict[int, tuple[int, float | None]] = {}  # phase: a round's number, and the usual speed in it
 
     def require_fit(self, request: LeaseRequest) -> None:
@@ -119,6 +121,7 @@ class Granting:
         """The answer, and how things stood. A worker is seen and answered in one transaction: a replay gets nothing,
         and where there is one writer at a time no other worker is given work in between. It does not wait for the
         disk: a worker whose lease a power cut took asks for another, and an update is synced with its lease."""
+        self._shards()  # read here if it never was: inside the transaction it would take a second connection
         with self._ledger.transaction(synced=False) as transaction:
             if not admitted:
                 self._admit(transaction, request, now_s, access_token)
@@ -134,6 +137,8 @@ class Granting:
             return evaluation
         if finished:
             return Finished(reason="every phase is trained: blocktrain export fetches the model")
+        if vetting := self._vetting.offer(ledger, request, now_s, standing.rounds):
+            return vetting
         if audit := self._auditing.offer(ledger, request, now_s, standing.rounds):
             return audit
         if not standing.rounds:

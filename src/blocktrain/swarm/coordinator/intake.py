@@ -24,7 +24,7 @@ from blocktrain.swarm.policy.averaging.norms import check_against_weights, check
 from blocktrain.swarm.policy.evaluations import fault_in
 from blocktrain.swarm.policy.rounds import Refusal, staleness_weight
 from blocktrain.swarm.signatures import require_signature
-from blocktrain.wire.messages import EvaluationNotice, UpdateNotice
+from blocktrain.wire.messages import Blob, EvaluationNotice, UpdateNotice
 from blocktrain.wire.updates import max_update_bytes, read_update
 
 OPENED_AT_ONCE = 2
@@ -90,7 +90,7 @@ class Intake:
         has one upload: the first part of another one replaces it."""
         num_bytes = len(part) if isinstance(part, bytes) else part.seek(0, SEEK_END)
         self.expect(lease_id, offset + num_bytes, size, access_token)
-        if self._blobs.exists(sha256):
+        if self._blobs.is_whole(sha256):
             return size
         for other in self._blobs.uploads_of(lease_id) if offset == 0 else ():
             if other != upload_id(lease_id, sha256):
@@ -99,7 +99,7 @@ class Intake:
 
     def received(self, lease_id: str, sha256: str) -> int:
         self._leased_phase(lease_id)
-        if self._blobs.exists(sha256):
+        if self._blobs.is_whole(sha256):
             return self._blobs.size(sha256)
         return self._blobs.received(upload_id(lease_id, sha256))
 
@@ -118,6 +118,8 @@ class Intake:
         with self._ledger.snapshot() as seen:
             lease, facts = self._look_up(seen, notice)
         if isinstance(facts, Update):
+            if facts.id in self._blobs.damaged and self.received(lease.id, facts.id) == facts.num_bytes:
+                self._blobs.keep(self.uploaded(notice), facts.id)  # it was sent again
             return facts
         require_tensors(notice.tensors, self._blocks.shapes(lease.phase))
         with self.opening:
@@ -190,15 +192,10 @@ class Intake:
     def uploaded(self, notice: UpdateNotice) -> Uploaded:
         """The uploaded bytes, complete. They become a blob only when they are accepted."""
         announced, name = notice.payload, upload_id(notice.lease, notice.payload.sha256)
-        if self._blobs.exists(announced.sha256):
+        if self._blobs.is_whole(announced.sha256):
             return Uploaded(name, self._blobs.get(announced.sha256), None)
         upload = self._blobs.uploaded(name, self._most_bytes(notice.lease))
-        if len(upload.data) != announced.num_bytes:
-            raise RequestRefused(
-                f"{len(upload.data)} bytes of the update have arrived, {announced.num_bytes} were announced: upload "
-                f"exactly those, then announce the update",
-                code="truncated",
-            )
+        require_announced(announced, len(upload.data))
         if (found := hashlib.sha256(upload.data).hexdigest()) != announced.sha256:
             self._blobs.discard(name)
             raise RequestRefused(
@@ -246,6 +243,15 @@ def _require_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
     if lease is None:
         raise RequestRefused(f"there is no lease {lease_id[:80]}: ask for one", code="lease")
     return lease
+
+
+def require_announced(payload: Blob, num_bytes: int) -> None:
+    if num_bytes != payload.num_bytes:
+        raise RequestRefused(
+            f"{num_bytes} bytes of the update have arrived, {payload.num_bytes} were announced: upload exactly those, "
+            f"then announce the update",
+            code="truncated",
+        )
 
 
 def require_tensors(announced: Shapes, expected: Shapes) -> None:

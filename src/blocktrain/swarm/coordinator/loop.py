@@ -9,7 +9,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from blocktrain.errors import BlobError, BlockTrainError, StorageError
@@ -19,8 +19,9 @@ from blocktrain.swarm.coordinator.blocks import Blocks, own_blobs
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.coordinator.quotas import Quotas
 from blocktrain.swarm.coordinator.trust.auditing import Auditing
+from blocktrain.swarm.coordinator.trust.vetting import Vetting
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.records import Standing
+from blocktrain.swarm.ledger.records import MergeWeight, Standing, Update
 from blocktrain.swarm.policy.rounds import Round, decide, learned_limit_s, next_round, open_phases, open_round
 from blocktrain.swarm.policy.standing import weight_factor
 from blocktrain.swarm.run_clock import RunClock
@@ -46,11 +47,12 @@ class CoordinatorLoop:
         blocks: Blocks,
         quotas: Quotas,
         auditing: Auditing,
+        vetting: Vetting,
         bell: Bell,
         clock: Callable[[], float],
     ) -> None:
         self._spec, self._ledger, self._blobs, self._blocks, self._quotas = spec, ledger, blobs, blocks, quotas
-        self._auditing, self._bell, self._clock = auditing, bell, clock
+        self._auditing, self._vetting, self._bell, self._clock = auditing, vetting, bell, clock
         self._merger = Merger(spec.swarm, blocks, blobs)
         self.due = threading.Event()
         # Two threads of one server never merge the same round. Between servers, the ledger decides.
@@ -170,18 +172,25 @@ class CoordinatorLoop:
         updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
         if not updates:
             return  # since the decision they were left out, or merged by another coordinator
-        standings = self._ledger.key_standings({update.worker for update in updates})
-        factors = [weight_factor(standings[update.worker], self._spec.swarm) for update in updates]
-        weights = self._merger.weigh(round.phase, updates, self._ledger.recent_norms(round.phase), factors)
-        versions = list(self._merger.versions(round, updates, weights))
         past_s = self._ledger.past_round_times_s(round.phase)
         limit_s, _ = learned_limit_s([*past_s, *([round.took_s] if round.took_s else [])], self._spec.swarm)
         following = next_round(round, phase, limit_s, now_s, self._spec.swarm)
+        sifted = self._vetting.sifted(round, updates, following is None, now_s)
+        if sifted is None:
+            return  # workers score the updates first
+        updates, left_out = sifted
+        weights = [*self._weights(round.phase, updates), *left_out]
+        versions = list(self._merger.versions(round, updates, weights))
         if self._ledger.merge(round, versions, weights, following, now_s, reason):
             self._auditing.close_old(round.phase, {version.block: version.version for version in versions}, now_s)
             self._bell.ring()
             if now_s >= self._pruned_s + PRUNE_EVERY_S:
                 self._prune(now_s)
+
+    def _weights(self, phase: int, updates: Sequence[Update]) -> list[MergeWeight]:
+        standings = self._ledger.key_standings({update.worker for update in updates})
+        factors = [weight_factor(standings[update.worker], self._spec.swarm) for update in updates]
+        return self._merger.weigh(phase, updates, self._ledger.recent_norms(phase), factors)
 
     def _tidy(self, now_s: float) -> None:
         """Frees storage by time, and before anything that needs some: a full disk would allow no merge."""

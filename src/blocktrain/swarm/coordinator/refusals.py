@@ -50,6 +50,7 @@ STATUS = {
 }
 WITHOUT_TOKEN = (411, 413, 429)  # what the middleware refuses on every route
 MEANING = {
+    400: "The connection broke",
     401: "The access token is unknown or revoked",
     403: "The access token's role does not allow this, or the signature or the lease belongs to somebody else",
     404: "Not found",

@@ -41,10 +41,11 @@ from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.quotas import StorageLimits
 from blocktrain.swarm.coordinator.routes import build_service
 from blocktrain.swarm.coordinator.setup import begin_blocks, continued_run, found_run, has_its_start, spec_of
+from blocktrain.swarm.coordinator.watching.leaderboard import Leaderboard
 from blocktrain.swarm.ledger.chain import HEAD_FILE, NotedHead
 from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.ledger.migrations.upgrading import Upgrade, upgrade_ledger
 from blocktrain.swarm.ledger.records import Role
-from blocktrain.swarm.ledger.upgrading import Upgrade, upgrade_ledger
 from blocktrain.wire.invite import INVITE_FILE, Invite, parse_address, parse_invite
 
 BLOBS_FOLDER, INITIAL_BLOCKS_FOLDER = "blobs", "initial-blocks"
@@ -140,9 +141,10 @@ def serve(
     *,
     announce: Callable[[Invites], None],
     say: Callable[[str], None],
+    leaderboard: bool = False,
 ) -> None:
     """Until SIGTERM, which raises SystemExit(0), or Ctrl-C, which raises KeyboardInterrupt. `announce` gets the invites
-    when the port is known; `say` gets one line per event of the run."""
+    when the port is known; `say` gets one line per event of the run. `leaderboard` is a page for everybody."""
     keep_little_memory()
     before = signal.signal(signal.SIGTERM, _end)  # uvicorn raises the signal once more when it has closed
     try:
@@ -155,7 +157,8 @@ def serve(
             port = int(listener.getsockname()[1])
             invites = _kept_invites(run, address, port, tls)
             announce(invites)
-            service = build_service(run.coordinator, run.ledger, rate, invite=invites.worker)
+            board = Leaderboard(spec_of(continued_run(run.ledger)), run.ledger, time.time) if leaderboard else None
+            service = build_service(run.coordinator, run.ledger, rate, invite=invites.worker, leaderboard=board)
             http.serve(service, listener, tls=tls, limits=limits)
     finally:
         signal.signal(signal.SIGTERM, before)

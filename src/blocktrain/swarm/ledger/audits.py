@@ -12,7 +12,7 @@ from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed
 from blocktrain.swarm.ledger.queries import WAITING, insert_event
-from blocktrain.swarm.ledger.records import Audit, AuditLease, LeaseRecord, NewUpdate, Update
+from blocktrain.swarm.ledger.records import Audit, AuditLease, AuditSummary, LeaseRecord, NewUpdate, Update
 from blocktrain.swarm.policy.audits import AuditVerdict
 from blocktrain.swarm.policy.standing import Exclusion, KeyStanding
 
@@ -52,6 +52,22 @@ class AuditsPart(LedgerPart):
         with self._reading() as connection:
             rows = connection.execute(select(t.audits).order_by(t.audits.c.number)).all()
             return tuple(_audit(connection, row) for row in rows)
+
+    def audit_counts(self) -> dict[str, int]:
+        """By outcome; "open" are those without one."""
+        query = select(t.audits.c.outcome, func.count()).group_by(t.audits.c.outcome)
+        with self._reading() as connection:
+            return {outcome or "open": number for outcome, number in connection.execute(query)}
+
+    def newest_audits(self, limit: int) -> tuple[AuditSummary, ...]:
+        """Those that are closed, newest first. An open one is nobody's business: who is asked should not know it."""
+        of_audit = (t.audits.c.worker, t.audits.c.closed_s, t.audits.c.outcome)
+        query = select(*of_audit, t.leases.c.phase, t.leases.c.round).where(t.audits.c.outcome.is_not(None))
+        query = query.join(t.updates, t.updates.c.id == t.audits.c.update)
+        query = query.join(t.leases, t.leases.c.id == t.updates.c.lease)
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(t.audits.c.closed_s.desc(), t.audits.c.number.desc()).limit(limit))
+            return tuple(AuditSummary(**row._asdict()) for row in rows)
 
     def grant_audit(self, audit: Audit, worker: str, now_s: float, deadline_at_s: float) -> AuditLease:
         """Its id looks like that of any lease: a worker should not treat an audit in another way."""

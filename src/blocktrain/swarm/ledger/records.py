@@ -11,6 +11,7 @@ from typing import Any, Literal
 from blocktrain.swarm.policy.audits import AuditReport
 from blocktrain.swarm.policy.evaluations import weights_that_count
 from blocktrain.swarm.policy.rounds import Round
+from blocktrain.swarm.policy.vetting import VetReport
 
 Role = Literal["admin", "worker", "viewer"]
 LeaseState = Literal["open", "reported", "expired"]
@@ -193,6 +194,17 @@ class Audit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditSummary:
+    """A closed audit, as people see it."""
+
+    worker: str  # whose update was computed again
+    phase: int
+    round: int
+    outcome: str
+    closed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class AuditLease:
     id: str
     audit: int
@@ -204,6 +216,51 @@ class AuditLease:
     loss: float | None
     distances: Mapping[str, float] | None  # worker: how far its result is from that one's
     signature: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VetSeat:
+    """A worker that was asked to score updates, and what it reported."""
+
+    id: str
+    vetting: int
+    worker: str
+    granted_s: float
+    losses: Mapping[str, Any] | None  # the fields of its report
+    signature: str | None
+    contradicted: bool
+
+    @property
+    def report(self) -> VetReport | None:
+        if self.losses is None:
+            return None
+        told = self.losses
+        return VetReport(self.worker, told["base"], told["together"], tuple(told["alone"]), tuple(told["without"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VettingRecord:
+    """Updates of one round that workers score before it is merged."""
+
+    number: int
+    phase: int
+    round: int
+    updates: tuple[str, ...]
+    chosen: tuple[str, ...]
+    draw: int
+    opened_s: float
+    deadline_at_s: float
+    verdict: Mapping[str, Any] | None  # outcome, reason, and update: why it is left out
+    closed_s: float | None
+    seats: tuple[VetSeat, ...]
+
+    @property
+    def reports(self) -> tuple[VetReport, ...]:
+        return tuple(report for seat in self.seats if (report := seat.report) is not None)
+
+    @property
+    def harmful(self) -> Mapping[str, str]:
+        return self.verdict["harmful"] if self.verdict else {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Which version of the tables a database has. A new ledger gets the present tables and their revision; one of another
 revision is refused, since reading it would fail later and unclearly. Changes nothing that is there.
 A change of tables.py needs one more file in migrations/versions/, with `revision`, `down_revision` and `upgrade()`: a
-test compares the two. Next: upgrading.py, which brings an older ledger up to date."""
+test compares the two. Next: migrations/upgrading.py, which brings an older ledger up to date."""
 
 from __future__ import annotations
 

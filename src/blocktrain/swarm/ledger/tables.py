@@ -261,6 +261,36 @@ audit_leases = Table(  # what a worker reports is set once
     UniqueConstraint("audit", "worker"),
 )
 
+vettings = Table(  # updates of a round that workers score before it is merged; `verdict` and `closed_s` are set once
+    "vettings",
+    tables,
+    _number(),
+    Column("phase", Integer, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("updates", JSON, nullable=False),  # their ids, in the order of the scores
+    Column("chosen", JSON, nullable=False),  # the workers that were drawn
+    _count("draw"),
+    _seconds("opened_s"),
+    _seconds("deadline_s", key="deadline_at_s"),
+    Column("verdict", JSON),
+    _seconds("closed_s", nullable=True),
+    ForeignKeyConstraint(["phase", "round"], ["rounds.phase", "rounds.number"]),
+)
+Index("vettings_by_round", vettings.c.phase, vettings.c.round)
+
+vet_seats = Table(  # what a worker reports is set once; `contradicted` when the vetting closes
+    "vet_seats",
+    tables,
+    Column("id", String(200), primary_key=True),
+    Column("vetting", BigInteger, ForeignKey("vettings.number"), nullable=False),
+    Column("worker", String(128), ForeignKey("workers.id"), nullable=False),
+    _seconds("granted_s"),
+    Column("losses", JSON),
+    Column("signature", String(256)),
+    Column("contradicted", Boolean, nullable=False),
+    UniqueConstraint("vetting", "worker"),
+)
+
 exclusions = Table(  # the newest row of a worker counts
     "exclusions",
     tables,

@@ -14,7 +14,7 @@ from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.chain import START, ChainHead, link
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, retry_on_conflict
 from blocktrain.swarm.ledger.queries import WAITING, keep_track_record, track_record_of, update_of
-from blocktrain.swarm.ledger.records import Contribution, MergeWeight, NewUpdate, RoundLoss, Update
+from blocktrain.swarm.ledger.records import Contribution, MergeWeight, NewUpdate, RoundLoss, Update, Version
 from blocktrain.swarm.policy.rounds import LateUpdate, Round
 
 LEASED = (  # the lease, and its phase, locked until the transaction is over
@@ -92,6 +92,16 @@ class UpdatesPart(LedgerPart):
         with self._reading() as connection:
             rows = connection.execute(select(t.updates).where(merged_in).order_by(t.updates.c.number))
             return tuple(Update(**row._asdict()) for row in rows)
+
+    def versions_by_round(self, phase: int, first: int, limit: int) -> dict[int, list[Version]]:
+        """The versions of the merged rounds of a phase, from this round on."""
+        made, numbers = t.versions.c, t.versions.c.round
+        of_phase = and_(made.phase == phase, numbers >= first, numbers < first + limit)
+        found: dict[int, list[Version]] = {}
+        with self._reading() as connection:
+            for row in connection.execute(select(t.versions).where(of_phase).order_by(numbers, made.block)):
+                found.setdefault(row.round, []).append(Version(**row._asdict()))
+        return found
 
     def merge_weights(self, phase: int, round: int) -> tuple[MergeWeight, ...]:
         """What the updates of this round weighed. Empty for a round that an older version merged."""

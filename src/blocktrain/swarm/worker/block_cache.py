@@ -15,7 +15,7 @@ from pathlib import Path
 from blocktrain.errors import RequestRefused, TensorError, foreign_bytes
 from blocktrain.io.files import mapped, write_whole
 from blocktrain.swarm.worker.client import CoordinatorClient
-from blocktrain.wire.messages import BlockVersion, EvaluateLease, TrainLease
+from blocktrain.wire.messages import BlockVersion, EvaluateLease, TrainLease, VetLease
 from blocktrain.wire.recipes import Recipe, follow_recipe, is_recipe, read_recipe
 from blocktrain.wire.safetensors import Array, by_block, continue_block, decode, encode, flat
 from blocktrain.wire.updates import EncodedUpdate, apply_update, read_update
@@ -38,7 +38,7 @@ class BlockCache:
         keep_earlier: bool,
     ) -> None:
         self._client, self._folder, self._keep_earlier = client, folder, keep_earlier
-        self._shapes, self._make_initial = shapes, make_initial
+        self.shapes, self._make_initial = shapes, make_initial
         self._held: dict[tuple[int, int], Tensors] = {}  # (block, version) -> tensors
         self._in_files: set[tuple[int, int]] = set()  # the keys of `_held` whose tensors are mapped files
         self._last_payload = ""  # its hash
@@ -46,9 +46,9 @@ class BlockCache:
 
     def named_shapes(self, blocks: Sequence[int]) -> Shapes:
         """The shapes of an update of these blocks."""
-        return {f"{block}.{name}": shape for block in blocks for name, shape in self._shapes(block).items()}
+        return {f"{block}.{name}": shape for block in blocks for name, shape in self.shapes(block).items()}
 
-    def needed_blobs(self, lease: TrainLease | EvaluateLease) -> set[str]:
+    def needed_blobs(self, lease: TrainLease | EvaluateLease | VetLease) -> set[str]:
         """The hashes of all blobs that the lease may need, and of the last payload, which may be part of a recipe."""
         versions = lease.blocks if isinstance(lease, EvaluateLease) else (*lease.trained, *lease.below, *lease.ahead)
         blobs = (blob for version in versions for blob in (version.tensors, version.from_previous))
@@ -92,7 +92,7 @@ class BlockCache:
         if not _is_whole(path, version.tensors.sha256):
             self._folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, encode(tensors), synced=False)
-        return decode(mapped(path), expected=self._shapes(version.block), in_place=True)[0]
+        return decode(mapped(path), expected=self.shapes(version.block), in_place=True)[0]
 
     def _tensors(self, versions: Sequence[BlockVersion]) -> dict[int, Tensors]:
         """The tensors of these versions. Other versions of the same blocks are forgotten, except the one before each if
@@ -109,7 +109,7 @@ class BlockCache:
     def _fetch(self, version: BlockVersion) -> Tensors:
         if version.version == 0 and (made := self._made_here(version)) is not None:
             return made
-        shapes = self._shapes(version.block)
+        shapes = self.shapes(version.block)
         before = self._held.get((version.block, version.version - 1))
         if before is not None and version.from_previous is not None:
             data = self._client.download(version.from_previous, self._folder)

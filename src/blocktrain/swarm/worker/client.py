@@ -37,6 +37,7 @@ from blocktrain.wire.messages import (
     RunInfo,
     UpdateNotice,
     UpdateReceipt,
+    VetNotice,
 )
 
 Answer = TypeVar("Answer")
@@ -114,11 +115,30 @@ class CoordinatorClient:
 
         return self._patiently(ask)
 
+    def send(
+        self, payload: bytes, lease: str, notice: Callable[[Blob], UpdateNotice]
+    ) -> tuple[UpdateNotice, UpdateReceipt]:
+        """The update and its notice: in one request if the payload is small and goes through the coordinator."""
+        if len(payload) <= FEW_BYTES and not self._direct.is_used:
+            told = notice(_blob_of(payload))
+            text = told.model_dump_json().encode()
+            try:
+                params, body = {"notice": len(text)}, text + payload
+                return told, self._ask("PUT", "/v1/updates", UpdateReceipt, params=params, content=body)
+            except RequestRefused as refused:
+                if refused.code != "offset":  # a part of it is there already
+                    raise
+        told = notice(self.upload(payload, lease))
+        return told, self.submit(told)
+
     def submit(self, notice: UpdateNotice) -> UpdateReceipt:
         return self._ask("POST", "/v1/updates", UpdateReceipt, json=notice.model_dump(mode="json"))
 
     def submit_evaluation(self, notice: EvaluationNotice) -> None:
         self._send("POST", "/v1/evaluations", json=notice.model_dump(mode="json"))
+
+    def submit_vetting(self, notice: VetNotice) -> None:
+        self._send("POST", "/v1/vettings", json=notice.model_dump(mode="json"))
 
     def manifest(self) -> ModelManifest:
         return self._ask("GET", "/v1/manifest", ModelManifest)
@@ -143,6 +163,10 @@ class CoordinatorClient:
 
     def contributions(self, after: int = 0) -> list[dict[str, Any]]:
         return list(self._send("GET", "/v1/contributions", params={"after": after}).json())
+
+    def merges(self, phase: int, first: int = 0) -> list[dict[str, Any]]:
+        """The merged rounds of a phase from this one on."""
+        return list(self._send("GET", "/v1/merges", params={"phase": phase, "first": first}).json())
 
     def download(self, blob: Blob, cache: Path) -> memoryview:
         """The bytes of a blob, mapped from its file in the cache. A broken download continues where it broke off."""
@@ -190,7 +214,7 @@ class CoordinatorClient:
 
     def upload(self, payload: bytes, lease: str) -> Blob:
         """Sends bytes. Those that arrived in an earlier attempt are not sent again."""
-        blob = Blob(sha256=hashlib.sha256(payload).hexdigest(), num_bytes=len(payload))
+        blob = _blob_of(payload)
         path = f"/v1/leases/{lease}/uploads/{blob.sha256}"
         received = self._received(path, payload) if len(payload) > FEW_BYTES or self._direct.is_used else 0
         while received < len(payload):
@@ -267,6 +291,10 @@ class CoordinatorClient:
             response = self._http.request(method, path, headers=headers, **options)
         _require_success(response)
         return response
+
+
+def _blob_of(payload: bytes) -> Blob:
+    return Blob(sha256=hashlib.sha256(payload).hexdigest(), num_bytes=len(payload))
 
 
 @contextmanager

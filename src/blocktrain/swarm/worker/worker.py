@@ -29,6 +29,7 @@ from blocktrain.swarm.signatures import is_signed, sign
 from blocktrain.swarm.worker.block_cache import BlockCache, prune_cache
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.corpus_cache import DEFAULT_CACHE_BYTES, CorpusCache
+from blocktrain.swarm.worker.vetting import Scoring
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
 from blocktrain.train.memory_estimate import memory_plan
 from blocktrain.train.samples import sample_prompts, write_samples
@@ -40,6 +41,7 @@ from blocktrain.wire.messages import (
     MAX_LOSS,
     MAX_SCORE,
     PROTOCOL_VERSION,
+    Blob,
     EvaluateLease,
     EvaluationNotice,
     Finished,
@@ -48,6 +50,8 @@ from blocktrain.wire.messages import (
     TrainLease,
     UpdateNotice,
     UpdateReceipt,
+    VetLease,
+    VetNotice,
     Wait,
 )
 from blocktrain.wire.safetensors import Array, flat
@@ -73,7 +77,9 @@ UPLOAD_SHARE = 0.1  # of the time until the deadline, kept for the upload
 class WorkReport:
     """What a worker reports while it works."""
 
-    kind: str  # "lease", "step", "submitted", "standing", "refused", "wait", "sample", "evaluated", "finished"
+    kind: (
+        str  # "lease", "step", "submitted", "standing", "refused", "wait", "sample", "evaluated", "vetted", "finished"
+    )
     text: str
     loss: float | None = None
 
@@ -142,14 +148,23 @@ class Worker:
             case Wait():
                 self._report(WorkReport("wait", reply.reason))
                 self._sleep(reply.seconds)
-            case TrainLease() | EvaluateLease():
+            case TrainLease() | EvaluateLease() | VetLease():
                 needed = self._corpus_cache.needed_blobs() | self._block_cache.needed_blobs(reply)
                 prune_cache(self._cache, needed, before_s=self._wall_clock() - UNNEEDED_S)
                 try:
-                    self._train(reply) if isinstance(reply, TrainLease) else self._evaluate(reply)
+                    self._do(reply)
                 except RequestRefused as refused:
                     self._continue_after(refused)
         return True
+
+    def _do(self, lease: TrainLease | EvaluateLease | VetLease) -> None:
+        match lease:
+            case TrainLease():
+                self._train(lease)
+            case EvaluateLease():
+                self._evaluate(lease)
+            case VetLease():
+                self._vet(lease)
 
     def _continue_after(self, refused: RequestRefused) -> None:
         """Another lease may succeed, unless the coordinator refuses the worker itself. The optimiser state and the
@@ -194,6 +209,7 @@ class Worker:
         published = flat(trained)
         self._feedback.forget_others({} if self._spec.swarm.starts_afresh else published)
         trainer = self._prepare_trainer(lease, _StartingPoints(self._feedback, trained), around)
+        trainer.shard, trainer.step_done = lease.shard, lease.step_start
         losses = self._run_steps(trainer, lease, started_s)
         after = as_arrays(flat(trainer.current()))
         earlier = self._block_cache.earlier(lease.trained)
@@ -205,7 +221,9 @@ class Worker:
         use = f"lag {receipt.lag}" if receipt.weight else "compared with another worker's result"
         self._report(WorkReport("submitted", f"{_steps(len(losses))}, {len(payload)} bytes, {use}", losses[-1]))
 
-    def _prepare_trainer(self, lease: TrainLease, start: Weights, around: dict[int, Tensors]) -> BlockTrainer:
+    def _prepare_trainer(
+        self, lease: TrainLease | VetLease, start: Weights, around: dict[int, Tensors]
+    ) -> BlockTrainer:
         """The trainer of the lease's phase: the current one with its optimiser state, or a new one."""
         phase, others = self._spec.phases[lease.phase], _as_weights(around)
         if self._spec.swarm.starts_afresh:
@@ -224,7 +242,6 @@ class Worker:
         else:
             self._trainer.adopt(start)
             self._trainer.refresh(others)
-        self._trainer.shard, self._trainer.step_done = lease.shard, lease.step_start
         return self._trainer
 
     def _run_steps(self, trainer: BlockTrainer, lease: TrainLease, started_s: float) -> list[float]:
@@ -245,17 +262,20 @@ class Worker:
         return losses
 
     def _submit(self, lease: TrainLease, payload: bytes, steps: int, loss: float) -> UpdateReceipt:
-        unsigned = UpdateNotice(
-            lease=lease.lease,
-            worker=self._public_key,
-            tensors=self._block_cache.named_shapes([version.block for version in lease.trained]),
-            payload=self._client.upload(payload, lease.lease),
-            steps=steps,
-            tokens=steps * self._spec.step_bytes,
-            loss=min(loss, MAX_LOSS),  # a diverged block is judged by its norm
-        )
-        receipt = self._client.submit(sign(unsigned, self._key, self._info.run))
-        self._keep_receipt(receipt, unsigned)
+        def notice(blob: Blob) -> UpdateNotice:
+            unsigned = UpdateNotice(
+                lease=lease.lease,
+                worker=self._public_key,
+                tensors=self._block_cache.named_shapes([version.block for version in lease.trained]),
+                payload=blob,
+                steps=steps,
+                tokens=steps * self._spec.step_bytes,
+                loss=min(loss, MAX_LOSS),  # a diverged block is judged by its norm
+            )
+            return sign(unsigned, self._key, self._info.run)
+
+        sent, receipt = self._client.send(payload, lease.lease, notice)
+        self._keep_receipt(receipt, sent)
         return receipt
 
     def _keep_receipt(self, receipt: UpdateReceipt, sent: UpdateNotice) -> None:
@@ -301,6 +321,19 @@ class Worker:
         for each in samples:
             self._report(WorkReport("sample", f'"{each.prompt}" → "{each.text}"'))
         self._report(WorkReport("evaluated", f"{loss:.4f} nats/byte", loss))
+
+    def _vet(self, lease: VetLease) -> None:
+        """The trainer's weights are those of the next lease anyway; its optimiser state stays."""
+        self._report(WorkReport("lease", f"phase {lease.phase + 1}, score {len(lease.updates)} updates"))
+        around = self._block_cache.mapped((*lease.below, *lease.ahead))
+        base = self._block_cache.mapped(lease.trained)
+        trainer = self._prepare_trainer(lease, _as_weights(base), around)
+        scoring = Scoring(self._client, self._cache, self._block_cache.shapes, trainer)
+        scores = scoring.scores(lease, flat(base), self._corpus.valid)
+        unsigned = VetNotice(lease=lease.lease, worker=self._public_key, **vars(scores))
+        self._client.submit_vetting(sign(unsigned, self._key, self._info.run))
+        change = scores.together - scores.base
+        self._report(WorkReport("vetted", f"{len(lease.updates)} updates, together {change:+.4f} nats"))
 
 
 class _StartingPoints(Mapping[int, Mapping[str, torch.Tensor]]):

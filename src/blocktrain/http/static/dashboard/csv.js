@@ -24,5 +24,5 @@ export const trainingCsv = (curves) =>
     curves.flatMap((curve) => curve.points.map((p) => [curve.phase + 1, p.round, p.step, p.at_s, p.nats_per_byte, p.updates, p.tokens])));
 
 export const workersCsv = (workers) =>
-  csv(["worker", "device", "steps_per_s", "updates", "tokens", "update_bytes", "down_bytes", "last_seen_s", "state"],
-    workers.map((w) => [w.alias, w.device, w.steps_per_s, w.updates, w.tokens, w.update_bytes, w.down_bytes, w.last_seen_s, w.state]));
+  csv(["worker", "device", "steps_per_s", "updates", "tokens", "update_bytes", "down_bytes", "last_seen_s", "state", "audits_passed"],
+    workers.map((w) => [w.alias, w.device, w.steps_per_s, w.updates, w.tokens, w.update_bytes, w.down_bytes, w.last_seen_s, w.state, w.audits_passed]));

@@ -1,10 +1,11 @@
 // The dashboard: keeps the access token, follows /v1/stream, and shows when it is out of date. Admins can pause the run.
-// hero.js, view.js and charts.js do the drawing.
+// hero.js, view.js, trust.js and charts.js do the drawing.
 import { drawCharts } from "./charts.js";
 import { download, heldOutCsv, trainingCsv, workersCsv } from "./csv.js";
 import { showHero, showLoss } from "./hero.js";
 import { showSettings, textUnit } from "./settings.js";
-import { eventText, showStatus, tick } from "./view.js";
+import { showTrust } from "./trust.js";
+import { EXCLUDED, eventText, showStatus, tick } from "./view.js";
 import { nats, span } from "./words.js";
 
 const byId = (id) => document.getElementById(id);
@@ -187,12 +188,13 @@ function redraw() {
   if (!status) return;
   showStatus(status, curves, role === "admin");
   showHero(status, curves, textUnit(spec));
+  showTrust(status);
 }
 
 // For screen readers: what matters at once, not every round
 function announce(before) {
   const known = before.events.length ? before.events[before.events.length - 1].number : 0;
-  const matters = status.events.filter((event) => event.number > known && ["late", "paused", "resumed"].includes(event.kind));
+  const matters = status.events.filter((event) => event.number > known && ["late", "paused", "resumed", ...EXCLUDED].includes(event.kind));
   const ended = status.phases.filter((phase) => phase.finished && !before.phases.find((old) => old.phase === phase.phase)?.finished);
   const parts = [...matters.map((event) => `${event.kind}: ${eventText(event, status)}`), ...ended.map((phase) => `phase ${phase.phase + 1} is finished`)];
   if (parts.length) say(`${parts.join("; ")}.`);

@@ -1,5 +1,5 @@
 // The top of the page: what to do when nobody has joined, the figures of the moment, the phases, the newest sample.
-import { element } from "./view.js";
+import { EXCLUDED, element } from "./view.js";
 import { textAmount, textPerSecond } from "./timeline.js";
 import { bytes, clock, count, finished, nats, percent, span } from "./words.js";
 
@@ -7,10 +7,11 @@ const byId = (id) => document.getElementById(id);
 
 export function showHero(status, curves, text_unit) {
   byId("waiting").hidden = status.workers.length > 0 || finished(status);
-  const here = status.workers.filter((worker) => !["away", "late"].includes(worker.state)).length;
+  const here = status.workers.filter((worker) => !["away", "late", ...EXCLUDED].includes(worker.state)).length;
   const late = status.workers.filter((worker) => worker.state === "late").length;
+  const out = status.workers.filter((worker) => EXCLUDED.includes(worker.state)).length;
   byId("present").textContent = count(here);
-  byId("present-of").textContent = `active now, of ${count(status.workers.length)}${late ? `; ${count(late)} late` : ""}`;
+  byId("present-of").textContent = `active now, of ${count(status.workers.length)}${late ? `; ${count(late)} late` : ""}${out ? `; ${count(out)} excluded` : ""}`;
   byId("up").textContent = bytes(status.traffic.up_bytes);
   byId("down").textContent = bytes(status.traffic.down_bytes);
   byId("down-since").textContent = `since the coordinator started at ${clock(status.traffic.down_since_s)}`;

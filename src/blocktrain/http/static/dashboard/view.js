@@ -13,7 +13,7 @@ export function element(name, attributes = {}, ...children) {
 
 // Redraws a part only when its facts have changed, so that a reader keeps the place in it.
 const drawn = new Map();
-function whenChanged(id, facts, draw) {
+export function whenChanged(id, facts, draw) {
   const now = JSON.stringify(facts);
   if (drawn.get(id) === now) return;
   drawn.set(id, now);
@@ -35,7 +35,7 @@ export function table(target, caption, heads, rows) {
 
 // Relative times, updated every second. `at` is the coordinator's time.
 let now_s = () => 0;
-const since = (at_s) => timed(at_s, "since");
+export const since = (at_s) => timed(at_s, "since");
 const timed = (at_s, kind) => {
   const made = element("span", { "data-at": at_s, "data-kind": kind });
   showTime(made);
@@ -51,7 +51,8 @@ export function tick(clock_s) {
   document.querySelectorAll("[data-at]").forEach(showTime);
 }
 
-const pill = (word, kind = word) => element("span", { class: `pill ${kind.replaceAll(" ", "-")}` }, word);
+export const EXCLUDED = ["banned", "quarantined"];
+export const pill = (word, kind = word) => element("span", { class: `pill ${kind.replaceAll(" ", "-")}` }, word);
 
 export function showStatus(status, curves, isAdmin) {
   const state = finished(status) ? "finished" : status.paused ? "paused" : status.workers.length ? "training" : "waiting";
@@ -158,7 +159,7 @@ function showWorkers(target, status, isAdmin) {
     contribution(worker, all),
     `${bytes(worker.update_bytes)} / ${bytes(worker.down_bytes)}`,
     since(worker.last_seen_s),
-    element("span", {}, pill(worker.state), worker.why ? element("small", {}, worker.why) : null),
+    element("span", {}, pill(worker.state), worker.why ? element("small", {}, worker.why) : null, standing(worker, status)),
   ]);
   target.className = "wide";
   const caption = status.workers.length
@@ -166,6 +167,14 @@ function showWorkers(target, status, isAdmin) {
     : "No worker has joined yet";
   table(target, caption, ["worker", "device", "steps/s", "contribution", "up / down", "last seen", "state"], rows);
   lastColumnWhole(target);
+}
+
+// What others have found about a worker. Without audits all workers count the same, and there is nothing to say.
+function standing(worker, status) {
+  if (EXCLUDED.includes(worker.state) || !status.audits?.share) return null;
+  const passed = worker.audits_passed ? `${plural(worker.audits_passed, "audit")} passed` : "not audited yet";
+  const weight = worker.weight < 1 ? `; its updates weigh ${percent(worker.weight)}` : "";
+  return element("small", {}, `${worker.suspected ? "disputed by another worker, " : ""}${passed}${weight}`);
 }
 
 function lastColumnWhole(target) {
@@ -189,7 +198,7 @@ export function eventText(event, status) {
 }
 
 function eventItem(event, status) {
-  const kind = ["late", "refused", "extended", "paused"].includes(event.kind) ? event.kind : "quiet";
+  const kind = ["late", "refused", "extended", "paused", "disputed", ...EXCLUDED].includes(event.kind) ? event.kind : "quiet";
   return element("li", {},
     element("time", { datetime: new Date(event.at_s * 1000).toISOString() }, clock(event.at_s)),
     pill(event.kind, kind),

@@ -1,5 +1,6 @@
 // What one event of a stream added, coloured by who decided it. A speculative traversal writes the accepted part of a draft
 // and then one byte or token of the whole model: a correction if the rest of the draft was refused, otherwise an addition.
+// A sweep begins with such a traversal; what it adds later is approximate and has no colour.
 
 function span(text, kind) {
   const made = document.createElement("span");
@@ -9,8 +10,8 @@ function span(text, kind) {
 }
 
 export function coloured(text, effort, before) {
-  if (effort.mode !== "speculative") return span(text, "");
   const since = (name) => effort[name] - (before?.[name] ?? 0);
+  if (effort.mode === "autoregressive" || !since("exact")) return span(text, "");
   const characters = [...text];
   const end = since("traversals") > 0 ? characters.pop() : "";
   const whole = document.createElement("span");

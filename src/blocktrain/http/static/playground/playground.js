@@ -151,7 +151,7 @@ function begin(goesOn) {
     byId("given").textContent = byId("prompt").value;
     byId("written").replaceChildren();
   }
-  byId("draft-key").hidden = mode() !== "speculative";
+  byId("draft-key").hidden = mode() === "autoregressive";
   byId("continue").disabled = true;
   byId("strip").replaceChildren();
   byId("empty").hidden = true;

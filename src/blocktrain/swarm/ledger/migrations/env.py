@@ -1,5 +1,5 @@
 """What Alembic runs: the migrations in versions/, one after the other, in the transaction of upgrading.py.
-Next: ../upgrading.py."""
+Next: upgrading.py."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ import pytest
 
 from blocktrain.http.server import RunningServer, served_in_thread
 from blocktrain.swarm.aliases import alias_of
-from blocktrain.swarm.coordinator import status_stream as streaming
 from blocktrain.swarm.coordinator.routes import build_service
-from blocktrain.swarm.coordinator.status import block_state
-from blocktrain.swarm.coordinator.status_stream import Listeners, StatusFeed, curves_after
+from blocktrain.swarm.coordinator.watching import status_stream as streaming
+from blocktrain.swarm.coordinator.watching.status import block_state
+from blocktrain.swarm.coordinator.watching.status_stream import Listeners, StatusFeed, curves_after
 from blocktrain.swarm.policy.rounds import Lease, Round, lateness
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import WORKER_HEADER, Curves, TrainLease

@@ -1,53 +1,37 @@
 """Status: what people and dashboards see of a run, read from the ledger. It changes nothing.
-Next: routes.py, which sends it; status_stream.py, which sends it as it changes."""
+Next: status_stream.py, which sends it as it changes; curves.py, the losses of the whole run."""
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.coordinator.quotas import Quotas
+from blocktrain.swarm.coordinator.watching.curves import curves_of, samples_of
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import (
-    Evaluation,
     EvaluationLease,
-    Event,
     PhaseRecord,
     Role,
-    RoundLoss,
     RoundRecord,
     WorkerRecord,
 )
 from blocktrain.swarm.policy.evaluations import those_that_count
-from blocktrain.swarm.policy.rounds import WINDOW, Lease, decide, lateness, learned_limit_s
-from blocktrain.swarm.policy.standing import KeyStanding
-from blocktrain.wire.messages import (
-    MAX_LOSS,
-    MAX_SCORE,
-    Curves,
-    EventEntry,
-    EventPage,
-    HeldOutPoint,
-    LossCurve,
-    LossPoint,
-    Page,
-)
+from blocktrain.swarm.policy.rounds import WINDOW, Lease, Round, decide, lateness, learned_limit_s
+from blocktrain.swarm.policy.standing import KeyStanding, weight_factor
+from blocktrain.wire.messages import Curves, EventEntry, EventPage, Page
 
 NEWS = 20  # events in a status
+NEW_AUDITS = 10  # in a status
 NEW_SAMPLES = 5  # evaluations whose samples are in a status
-MAX_POINTS = 500  # of one curve
-MAX_EVALUATIONS = 5000  # that a curve is thinned from
 MOST_WORKERS = 10_000  # whose traffic is counted apart; what others fetch counts for the run alone
 PRESENT_S = 300.0  # since the last request of a worker
-BLOCK = re.compile(r"block ([0-9]{1,6})")  # as a reading of evaluate.py is named
 
-Point = TypeVar("Point")
 BlockState = Literal["planned", "scaffold", "training", "waiting", "frozen"]
 Held = Mapping[str, tuple[Lease, RoundRecord]]  # worker: its newest lease, and the round of it
 
@@ -85,6 +69,7 @@ class Watching:
             },
             "time_left_s": None if run.paused else time_left_s(self._spec, phases, records, now_s),
             "storage": asdict(self._quotas.state),
+            "audits": self._audits(),
             "evaluations": [
                 {**asdict(evaluation), "confirmed": confirmed}
                 for evaluation, confirmed in those_that_count(evaluations)
@@ -110,12 +95,28 @@ class Watching:
         _, why = learned_limit_s(self._ledger.past_round_times_s(round.phase), self._spec.swarm)
         return {
             "number": round.number,
-            "reason": decide(round, now_s, self._spec.swarm).reason,
+            "reason": self._vetting(round) or decide(round, now_s, self._spec.swarm).reason,
             "time_left_s": round.deadline_at_s - now_s,
             "limit_s": round.limit_s,
             "limit_reason": why,
             "extensions": records[-1].extensions,
             "leases": [{**asdict(lease), "late": lateness(lease, round, now_s)} for lease in round.leases],
+        }
+
+    def _vetting(self, round: Round) -> str | None:
+        """Whether the round waits until workers have scored its updates."""
+        vettings = self._ledger.vettings(round.phase, round.number) if self._spec.swarm.vetting else ()
+        if all(vetting.closed_s is not None for vetting in vettings):
+            return None
+        updates, scores = sum(len(x.updates) for x in vettings), sum(len(x.reports) for x in vettings)
+        return f"workers score its {updates} updates on held-out text: {scores} of them have reported"
+
+    def _audits(self) -> dict[str, Any]:
+        counts = self._ledger.audit_counts()
+        return {
+            "share": self._spec.swarm.audit_share,
+            **{kind: counts.get(kind, 0) for kind in ("passed", "failed", "undecided", "open")},
+            "newest": [asdict(audit) for audit in self._ledger.newest_audits(NEW_AUDITS)],
         }
 
     def _workers(self, workers: Sequence[WorkerRecord], held: Held, now_s: float) -> list[dict[str, Any]]:
@@ -136,6 +137,7 @@ class Watching:
                     "why": why,
                     "audits_passed": standing.passes,
                     "suspected": standing.suspected,
+                    "weight": weight_factor(standing, self._spec.swarm),
                 }
             )
         return pictures
@@ -147,24 +149,7 @@ class Watching:
         return [asdict(contribution) for contribution in self._ledger.contributions(page.after)]
 
     def curves(self) -> Curves:
-        """Training loss of every phase that has closed a round, and the held-out loss of the composed model."""
-        losses = self._ledger.round_losses()
-        return Curves(
-            max_points=MAX_POINTS,
-            training=tuple(
-                LossCurve(
-                    phase=phase,
-                    blocks=self._spec.phases[phase].blocks,
-                    points=tuple(_loss_point(loss) for loss in thinned([x for x in losses if x.phase == phase])),
-                )
-                for phase in sorted({loss.phase for loss in losses})
-            ),
-            held_out=tuple(
-                _held_out_point(evaluation, answer)
-                for evaluation, _ in thinned([*those_that_count(self._ledger.evaluations(limit=MAX_EVALUATIONS))])
-                if (answer := answer_of(evaluation.scores))
-            ),
-        )
+        return curves_of(self._spec, self._ledger)
 
 
 class Traffic:
@@ -241,7 +226,7 @@ def worker_state(worker: WorkerRecord, held: Held, measuring: EvaluationLease | 
     return ("waiting", "for work") if now_s - worker.last_seen_s < PRESENT_S else ("away", "")
 
 
-# How it goes on, and what it writes
+# How it goes on
 
 
 def time_left_s(
@@ -271,20 +256,6 @@ def step_work(spec: RunSpec, phase: int) -> int:
     return sum(map(layers, shape.below)) + 3 * sum(map(layers, shape.blocks)) + 2 * sum(map(layers, shape.ahead))
 
 
-def samples_of(events: Sequence[Event], evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """What the model wrote at its newest evaluations, oldest first, with the loss that was measured then: as those
-    workers tell it whose evaluations count."""
-    answers = {each.lease: answer_of(each.scores) for each in evaluations}
-    tellers = [(each.worker, each.versions) for each, _ in those_that_count(evaluations)]
-    left_out = {each.lease for each in evaluations if (each.worker, each.versions) not in tellers}
-    return [
-        {"at_s": event.at_s, "nats_per_byte": (answer or {}).get("nats_per_byte"), "samples": event.data["samples"]}
-        for event in events
-        if event.data.get("samples") and event.data["lease"] not in left_out
-        for answer in [answers.get(event.data["lease"])]
-    ]
-
-
 # What each role sees
 
 
@@ -299,49 +270,3 @@ def contributions_for(role: Role, records: Sequence[Mapping[str, Any]]) -> list[
     if role == "admin":
         return list(map(dict, records))
     return [{**record, "worker_name": alias_of(record["update"]["worker"])} for record in records]
-
-
-# Curves
-
-
-def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
-    """Every n-th, counted back from the newest, so that no more than `most` are left."""
-    every = max(1, -(-len(points) // most))
-    return list(points[::-1][::every][::-1])
-
-
-def answer_of(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The last reading of the first path. None if a worker sent something else."""
-    needed = {"path", "reading", "nats_per_byte"}
-    if not scores or not all(needed <= score.keys() for score in scores):
-        return None
-    answer = [score for score in scores if score["path"] == scores[0]["path"]][-1]
-    return answer if isinstance(answer["nats_per_byte"], int | float) else None
-
-
-def blocks_of(scores: Sequence[Mapping[str, Any]], path: str) -> dict[int, float]:
-    """The scores of the single blocks on a path. Other readings are left out."""
-    named = [(BLOCK.fullmatch(str(x["reading"])), x["nats_per_byte"]) for x in scores if x["path"] == path]
-    return {int(name[1]): float(nats) for name, nats in named if name and isinstance(nats, int | float)}
-
-
-def _loss_point(loss: RoundLoss) -> LossPoint:
-    return LossPoint(
-        round=loss.round,
-        step=loss.step,
-        at_s=loss.at_s,
-        nats_per_byte=min(max(0.0, loss.loss), MAX_LOSS),  # older ledgers may hold any number
-        updates=loss.updates,
-        tokens=int(loss.tokens),
-    )
-
-
-def _held_out_point(evaluation: Evaluation, answer: Mapping[str, Any]) -> HeldOutPoint:
-    return HeldOutPoint(
-        at_s=evaluation.at_s,
-        versions=dict(evaluation.versions),
-        path=str(answer["path"]),
-        reading=str(answer["reading"]),
-        nats_per_byte=min(float(answer["nats_per_byte"]), MAX_SCORE),
-        blocks=blocks_of(evaluation.scores, str(answer["path"])),
-    )

@@ -1,6 +1,6 @@
 """Brings a ledger of an older version up to date: a backup, then the missing migrations, in one transaction. Nothing of
 it is kept if it fails or is killed, and two coordinators that start at once do it once.
-Next: schema.py, which says what is missing; migrations/versions/, the steps."""
+Next: schema.py, which says what is missing; versions/, the steps."""
 
 from __future__ import annotations
 

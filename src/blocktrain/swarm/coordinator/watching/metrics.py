@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from blocktrain.swarm.coordinator.status import PRESENT_S, answer_of
+from blocktrain.swarm.coordinator.watching.curves import answer_of
+from blocktrain.swarm.coordinator.watching.status import PRESENT_S
 
 METRICS_TYPE = CONTENT_TYPE_LATEST
 

@@ -6,7 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from blocktrain.swarm.coordinator.status import NEW_SAMPLES, answer_of, step_work, thinned
+from blocktrain.swarm.coordinator.watching.curves import answer_of, thinned
+from blocktrain.swarm.coordinator.watching.status import NEW_SAMPLES, step_work
 from blocktrain.swarm.signatures import sign
 from blocktrain.wire.messages import Curves, EvaluationNotice, Sample
 

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from blocktrain.errors import BlockTrainError, Overloaded
 from blocktrain.http.sse import event
-from blocktrain.swarm.coordinator.status import Watching, status_for
+from blocktrain.swarm.coordinator.watching.status import Watching, status_for
 from blocktrain.swarm.ledger.records import Role
 from blocktrain.wire.messages import Curves
 
