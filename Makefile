@@ -9,10 +9,12 @@ DOCS_READY := $(VENV)/.docs-ready
 # Exact: equal specs train equal weights only with equal kernels. doctor checks for the same version.
 TORCH := torch==2.13.0
 BENCHES := $(wildcard bench/*.py bench/*/*.py)
-# One process per core; a file's tests stay in one process; this order does not leave the long files to the end.
-PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
+# Three processes for two cores, because tests wait for processes that they start; a file's tests stay in one
+# process; this order does not leave the long files to the end.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() * 3 // 2)')
+PYTEST_ARGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25
 
-.PHONY: demo test check types pytest fleet-test coverage fuzz soak format docs results clean
+.PHONY: demo test check types pytest fleet-test coverage fuzz soak chaos format docs results clean
 .DELETE_ON_ERROR:
 
 # A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
@@ -53,6 +55,11 @@ fuzz: $(READY)
 # The simulator's seeds until Ctrl-C, on every core; SOAK_ARGS="--seeds 500" runs so many.
 soak: $(READY)
 	$(BIN)/python tests/sim/soak.py $(SOAK_ARGS)
+
+# Real processes behind a bad network, killed and stopped at random, for CHAOS_SECONDS; each run is verified at its end.
+CHAOS_SECONDS ?= 3600
+chaos: $(READY)
+	$(BIN)/python tests/e2e/chaos.py --seconds $(CHAOS_SECONDS)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

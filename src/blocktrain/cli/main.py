@@ -18,8 +18,10 @@ import typer
 
 from blocktrain.cli.commands.demo.demo import demo
 from blocktrain.cli.commands.fleet import fleet
+from blocktrain.cli.commands.serving.distil import distil
 from blocktrain.cli.commands.serving.gateway import gateway
 from blocktrain.cli.commands.serving.keys import keys
+from blocktrain.cli.commands.serving.push import push
 from blocktrain.cli.commands.serving.serve import serve
 from blocktrain.cli.commands.serving.stage import stage
 from blocktrain.cli.commands.swarm.access_token import access_token
@@ -95,7 +97,7 @@ app = typer.Typer(
 )
 
 START = "Start here"  # the panels of --help, in the order of the folders of commands/
-TRAINING, SWARM, SERVING = "Train on one machine", "Train together", "Serve"
+TRAINING, SWARM, SERVING = "Train on one machine", "Train together", "Serve and publish"
 INVITE = "'bt://train.example.org:7000/#…'"
 COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (START, demo, "demo --workers 2"),
@@ -120,9 +122,11 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (SWARM, resume, f"resume {INVITE}"),
     (SWARM, ban, f"ban {INVITE} --key 'Brisk Otter 3f' --reason 'broken device'"),
     (SWARM, rollback, f"rollback {INVITE} --block 0 --to 12"),
+    (SERVING, distil, "distil run/ --stages 3"),
     (SERVING, serve, "serve run/ --stages 3"),
     (SERVING, stage, "stage model/ --blocks 0-1 --listen tcp://0.0.0.0:7001 --keys chain.key"),
     (SERVING, gateway, "gateway --stages tcp://a:7001,tcp://b:7001 --keys chain.key"),
+    (SERVING, push, "push model/ alice/speeches --license cc-by-4.0 --dry-run"),
     (SERVING, keys, "keys chain.key   or   blocktrain keys export worker.key"),
 ]
 

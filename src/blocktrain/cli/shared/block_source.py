@@ -13,7 +13,8 @@ from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.arrays import as_tensors
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes
-from blocktrain.serve.segment.segment import Segment, model_digest
+from blocktrain.serve.segment.loading import model_digest
+from blocktrain.serve.segment.segment import Segment
 from blocktrain.spec import RunSpec, usable_weights
 from blocktrain.wire.messages import TOKENIZER_BLOB
 from blocktrain.wire.safetensors import decode

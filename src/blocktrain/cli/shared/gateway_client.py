@@ -33,6 +33,7 @@ class Output:
     seconds: float
     prompt_bytes_unread: int  # at its start: of a long prompt, the model reads the end
     tokens: int = 0  # bytes, unless the model has a tokenizer
+    exact: int = 0  # tokens that were drawn from the whole model's own distribution
 
 
 def is_url(run: str) -> bool:
@@ -65,7 +66,7 @@ def generate_remotely(
     written = last.bytes_written if longest_bytes is None else min(last.bytes_written, longest_bytes)
     seconds, per_traversal = time.perf_counter() - began_s, written / max(1, last.traversals)
     cost = (written, last.traversals, per_traversal, seconds, last.prompt_bytes_unread, last.tokens_written)
-    return Output(text, *cost)
+    return Output(text, *cost, last.exact)
 
 
 def _body(request: Request, stop: list[str]) -> dict[str, Any]:
@@ -97,6 +98,7 @@ class StreamedPart:
     traversals: int = 0
     prompt_bytes_unread: int = 0
     tokens_written: int = 0
+    exact: int = 0
 
 
 def read_event(line: str) -> StreamedPart | None:
@@ -110,7 +112,7 @@ def read_event(line: str) -> StreamedPart | None:
             raise GatewayUnreachable(f"the gateway stopped in the middle: {part['error']['message']}")
         effort = part.get("blocktrain") or {}
         text = "".join(choice.get("text") or "" for choice in part.get("choices") or ())
-        names = ("bytes_written", "traversals", "prompt_bytes_unread", "tokens_written")
+        names = ("bytes_written", "traversals", "prompt_bytes_unread", "tokens_written", "exact")
         costs = (int(effort.get(name, 0)) for name in names)
         return StreamedPart(text, *costs)
     except (TypeError, AttributeError, KeyError, OverflowError) as error:

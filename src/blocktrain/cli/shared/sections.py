@@ -22,7 +22,7 @@ from blocktrain.io.checkpoint import SPEC_FILE, RunDirectory
 from blocktrain.io.private import LEDGER_FILE
 from blocktrain.logs import visible
 from blocktrain.spec import BYTES, RunSpec
-from blocktrain.swarm.coordinator.status import answer_of
+from blocktrain.swarm.coordinator.watching.curves import answer_of
 from blocktrain.train.flops import run_flops
 
 MOST_EVENTS = 100

@@ -21,9 +21,10 @@ from blocktrain.figures import Line
 from blocktrain.io.files import write_whole
 from blocktrain.io.private import LEDGER_FILE
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.coordinator.status import samples_of, status_for
+from blocktrain.swarm.coordinator.watching.curves import samples_of
+from blocktrain.swarm.coordinator.watching.status import status_for
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.upgrading import upgrade_ledger
+from blocktrain.swarm.ledger.migrations.upgrading import upgrade_ledger
 from blocktrain.swarm.policy.evaluations import those_that_count
 from blocktrain.swarm.worker.client import CoordinatorClient
 

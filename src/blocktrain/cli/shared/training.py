@@ -114,6 +114,7 @@ def ways_of(spec: RunSpec, plan: MemoryPlan) -> str:
     ways = [f"{counted(plan.micro_windows, 'window')} at once"] if plan.micro_windows < spec.train.windows else []
     ways += ["layers computed again"] if plan.checkpoint_activations else []
     ways += ["one block in memory at a time"] if plan.streamed else []
+    ways += [f"the activations of {counted(plan.kept_blocks, 'more block')} kept"] if plan.kept_blocks else []
     facts = [quantity(plan.memory_bytes, "B"), *plan.settings(spec)]
     return f"{' and '.join(ways)} ({'; '.join(facts)})"
 

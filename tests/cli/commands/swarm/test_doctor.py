@@ -162,6 +162,29 @@ def test_the_settings_that_make_a_large_model_fit_are_named(run, tmp_path, monke
     assert "in 8 GB it trains with 8 windows at once (5.899 GB; train.micro_windows = 8)" in result.stdout
 
 
+def test_every_address_of_an_invite_is_tried_and_one_that_answers_is_enough(run, invite, tmp_path):
+    dead = replace(invite, port=CLOSED_PORT)
+    several = replace(dead, others=(invite,))
+    document = examined(run, several, "--home", tmp_path)
+    found = levels(document)
+    assert found[f"at 127.0.0.1:{CLOSED_PORT}"] == "warn"
+    assert found[f"at 127.0.0.1:{invite.port}"] == "ok"
+    assert [name for name in THERE if found.get(name) not in ("ok", "warn")] == []
+
+
+def test_an_address_of_another_run_fails(run, invite, tmp_path):
+    spec = preset("tiny").with_(**{"corpus.source": str(tmp_path / "text.txt"), "train.steps": 4, "seed": 7})
+    (tmp_path / "text.txt").write_text("another text. " * 500)
+    with opened(tmp_path / "state", spec, None, None, make_initial_blocks) as other:
+        other.ledger.add_access_token("worker", "worker", TOKEN, 0.0)
+        other.coordinator.loop.tick()
+        with served_here(other.coordinator, other.ledger) as port:
+            several = replace(invite, others=(replace(invite, port=port),))
+            document = examined(run, several, "--home", tmp_path / "home", exit_code=1)
+    assert levels(document)[f"at 127.0.0.1:{port}"] == "fail"
+    assert "new invite" in remedy(document, f"at 127.0.0.1:{port}")
+
+
 def test_a_bad_invite_is_refused(run):
     result = run("doctor", "http://there")
     assert result.exit_code == 2

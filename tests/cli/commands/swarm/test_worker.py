@@ -159,7 +159,7 @@ def test_the_coordinator_is_asked_for_the_standing_at_most_once_a_minute(capsys)
     assert capsys.readouterr().err.count("standing: 100% of the run's training so far, rank 1 of 1\n") == 2
 
 
-@pytest.mark.parametrize("memory_bytes, said", [(20_000_000, ""), (3_000_000, "trains with"), (1_000_000, NO_LEASE)])
+@pytest.mark.parametrize("memory_bytes, said", [(20_000_000, ""), (3_000_000, "trains with"), (500_000, NO_LEASE)])
 def test_a_worker_says_before_its_first_lease_how_the_phases_fit_its_memory(capsys, memory_bytes, said):
     check_memory(preset("tiny"), preset("tiny").phases[:1], memory_bytes, NO_LEASE)
     assert said in capsys.readouterr().err

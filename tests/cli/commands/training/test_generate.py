@@ -42,7 +42,9 @@ def test_every_mode_writes_the_same_text_for_the_same_seed(run, trained, mode):
 def test_json_contains_the_cost(run, trained):
     result = run("generate", trained[0], "--max-bytes", 12, "--mode", "sweep", "--candidates", 3, "--json")
     document = json.loads(result.stdout)
-    assert (document["bytes"], document["traversals"], document["bytes_per_traversal"]) == (12, 1, 12.0)
+    assert (document["bytes"], document["bytes_per_traversal"]) == (12, 12 / document["traversals"])
+    assert document["traversals"] <= 2
+    assert 1 <= document["exact"] <= 12
     assert document["seconds"] > 0
 
 
@@ -69,7 +71,10 @@ def test_a_model_trained_on_spans_writes_them_in_one_sweep(run, tiny, tmp_path):
         (["--temperature", "nan"], "temperature = nan is out of range"),
         (["--top-p", "0"], "top_p = 0.0 is out of range"),
         (["--top-p", "1.5"], "top_p = 1.5 is out of range: give more than 0 and at most 1"),
-        (["--candidates", "3"], "mode autoregressive has no candidates: leave them out, or choose mode sweep"),
+        (
+            ["--candidates", "3"],
+            "mode autoregressive has no candidates: leave them out, or choose mode speculative or sweep",
+        ),
         (["--draft-bytes", "3"], "drafts nothing: leave draft_bytes out, or choose mode speculative"),
         (["--mode", "speculative", "--draft-bytes", "64"], "draft_bytes = 64 does not fit behind a prompt"),
     ],
@@ -87,7 +92,7 @@ def test_a_half_trained_run_writes_with_what_it_has_and_says_so(run, tiny, tmp_p
     assert "is half trained: phase 1 of 3, step 3 of 3; blocks 0 to 1 of 4 answer" in result.stderr
 
 
-@pytest.mark.parametrize("mode, read", [("autoregressive", 44), ("sweep", 56)])
+@pytest.mark.parametrize("mode, read", [("autoregressive", 44), ("sweep", 44)])
 def test_of_a_prompt_longer_than_the_context_the_end_is_read_and_the_user_is_told(run, trained, mode, read):
     result = run("generate", trained[0], "--prompt", "x" * 76, "--max-bytes", 8, "--mode", mode, "--json")
     assert json.loads(result.stdout)["prompt_bytes_unread"] == 76 - read

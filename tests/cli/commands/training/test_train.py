@@ -136,7 +136,7 @@ def test_looking_at_a_run_takes_a_small_share_of_the_time(run, tiny, tmp_path, t
         ("20MB", None),
         ("5MB", "it trains with 2 windows at once ("),
         ("3MB", "it trains with 4 windows at once and one block in memory at a time ("),
-        ("1MB", "the system may end the training; use a smaller model"),
+        ("500kB", "the system may end the training; use a smaller model"),
     ],
 )
 def test_training_says_how_it_fits_the_memory(run, tiny, tmp_path, memory, said):

@@ -70,6 +70,9 @@ def coordinator(
     presigned: Annotated[
         bool, typer.Option("--presigned", help="Let workers read and write the bucket directly, by presigned URLs.")
     ] = False,
+    leaderboard: Annotated[
+        bool, typer.Option("--leaderboard", help="Show contributions to everybody, without a token, at /leaderboard.")
+    ] = False,
     rate: Annotated[
         float,
         typer.Option(metavar="N", min=0.1, help="Requests per second per address and access token."),
@@ -133,7 +136,7 @@ def coordinator(
             say(str(run.upgrade))
         try:
             address, allowed = Address(host, port, public, tuple(peers or ())), Rate.per_second(rate)
-            serve(run, address, tls, allowed, limits, announce=announce, say=say)
+            serve(run, address, tls, allowed, limits, announce=announce, say=say, leaderboard=leaderboard)
         except SystemExit:
             say("stopped: everything is saved, run the same command again to continue")
             raise

@@ -89,7 +89,7 @@ def doctor(
     findings = Findings()
     torch_works = _examine_software(findings)
     if address:
-        _examine_coordinator(findings, address)
+        _examine_coordinator(findings, _best_place(findings, address))
     if torch_works:
         _examine_machine(findings, home or cache_home(), memory)
     plans = _plans(findings, findings.spec or spec) if torch_works and not findings.failed else []
@@ -139,6 +139,29 @@ def _free_disk_bytes(folder: Path) -> int | None:
 
 
 # The coordinator
+
+
+def _best_place(findings: Findings, invite: Invite) -> Invite:
+    """Of an invite with several addresses, each is tried. The first that answers is examined further: a worker also
+    goes on with the next one that answers."""
+    places, runs = invite.places, dict[Invite, str]()
+    for place in places if len(places) > 1 else ():
+        try:
+            runs[place] = _run_at(place)
+            why = ""
+        except (BlockTrainError, OSError) as error:
+            why = str(error)
+        same = len(set(runs.values())) <= 1
+        findings.add(checks.place_check(f"{place.host}:{place.port}", why, same, len(runs) > 0))
+    return next(iter(runs), places[0])
+
+
+def _run_at(place: Invite) -> str:
+    from blocktrain.swarm.worker.probe import ProbeClient
+
+    socket.create_connection((place.host, place.port), timeout=CONNECT_S).close()  # a client would wait longer
+    with ProbeClient(place, patience_s=0.0) as client:
+        return client.run_info().run
 
 
 def _examine_coordinator(findings: Findings, invite: Invite) -> None:

@@ -65,6 +65,17 @@ def disk_check(folder: str, free_bytes: int | None, needed_bytes: int | None) ->
     return Check("disk", level, f"{found}, {quantity(needed, 'B')} needed", "make room, or choose another --home")
 
 
+def place_check(where: str, why_not: str, same_run: bool, another_answers: bool) -> Check:
+    """One address of an invite that has several."""
+    name = f"at {where}"
+    if why_not:
+        remedy = "workers use the others meanwhile" if another_answers else "the next address is tried"
+        return Check(name, "warn", why_not, f"tell the operator of the run; {remedy}")
+    if not same_run:
+        return Check(name, "fail", "another run than at the addresses before", "ask the operator for a new invite")
+    return Check(name, "ok", "answers, the same run")
+
+
 def clock_check(here_s: float, there_s: float | None) -> Check:
     if there_s is None:
         return Check("clock", "warn", "the coordinator's answers have no date", "look for a proxy between you and it")

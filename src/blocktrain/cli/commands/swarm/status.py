@@ -1,5 +1,5 @@
 """blocktrain status: how far a run is, who works on it, what is late and why. No torch.
-Next: swarm/coordinator/status.py, which answers."""
+Next: swarm/coordinator/watching/status.py, which answers."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ LOOK_S = 10.0  # between two looks at the clock outside of the hours of work
 NAP_S = 0.1  # a sleep notices Ctrl-C after at most this time
 STANDING_EVERY_S = 60.0
 NO_LEASE = "this worker gets no lease of it"
-DONE = ("submitted", "refused", "evaluated")  # the last report of a lease
+DONE = ("submitted", "refused", "evaluated", "vetted")  # the last report of a lease
 
 
 def worker(
@@ -217,14 +217,22 @@ class StandingEverySoOften:
     def __init__(
         self, status: Callable[[], Mapping[str, Any]], worker: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._status, self._alias, self._clock, self._asked_s = status, alias_of(worker), clock, -math.inf
+        self._status, self._worker, self._clock, self._asked_s = status, worker, clock, -math.inf
 
     def __call__(self) -> str | None:
         if self._clock() < self._asked_s + STANDING_EVERY_S:
             return None
         self._asked_s = self._clock()
         facts = self._status()
-        return standing_of(self._alias, facts["workers"], facts.get("time_left_s"))
+        standing = standing_of(alias_of(self._worker), facts["workers"], facts.get("time_left_s"))
+        left_out = left_out_of(self._worker, facts.get("events", ()))
+        return "; ".join(filter(None, (standing, left_out))) or None
+
+
+def left_out_of(worker: str, events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why the newest update of this worker that a merge left out was left out."""
+    own = [x["text"] for x in events if x["kind"] == "left out" and x["data"].get("worker") == worker]
+    return f"an update was left out, {own[-1].partition(' in ')[2]}" if own else None
 
 
 def standing_of(alias: str, workers: Sequence[Mapping[str, Any]], left_s: float | None) -> str | None:

@@ -23,7 +23,7 @@ from blocktrain.io.checkpoint import SPEC_FILE, RunDirectory
 from blocktrain.io.files import write_whole
 from blocktrain.io.private import LEDGER_FILE
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.coordinator.status import answer_of
+from blocktrain.swarm.coordinator.watching.curves import answer_of
 from blocktrain.train.flops import run_flops
 
 MINUTES = "minutes of training"

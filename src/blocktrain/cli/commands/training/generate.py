@@ -43,7 +43,7 @@ def generate(
         typer.Option(
             metavar="MODE",
             help="autoregressive: one token per traversal of the blocks. speculative: several tokens, drafted by the "
-            "first blocks and checked by all. sweep: all tokens in one traversal.",
+            "first blocks and checked by all. sweep: an exact beginning, then all tokens in one traversal.",
         ),
     ] = Mode.AUTOREGRESSIVE,
     candidates: Annotated[
@@ -115,7 +115,7 @@ async def _generate_here(run: Path, request: Request, longest_bytes: int | None,
     show(rest)
     per_traversal = written / max(1, stats.traversals)
     cost = (written, stats.traversals, per_traversal, stats.seconds, stats.prompt_bytes_unread, stats.written)
-    return Output(text + rest, *cost)
+    return Output(text + rest, *cost, stats.exact)
 
 
 def harmless(text: str) -> str:
