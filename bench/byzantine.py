@@ -1,6 +1,6 @@
 """What do liars cost? Final held-out cross entropy with some workers lying in one way, by rule of averaging, with and
-without audits, beside a clean run of the same honest workers. Virtual time, the coordinator's and the workers' own code
-(virtual_swarm.py, liars.py).
+without audits and vetting, beside a clean run of the same honest workers. Virtual time, the coordinator's and the
+workers' own code (virtual_swarm.py, liars.py).
 
     python bench/byzantine.py --corpus sotu [--rows screened] [--seeds 0]
 
@@ -31,7 +31,9 @@ from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.setup import found_run
 from blocktrain.swarm.initial_blocks import initial_blocks_here
 from blocktrain.swarm.ledger.ledger import Ledger
+from blocktrain.swarm.ledger.records import VettingRecord
 from blocktrain.swarm.policy.averaging.table import RULES
+from blocktrain.swarm.policy.vetting import HELD_OUT_TOKENS
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker, WorkReport
 from blocktrain.train.evaluate import fit_combination
@@ -59,7 +61,12 @@ SHAPE = {
 LYING = ((2, 6), (1, 6), (7, 16))
 DEFAULT = RunSpec().swarm.averaging
 SYBIL_KEYS = 3  # of each liar
-AUDITS = {"swarm.audit_share": 0.05}
+MANNERS: dict[str, dict[str, Any]] = {
+    "": {},
+    " with audits": {"swarm.audit_share": 0.05},
+    " with vetting": {"swarm.vetting": True},
+}
+PLAIN, AUDITED, VETTED = MANNERS
 MOST_COST, MOST_OVERHEAD = 0.02, 0.1
 HELD_OUT_WINDOWS = 400
 
@@ -76,23 +83,27 @@ def _rows(base: RunSpec, corpus: Corpus, quick: bool) -> list[Row]:
     """First the default rule with audits against every lie, then the other rules, with and without audits."""
     if quick:
         base = base.with_(**{"train.steps": 30, "train.windows": 2})
-        plan = [("clean", 0, 2, DEFAULT, True), ("sign flip", 1, 3, DEFAULT, True)]
+        plan = [
+            ("clean", 0, 2, DEFAULT, AUDITED),
+            ("sign flip", 1, 3, DEFAULT, AUDITED),
+            ("sign flip", 1, 4, "mean", VETTED),
+        ]
         return [_row(base, corpus, *each, quick=True) for each in plan]
-    clean = [("clean", 0, honest, *how) for honest in (4, 6, 5, 9) for how in (("mean", False), (DEFAULT, True))]
-    defaults = [(lie, *lying, DEFAULT, True) for lying in LYING for lie in LIES]
-    plain = [(lie, 2, 6, "mean", False) for lie in LIES]
-    others = [(lie, 2, 6, rule, False) for rule in RULES if rule != "mean" for lie in LIES]
-    others = [*(("clean", 0, 4, rule, False) for rule in RULES if rule != "mean"), *others]
-    audited = [(lie, 2, 6, rule, True) for rule in RULES if rule != DEFAULT for lie in LIES]
-    more = [(lie, *lying, rule, False) for rule in RULES for lying in ((1, 6), (7, 16)) for lie in LIES]
+    clean = [("clean", 0, honest, *how) for honest in (4, 6, 5, 9) for how in (("mean", PLAIN), (DEFAULT, AUDITED))]
+    clean += [("clean", 0, honest, rule, VETTED) for honest in (4, 9) for rule in (DEFAULT, "mean")]
+    defaults = [(lie, *lying, DEFAULT, AUDITED) for lying in LYING for lie in LIES]
+    plain = [(lie, 2, 6, "mean", PLAIN) for lie in LIES]
+    vetted = [(lie, *lying, rule, VETTED) for rule in (DEFAULT, "mean") for lying in ((2, 6), (7, 16)) for lie in LIES]
+    others = [(lie, 2, 6, rule, PLAIN) for rule in RULES if rule != "mean" for lie in LIES]
+    others = [*(("clean", 0, 4, rule, PLAIN) for rule in RULES if rule != "mean"), *others]
+    audited = [(lie, 2, 6, rule, AUDITED) for rule in RULES if rule != DEFAULT for lie in LIES]
+    more = [(lie, *lying, rule, PLAIN) for rule in RULES for lying in ((1, 6), (7, 16)) for lie in LIES]
     first = (*clean[:4], *defaults[: len(LIES)], *plain, *clean[4:], *defaults[len(LIES) :])
-    return [_row(base, corpus, *each, quick=False) for each in (*first, *others, *audited, *more)]
+    return [_row(base, corpus, *each, quick=False) for each in (*first, *vetted, *others, *audited, *more)]
 
 
-def _row(
-    base: RunSpec, corpus: Corpus, lie: str, liars: int, workers: int, rule: str, audits: bool, quick: bool
-) -> Row:
-    changes = {"swarm.averaging": rule, **(AUDITS if audits else {})}
+def _row(base: RunSpec, corpus: Corpus, lie: str, liars: int, workers: int, rule: str, manner: str, quick: bool) -> Row:
+    changes = {"swarm.averaging": rule, **MANNERS[manner]}
     if lie == "false evaluations":
         changes["swarm.evaluate_every"] = 2
     spec = base.with_(**changes)
@@ -101,11 +112,11 @@ def _row(
     def run_one() -> dict[str, Any]:
         return run(spec, corpus, lie, liars, workers, 20 if quick else HELD_OUT_WINDOWS)
 
-    return Row(_name(lie, liars, workers, rule, audits), spec.seed, settings, run_one)
+    return Row(_name(lie, liars, workers, rule, manner), spec.seed, settings, run_one)
 
 
-def _name(lie: str, liars: int, workers: int, rule: str, audits: bool) -> str:
-    return f"{rule}{' with audits' if audits else ''}, {lie}, {liars} of {workers}"
+def _name(lie: str, liars: int, workers: int, rule: str, manner: str) -> str:
+    return f"{rule}{manner}, {lie}, {liars} of {workers}"
 
 
 def run(spec: RunSpec, corpus: Corpus, lie: str, liars: int, workers: int, max_windows: int) -> dict[str, Any]:
@@ -158,7 +169,7 @@ def _train(
         newest = {version.block: version for version in ledger.newest().values()}
         blocks = {block: as_tensors(decode(blobs.get(x.sha256))[0]) for block, x in newest.items()}
         combine = coordinator.manifest().combine if lie == "false evaluations" else {}
-        return blocks, {path: list(weights) for path, weights in combine.items()}, _account(ledger, bad)
+        return blocks, {path: list(weights) for path, weights in combine.items()}, _account(ledger, bad, spec)
     finally:
         ledger.close()
 
@@ -203,11 +214,13 @@ def _worker(
     return work
 
 
-def _account(ledger: Ledger, bad: set[str]) -> dict[str, Any]:
+def _account(ledger: Ledger, bad: set[str], spec: RunSpec) -> dict[str, Any]:
     """What was found out, and what it cost."""
     out = {worker for worker, standing in ledger.key_standings().items() if standing.excluded}
     audits = ledger.audits()
     redone = sum(audit.update.steps * len(audit.reports) for audit in audits)
+    vettings = ledger.all_vettings()
+    scored = _scored_steps(vettings, spec)
     updates, after = [], 0
     while page := ledger.contributions(after):
         updates += [x.update for x in page]
@@ -219,7 +232,9 @@ def _account(ledger: Ledger, bad: set[str]) -> dict[str, Any]:
         "updates": len(updates),
         "rounds": len(rounds),
         "audits": len(audits),
-        "overhead": redone / max(1, sum(x.steps for x in updates)),
+        "vettings": len(vettings),
+        "scored": scored,
+        "overhead": (redone + scored) / max(1, sum(x.steps for x in updates)),
         "quarantined_liars": len(out & bad),
         "quarantined_honest": len(out - bad),
         "lies_merged": sum(x.weight > 0 for x in weights if x.update in liars),
@@ -227,11 +242,17 @@ def _account(ledger: Ledger, bad: set[str]) -> dict[str, Any]:
     }
 
 
+def _scored_steps(vettings: Sequence[VettingRecord], spec: RunSpec) -> float:
+    """What scoring has cost, in training steps: a forward pass is a third of one."""
+    batches = -(-HELD_OUT_TOKENS // (spec.train.windows * spec.model.context))
+    return sum(len(x.reports) * (2 * len(x.updates) + 2) * batches / 3 for x in vettings)
+
+
 def _cost(document: Document, record: Record) -> float | None:
-    """Nats per byte above the same honest workers alone, by the same rule; for these, above the plain mean without
-    audits."""
+    """Nats per byte above the same honest workers alone, in the same manner; for these, above the plain mean."""
     told, swarm = record["settings"], record["settings"]["spec"]["swarm"]
-    how = (swarm["averaging"], swarm["audit_share"] > 0) if told["liars"] else ("mean", False)
+    manner = AUDITED if swarm["audit_share"] > 0 else VETTED if swarm.get("vetting") else PLAIN
+    how = (swarm["averaging"], manner) if told["liars"] else ("mean", PLAIN)
     clean = {x["seed"]: x for x in records_of(document, _name("clean", 0, told["workers"] - told["liars"], *how))}
     return record["valid"] - clean[record["seed"]]["valid"] if record["seed"] in clean else None
 
@@ -242,7 +263,7 @@ def _lines(document: Document) -> list[tuple[Record, float]]:
 
 
 def _table(document: Document) -> Table:
-    head = ["manner, lie, liars", "valid", "cost", "lies merged", "liars out", "honest out", "trigger", "audits"]
+    head = ["manner, lie, liars", "valid", "cost", "lies merged", "liars out", "honest out", "trigger", "checks"]
     return head, [
         [
             record["name"],
@@ -267,8 +288,8 @@ def section(document: Document) -> str:
             f"{spec['train']['steps']} steps in rounds of {spec['swarm']['round_steps']}; {seeds_of(document)}. Nats "
             f"per byte on held-out text. The cost is that above the same honest workers alone, by the same rule; for "
             f"rows without liars, above the plain mean without audits. Audits repeat a share of 0.05. Trigger: "
-            f"how often the model goes on with the answer that the backdoor plants. Audits: steps "
-            f"that were computed again, of all steps.\n\n"
+            f"how often the model goes on with the answer that the backdoor plants. Checks: steps "
+            f"that were computed again for audits, and forward passes for vetting, three to a step, of all steps.\n\n"
         )
     return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
 

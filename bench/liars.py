@@ -23,6 +23,7 @@ from blocktrain.wire.messages import (
     TrainLease,
     UpdateNotice,
     UpdateReceipt,
+    VetNotice,
 )
 from blocktrain.wire.safetensors import Floats
 from blocktrain.wire.updates import encode_update, read_update
@@ -160,6 +161,12 @@ class LyingClient(DirectClient):
             scores = tuple({**score, "nats_per_byte": 0.01} for score in notice.scores)
             notice = notice.model_copy(update={"combine": wrong, "scores": scores})
         super().submit_evaluation(self._signed(notice))
+
+    def submit_vetting(self, notice: VetNotice) -> None:
+        """Says the opposite, as all liars do: their scores agree with each other."""
+        alone = tuple(max(0.0, 2 * notice.base - loss) for loss in notice.alone)
+        without = tuple(max(0.0, 2 * notice.together - loss) for loss in notice.without)
+        super().submit_vetting(self._signed(notice.model_copy(update={"alone": alone, "without": without})))
 
     def _signed(self, notice: Kind) -> Kind:
         return sign(notice, self._key, self._coordinator.info().run)

@@ -38,6 +38,7 @@ class Case:
     phase_index: int
     compiled: bool = False
     streamed: bool = False  # one block in memory at a time
+    kept_blocks: int = 0  # streamed: blocks that keep their activations
 
     @property
     def phase(self) -> Phase:
@@ -104,7 +105,8 @@ def measure_memory(case: Case, steps: int) -> Memory:
         published = published_by(case, Path(folder) / "run", corpus)
         if case.streamed:
             scratch = Path(folder) / "scratch"
-            streamed = StreamedTrainer(case.spec, case.phase, corpus.train, published, scratch=scratch, compile=False)
+            options: dict[str, Any] = {"scratch": scratch, "kept_blocks": case.kept_blocks, "compile": False}
+            streamed = StreamedTrainer(case.spec, case.phase, corpus.train, published, **options)
             return _measure_streamed_steps(streamed, steps, baseline)
         trainer = BlockTrainer(case.spec, case.phase, corpus.train, published, compile=case.compiled)
         return _measure_steps(trainer, steps, baseline)
@@ -255,6 +257,7 @@ def in_own_process(case: Case, steps: int) -> Memory:
         "phase_index": case.phase_index,
         "compiled": case.compiled,
         "streamed": case.streamed,
+        "kept_blocks": case.kept_blocks,
         "steps": steps,
         "threads": torch.get_num_threads(),
     }
@@ -268,5 +271,6 @@ def in_own_process(case: Case, steps: int) -> Memory:
 def measure_here(settings: Mapping[str, Any]) -> None:
     torch.set_num_threads(settings["threads"])
     spec = RunSpec.model_validate(settings["spec"])
-    case = Case(settings["name"], spec, settings["phase_index"], settings["compiled"], settings["streamed"])
+    kind = {name: settings[name] for name in ("compiled", "streamed", "kept_blocks")}
+    case = Case(settings["name"], spec, settings["phase_index"], **kind)
     print(json.dumps(asdict(measure_memory(case, settings["steps"]))))

@@ -59,6 +59,8 @@ EXPERIMENTS = (
     _own("three_hosts"),
     _own("late"),
     _own("byzantine"),
+    _own("goodput"),
+    _own("load"),
     _own("diloco"),
     Experiment("updates", "updates", " --windows 8 --round-steps 1"),
     Experiment("updates-short", "updates", " --name updates-short --steps 300 --windows 8 --round-steps 1"),
@@ -66,7 +68,12 @@ EXPERIMENTS = (
         "updates-small", "updates", " --preset small --name updates-small --steps 160 --windows 16 --round-steps 1"
     ),
     _own("swarm"),
+    Experiment("scale_out", "scale_out", " --clients 200 --seconds 3 --busy"),
     _own("serve"),
+    Experiment("serve-drafter", "serve", " --name serve-drafter --parts model,reference --rtts 100"),
+    _own("serve_quality"),
+    _own("serve_via"),
+    _own("generate"),
     _own("logical"),
     _own("peers"),
 )

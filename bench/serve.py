@@ -5,7 +5,8 @@ over the same stages, a byte a traversal.
     python bench/serve.py [--model DIR --reference DIR --denoise DIR] [--corpus PATH] [--quick]
 
 Every link between two hosts has the distance and the rate: gateway to stage, stage to stage, last stage to gateway.
-Models that are not given are trained first, small and quickly. Prompts are held-out text."""
+Models that are not given are trained first, small and quickly. Prompts are held-out text. How good the texts are is
+measured by serve_quality.py."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings
 from blocktrain.serve.decode.request import Mode
 from common import RESULTS, machine, read_json, write_json
-from serve_models import Judge, Models, distinct_grams, held_out_texts, obtain
+from serve_models import Models, held_out_texts, obtain
 from serve_modes import BASELINE, Chain, Output, Way, as_record, bytes_within, greedy_is_the_same, measure, ways
 from serve_overhead import gateway_overhead
 from serve_relay import links_to
@@ -44,7 +45,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _completed(_parser().parse_args(argv))
     torch.set_num_threads(options.threads)
     models = obtain(
-        options.model, options.reference, options.denoise, corpus=options.corpus, work=options.work, quick=options.quick
+        options.model,
+        options.reference,
+        options.denoise,
+        spans="denoise" in options.parts,
+        corpus=options.corpus,
+        work=options.work,
+        quick=options.quick,
     )
     experiment = Experiment(models, options)
     experiment.run(options.parts)
@@ -57,7 +64,6 @@ class Experiment:
 
     def __init__(self, models: Models, options: argparse.Namespace) -> None:
         self.models, self.options, self.ways = models, options, ways(options.candidates, options.few)
-        self.judge = Judge(models.reference)
         spec = RunDirectory.open(models.model).spec
         corpus = load_corpus(spec.corpus.model_copy(update={"source": options.corpus}), spec.model.context)
         self.context = spec.model.context
@@ -66,7 +72,7 @@ class Experiment:
         before = read_json(options.out / f"{options.name}.json")
         if before.get("settings") == self.document["settings"]:
             self.document = before
-        self.document |= {"machine": machine(), "held_out": self._held_out()}
+        self.document["machine"] = machine()
 
     def _settings(self) -> dict[str, Any]:
         options = self.options
@@ -129,11 +135,11 @@ class Experiment:
 
     async def _repeats(self, way: Way, rtt_ms: float, pipeline: Pipeline, chain: Chain) -> None:
         """One output first that is not counted, as connections and memories are made by it."""
-        await measure(pipeline, chain, way, way.request(b"\n", 4, 0), self.judge, rtt_ms=rtt_ms, prompt=-1)
+        await measure(pipeline, chain, way, way.request(b"\n", 4, 0), rtt_ms=rtt_ms, prompt=-1)
         length = self._length(way, rtt_ms)
         for number, (prompt, _) in enumerate(self.texts[: self._outputs(way, rtt_ms)]):
             request = way.request(prompt, length, seed=number)
-            output = await measure(pipeline, chain, way, request, self.judge, rtt_ms=rtt_ms, prompt=number)
+            output = await measure(pipeline, chain, way, request, rtt_ms=rtt_ms, prompt=number)
             self._keep(output)
 
     def _length(self, way: Way, rtt_ms: float) -> int:
@@ -167,19 +173,12 @@ class Experiment:
         _say(
             f"{output.rtt_ms:g} ms, {output.way}: {output.output_bytes} bytes in {output.seconds:.2f} s and "
             f"{output.traversals} traversals, {output.output_bytes / output.seconds:.1f} bytes/s, "
-            f"{output.wire_bytes / output.output_bytes:.0f} wire bytes a byte, {output.nats_per_byte:.3f} nats/byte"
+            f"{output.wire_bytes / output.output_bytes:.0f} wire bytes a byte"
         )
 
     def _save(self) -> None:
         path = self.options.out / f"{self.options.name}.json"
         write_json(path, {**self.document, "summary": summarise(self.document)})
-
-    def _held_out(self) -> dict[str, float]:
-        texts = self.texts
-        return {
-            "nats_per_byte": sum(self.judge.nats_per_byte(*text) for text in texts) / len(texts),
-            "distinct_4_grams": sum(distinct_grams(text) for _, text in texts) / len(texts),
-        }
 
     def _shares(self, directory: Path) -> list[range]:
         return split_blocks(RunDirectory.open(directory).spec.model.blocks, self.options.stages)
@@ -192,6 +191,7 @@ class Experiment:
             **{key: getattr(spec.model, key) for key in ("width", "heads", "context", "blocks", "layers")},
             "steps": spec.train.steps,
             "windows": spec.train.windows,
+            "drafter": bool(RunDirectory.open(directory).manifest().drafters),
             "shares": [[share[0], share[-1]] for share in self._shares(directory)],
         }
 

@@ -1,29 +1,32 @@
-"""The models that bench/serve.py serves: given as run directories, or trained here, small and quickly. Also how good a
-text is under one of them. Next: serve_modes.py."""
+"""The models that bench/serve.py serves: given as run directories, or trained here, small and quickly; and held-out
+prompts. Next: serve_modes.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
+from blocktrain.cli.shared.stage_processes import split_blocks
 from blocktrain.data.corpus import Corpus, load_corpus, raw_bytes
-from blocktrain.io.checkpoint import RunDirectory
-from blocktrain.model.stack import BlockModel
+from blocktrain.io.checkpoint import RunDirectory, copy_as
+from blocktrain.model.block import block_shapes
 from blocktrain.spec import Denoise, RunSpec, preset
+from blocktrain.train.distil import DEFAULT_STEPS, distil
 from blocktrain.train.reference import equal_work_steps, reference_of
-from blocktrain.train.run import load_model, train_run
+from blocktrain.train.run import train_run
 
+CONTEXT = 512
+STAGES = 3  # for whose first one a drafter is distilled
 SPAN_SHARE = 0.5
 SPAN_STEPS, QUICK_STEPS = 300, 2
-GRAM = 4
 
 
 @dataclass(frozen=True)
 class Models:
-    """Run directories: the blocks, the same end to end, and blocks trained to denoise spans."""
+    """Run directories: the blocks with a drafter, the same end to end, and blocks trained to denoise spans."""
 
     model: Path
     reference: Path
@@ -39,58 +42,56 @@ def trained(spec: RunSpec, work: Path) -> Path:
 
 
 def obtain(
-    model: Path | None, reference: Path | None, denoise: Path | None, *, corpus: str, work: Path, quick: bool
+    model: Path | None,
+    reference: Path | None,
+    denoise: Path | None,
+    *,
+    spans: bool,
+    corpus: str,
+    work: Path,
+    quick: bool,
 ) -> Models:
-    """What was given, and the rest trained on the corpus."""
-    base = preset("tiny").with_(**{"train.steps": QUICK_STEPS}) if quick else preset("small")
-    base = base.with_(**{"corpus.source": corpus})
-    spans = span_spec(base, quick)
+    """What was given, and the rest trained on the corpus; without `spans` no model is trained to denoise them."""
+    two = obtain_two(model, reference, corpus=corpus, work=work, quick=quick)
+    if denoise is None:
+        denoise = trained(span_spec(block_spec(corpus, quick), quick), work) if spans else two["model"]
+    return Models(**two, denoise=denoise)
+
+
+def obtain_two(model: Path | None, reference: Path | None, *, corpus: str, work: Path, quick: bool) -> dict[str, Path]:
+    """The blocks with a drafter, and the same end to end."""
+    base = block_spec(corpus, quick)
     reference_spec = reference_of(base, steps=equal_work_steps(base))
-    return Models(
-        model or trained(base, work), reference or trained(reference_spec, work), denoise or trained(spans, work)
-    )
+    return {
+        "model": model or with_drafter(trained(base, work), base, quick),
+        "reference": reference or trained(reference_spec, work),
+    }
+
+
+def with_drafter(plain: Path, spec: RunSpec, quick: bool) -> Path:
+    """A copy of the run with a drafter for the first of three stages."""
+    path = plain.with_name(f"{plain.name}-drafter")
+    if path.exists() and RunDirectory.open(path).manifest().drafters:
+        return path
+    copy = copy_as(RunDirectory.open(plain), path, torch.float32, partial(block_shapes, spec))
+    last = split_blocks(spec.model.blocks, STAGES)[0][-1]
+    distil(copy, load_corpus(spec.corpus, spec.model.context), last, QUICK_STEPS if quick else DEFAULT_STEPS)
+    return path
+
+
+def block_spec(corpus: str, quick: bool) -> RunSpec:
+    """The small preset with fewer but longer windows, so that a prompt and an output of 256 bytes fit into one."""
+    if quick:
+        return preset("tiny").with_(**{"train.steps": QUICK_STEPS, "corpus.source": corpus})
+    longer = {"model.context": CONTEXT, "train.windows": 4096 // CONTEXT}
+    return preset("small").with_(**longer, **{"corpus.source": corpus})
 
 
 def span_spec(base: RunSpec, quick: bool) -> RunSpec:
     """A model that minutes can train: it shows what a denoising sweep costs, not how well it can write."""
-    changes = {"model.context": 2 * base.model.context, "train.windows": base.train.windows // 2}
+    changes = {"model.context": 2 * base.model.context, "train.windows": base.train.windows // 2} if quick else {}
     steps = {} if quick else {"train.steps": SPAN_STEPS}
     return base.with_(name="spans", objective=Denoise(span_share=SPAN_SHARE), **changes, **steps)
-
-
-class Judge:
-    """Says how likely a text is under the end-to-end reference, in one process."""
-
-    def __init__(self, reference: Path) -> None:
-        self._model = load_model(RunDirectory.open(reference))
-
-    @property
-    def context(self) -> int:
-        return self._model.spec.model.context
-
-    def nats_per_byte(self, prompt: bytes, text: bytes) -> float:
-        """Each byte given all before it that the reference can see; windows move on by half a context."""
-        whole, losses, at = prompt + text, [], len(prompt)
-        while at < len(whole):
-            start = 0 if at < self.context else at - self.context // 2
-            end = min(len(whole), start + self.context)
-            losses += surprises(self._model, whole[start:end])[at - start - 1 :]
-            at = end
-        return sum(losses) / len(losses)
-
-
-def surprises(model: BlockModel, text: bytes) -> list[float]:
-    """-log p of every byte but the first."""
-    window = torch.tensor([list(text)])
-    logits = model.logits(window[:, :-1])[0]
-    losses: list[float] = F.cross_entropy(logits.double(), window[0, 1:], reduction="none").tolist()
-    return losses
-
-
-def distinct_grams(text: bytes, length: int = GRAM) -> float:
-    """Different runs of `length` bytes, as a share of all: low where a text repeats itself."""
-    grams = [text[at : at + length] for at in range(len(text) - length + 1)]
-    return len(set(grams)) / max(1, len(grams))
 
 
 def held_out_texts(corpus: Corpus, count: int, prompt_bytes: int, text_bytes: int) -> list[tuple[bytes, bytes]]:

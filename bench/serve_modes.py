@@ -14,7 +14,6 @@ from blocktrain.serve.decode.decoder import decode
 from blocktrain.serve.decode.request import DecodeStats, Mode, Request
 from blocktrain.serve.traversal import Forward
 from common import cpu_s
-from serve_models import Judge, distinct_grams
 from serve_relay import Links
 
 Served = Literal["reference", "model", "denoise"]
@@ -54,7 +53,7 @@ def ways(candidates: int, few: int) -> tuple[Way, ...]:
 
 @dataclass(frozen=True)
 class Output:
-    """What one output took over the links, and how good it is."""
+    """What one output took over the links. How good it is: serve_quality.py."""
 
     way: str
     rtt_ms: float
@@ -70,8 +69,6 @@ class Output:
     accepted: int
     draft_seconds: float
     effective_candidates: tuple[float, ...]  # of each weighing
-    nats_per_byte: float
-    distinct_4_grams: float
 
 
 def bytes_within(budget_s: float, rtt_ms: float, wanted: int, mode: Mode) -> int:
@@ -106,9 +103,9 @@ class Chain:
         return sum(cpu_s(process.pid) for process in self.processes)
 
 
-async def measure(forward: Forward, chain: Chain, way: Way, request: Request, judge: Judge, **where: Any) -> Output:
+async def measure(forward: Forward, chain: Chain, way: Way, request: Request, **where: Any) -> Output:
     before, cpu_before_s = chain.links.num_bytes(), chain.cpu_s()
-    text, stats, first_s, effective = await write(forward, request)
+    _, stats, first_s, effective = await write(forward, request)
     return Output(
         way=way.name,
         prompt_bytes=len(request.prompt),
@@ -122,8 +119,6 @@ async def measure(forward: Forward, chain: Chain, way: Way, request: Request, ju
         accepted=stats.accepted,
         draft_seconds=stats.draft_s,
         effective_candidates=effective,
-        nats_per_byte=judge.nats_per_byte(request.prompt, text),
-        distinct_4_grams=distinct_grams(text),
         **where,
     )
 
@@ -156,8 +151,6 @@ class Point:
     traversals_per_byte: float
     first_byte_seconds: float
     wire_bytes_per_byte: float
-    nats_per_byte: float  # mean
-    distinct_4_grams: float  # mean
     acceptance: float | None  # of drafted bytes, where they are accepted one by one
     effective_candidates: float | None  # median over weighings
     draft_seconds: float
@@ -181,8 +174,6 @@ def point(outputs: Sequence[Mapping[str, Any]], mode: Mode) -> Point:
         traversals_per_byte=mid(each["traversals"] / each["output_bytes"] for each in outputs),
         first_byte_seconds=mid(each["first_byte_seconds"] for each in outputs),
         wire_bytes_per_byte=mid(each["wire_bytes"] / each["output_bytes"] for each in outputs),
-        nats_per_byte=statistics.mean(each["nats_per_byte"] for each in outputs),
-        distinct_4_grams=statistics.mean(each["distinct_4_grams"] for each in outputs),
         acceptance=sum(each["accepted"] for each in outputs) / drafted
         if mode is Mode.SPECULATIVE and drafted
         else None,

@@ -165,7 +165,8 @@ async def _reopened(clients: Sequence[Driven]) -> None:
 async def _updates(clients: Sequence[Driven], spec: RunSpec, session: Session) -> dict[str, Any]:
     """Each client hands in one update, all of them at once; the last one in is answered when the round is merged."""
     before = phase_tensors(spec)
-    payloads = [random_update(before, spec, seed) for seed in range(len(clients))]
+    seeds = [int(client.member.id[:8], 16) for client in clients]  # other processes send other bytes
+    payloads = [random_update(before, spec, seed) for seed in seeds]
     await _reopened(clients)
     leases = await asyncio.gather(*map(Driven.lease, clients))
     await _reopened(clients)
@@ -212,7 +213,6 @@ class Load:
             return self._driven(["health", "leases", "updates"], coordinator.invite, coordinator.pid)
 
     def _driven(self, works: Sequence[str], invite: Invite, server_pid: int) -> list[dict[str, Any]]:
-        """By a process of so many connections; a few of them do not need one."""
         settings = {
             "works": works,
             "spec": self.spec.model_dump(mode="json"),
@@ -222,11 +222,13 @@ class Load:
             "run": NO_RUN if "bare" in works else run_id(invite),
             "seconds": self.seconds,
         }
-        seen = asyncio.run(drive(settings)) if self.clients <= FEW_CLIENTS else _driven_apart(settings)
-        return [load_row(work, of_work) for work, of_work in seen.items()]
+        return [load_row(work, of_work) for work, of_work in driven(settings).items()]
 
 
-def _driven_apart(settings: Mapping[str, Any]) -> dict[str, Any]:
+def driven(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """By a process of so many connections; a few of them do not need one."""
+    if settings["clients"] <= FEW_CLIENTS:
+        return asyncio.run(drive(settings))
     with started([sys.executable, __file__, json.dumps(settings)]) as process:
         said, _ = process.communicate()
     if process.returncode:

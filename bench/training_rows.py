@@ -59,15 +59,20 @@ class Way:
 def todo(
     rows: Sequence[Row], base: RunSpec, steps: int, seeds: Sequence[int], done: Mapping[str, Record]
 ) -> list[tuple[Row, RunSpec]]:
-    """Seeds first, so that every row has one result before any has two. A result of other settings is made again."""
+    """Seeds first, so that every row has one result before any has two. A result of other settings is made again;
+    settings of the swarm do not count, because rows are trained without a coordinator."""
     missing = []
     for seed in seeds:
         for row in rows:
             spec = row.make(base.with_(seed=seed), steps).with_(name=row.name)
             stored = done.get(f"{row.name}/{seed}")
-            if stored is None or RunSpec.model_validate(stored["spec"]) != RunSpec.model_validate(portable(spec)):
+            if stored is None or _of_training(stored["spec"]) != _of_training(portable(spec)):
                 missing.append((row, spec))
     return missing
+
+
+def _of_training(spec_data: Document) -> Document:
+    return RunSpec.model_validate(spec_data).model_dump(exclude={"swarm"})
 
 
 def run_rows(wanted: Sequence[tuple[Row, RunSpec]], path: Path, way: Way, **about: Any) -> None:

@@ -36,6 +36,7 @@ from blocktrain.wire.messages import (
     RunInfo,
     UpdateNotice,
     UpdateReceipt,
+    VetNotice,
 )
 from blocktrain.wire.safetensors import decode
 from swarm_processes import FREE_MEMORY_BYTES
@@ -137,6 +138,12 @@ class DirectClient:
         self._coordinator.intake.receive(lease, blob.sha256, 0, len(data), data)
         return blob
 
+    def send(
+        self, payload: bytes, lease: str, notice: Callable[[Blob], UpdateNotice]
+    ) -> tuple[UpdateNotice, UpdateReceipt]:
+        told = notice(self.upload(payload, lease))
+        return told, self.submit(told)
+
     def submit(self, notice: UpdateNotice) -> UpdateReceipt:
         return self._settled(lambda: self._coordinator.update(notice))
 
@@ -149,6 +156,9 @@ class DirectClient:
 
     def submit_evaluation(self, notice: EvaluationNotice) -> None:
         self._coordinator.intake.evaluation(notice)
+
+    def submit_vetting(self, notice: VetNotice) -> None:
+        self._settled(lambda: self._coordinator.vetted(notice))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Tensors, Worker
 from blocktrain.train.trainer import BlockTrainer, Weights
 from blocktrain.wire.invite import parse_invite
-from blocktrain.wire.messages import TrainLease
+from blocktrain.wire.messages import TrainLease, VetLease
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from swarm_processes import FREE_MEMORY_BYTES, running_coordinator
@@ -66,7 +66,9 @@ class AveragingWorker(Worker):
         self._before: Mapping[str, Any] = {}
         self.run()
 
-    def _prepare_trainer(self, lease: TrainLease, start: Weights, around: dict[int, Tensors]) -> BlockTrainer:
+    def _prepare_trainer(
+        self, lease: TrainLease | VetLease, start: Weights, around: dict[int, Tensors]
+    ) -> BlockTrainer:
         """The newest version is here: the round before is over, and the next one's tensors follow from it."""
         (version,) = lease.trained
         published = self._block_cache.trained(lease.trained)[version.block]

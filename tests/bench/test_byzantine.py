@@ -20,6 +20,12 @@ def test_no_honest_worker_is_taken_for_a_liar(document):
     assert 0 < record["valid"] < 6
 
 
+def test_what_vetting_leaves_out_is_the_liars(document):
+    record = document["results"]["mean with vetting, sign flip, 1 of 4/0"]
+    assert record["honest_left_out"] == record["quarantined_honest"] == 0
+    assert record["vettings"] == record["rounds"] > record["lies_merged"]
+
+
 def test_the_page_has_costs_and_goals(bench, document):
     page = bench("byzantine").section(document)
     assert page.startswith("## Liars\n\n")

@@ -28,7 +28,6 @@ def test_every_way_is_measured_at_every_distance(document):
     points = document["summary"]["points"]
     assert [(point["rtt_ms"], point["way"]) for point in points] == [(20, way) for way in WAYS]
     assert all(point["bytes_per_second"] > 0 and point["wire_bytes_per_byte"] > 0 for point in points)
-    assert all(point["nats_per_byte"] > 0 and 0 < point["distinct_4_grams"] <= 1 for point in points)
 
 
 def test_no_output_is_faster_than_its_traversals_allow(document):
@@ -38,9 +37,9 @@ def test_no_output_is_faster_than_its_traversals_allow(document):
         assert output["first_byte_seconds"] <= output["seconds"]
 
 
-def test_a_sweep_takes_one_traversal_and_the_other_one_a_byte(document):
+def test_a_sweep_takes_at_most_two_traversals_and_the_other_one_a_byte(document):
     traversals = {output["way"]: (output["traversals"], output["output_bytes"]) for output in document["outputs"]}
-    assert traversals["sweep"] == (1, 24)
+    assert traversals["sweep"] in [(1, 24), (2, 24)]  # one if all of it was exact
     assert traversals["autoregressive"] == (24, 24)
 
 
@@ -56,8 +55,8 @@ def test_the_section_holds_each_way_against_the_baseline(bench, document):
     verdicts = {verdict.what: verdict for verdict in bench("serve").verdicts(changed)}
     speculative = verdicts["blocks, speculative at 100 ms, times the baseline's bytes/s"]
     lines = {line["way"]: line for line in bench("serve_report").lines_of(changed)}
-    assert speculative.reached == (lines["speculative"]["speedup"] >= 5)
-    assert f"- goal: {speculative.what} ≥ 5: {speculative.answer} (" in bench("serve").section(changed)
+    assert speculative.reached == (lines["speculative"]["speedup"] >= 30)
+    assert f"- goal: {speculative.what} ≥ 30: {speculative.answer} (" in bench("serve").section(changed)
 
 
 def test_the_results_say_what_was_drafted_compared_and_added(document):
@@ -65,7 +64,7 @@ def test_the_results_say_what_was_drafted_compared_and_added(document):
     assert len(document["gateway"]["gateway_seconds"]) == len(document["gateway"]["in_process_seconds"]) > 0
     points = {point["way"]: point for point in document["summary"]["points"]}
     assert 0 <= points["speculative"]["acceptance"] <= 1
-    assert 1 <= points["sweep"]["effective_candidates"] <= 8
+    assert points["sweep"]["traversals_per_output"] == 1 or 1 <= points["sweep"]["effective_candidates"] <= 8
 
 
 def test_results_name_the_corpus_and_not_its_place(folder, small_text):
@@ -104,19 +103,3 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     while data := await reader.read(2**16):
         writer.write(data)
     writer.close()
-
-
-def test_a_repeated_text_has_few_distinct_grams(bench):
-    distinct = bench("serve_models").distinct_grams
-    assert distinct(b"abcdefgh") == 1
-    assert distinct(b"abababab") == pytest.approx(2 / 5)
-
-
-def test_the_judge_scores_bytes_beyond_its_window_once_each(bench, folder):
-    models = bench("serve_models")
-    reference = next((folder / "work").glob("serve-*-reference-*"))
-    judge = models.Judge(reference)
-    text = (b"99 bottles of beer on the wall. " * 20)[: 3 * judge.context]
-    losses = models.surprises(judge._model, text[: judge.context])
-    assert judge.nats_per_byte(text[:10], text[10 : judge.context]) == pytest.approx(sum(losses[9:]) / len(losses[9:]))
-    assert judge.nats_per_byte(text[:10], text[10:]) > 0

@@ -50,9 +50,10 @@ def test_the_page_has_the_table_the_speeds_and_the_goals(text, document):
     assert list(text.figures(document)) == ["text"]
 
 
-def test_narrow_tables_are_at_most_a_third_of_the_parameters_at_width_256_with_8192_tokens(text):
+def test_narrow_tables_are_at_most_a_third_of_the_parameters_at_width_256_with_8192_tokens(bench, text):
     """Wide ones are nearly three quarters."""
     shape = {"model.width": 256, "model.heads": 8, "model.vocabulary": 8192}
     wide = preset("wikitext").with_(**shape)
-    assert text.table_share(wide) > 0.7
-    assert text.table_share(wide.with_(**{"model.table_rank": text.NARROW_RANK})) < 1 / 3
+    share = bench("text_report").table_share
+    assert share(wide) > 0.7
+    assert share(wide.with_(**{"model.table_rank": text.NARROW_RANK})) < 1 / 3

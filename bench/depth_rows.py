@@ -1,0 +1,79 @@
+"""The rows of depth.py: every way of training a model whose training fits no worker, and the models that do fit one,
+each with the work of some end-to-end steps. Next: training_rows.py, which trains and scores a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from blocktrain.spec import Denoise, RunSpec, Stacked
+from blocktrain.train.flops import run_flops
+from blocktrain.train.reference import of_equal_work, reference_of, single_block_of
+from blocktrain.train.streamed import streamed_run_flops
+from training_rows import Row
+
+LAYERS = 8
+SWARMS = (4, 16)  # workers that average their models
+SWARM_KINDS = ("whole-bare", "one-block", "two-blocks")
+Maker = Callable[[RunSpec, int], RunSpec]
+
+
+def _end_to_end(base: RunSpec, steps: int) -> RunSpec:
+    return reference_of(base, steps=steps)
+
+
+def _blocks(objective: Stacked | Denoise) -> Maker:
+    return lambda base, steps: of_equal_work(base.with_(objective=objective), steps)
+
+
+def _whole(own_weight: float) -> Maker:
+    """All blocks through one loss, with the work of a worker that has one block in memory."""
+
+    def make(base: RunSpec, steps: int) -> RunSpec:
+        whole = base.with_(objective=Stacked(schedule="whole", own_weight=own_weight))
+        one_step = streamed_run_flops(whole.with_(**{"train.steps": 1}))
+        return whole.with_(**{"train.steps": max(1, round(run_flops(reference_of(base, steps=steps)) / one_step))})
+
+    return make
+
+
+def _fits(blocks: int) -> Maker:
+    """The layers of some blocks, end to end, with all of the work."""
+
+    def make(base: RunSpec, steps: int) -> RunSpec:
+        layers = blocks * base.model.layers_of(0)
+        one_step = run_flops(single_block_of(base, num_layers=layers, steps=1))
+        work = run_flops(reference_of(base, steps=steps))
+        return single_block_of(base, num_layers=layers, steps=max(1, round(work / one_step)))
+
+    return make
+
+
+KINDS: dict[str, tuple[str, Maker]] = {
+    "end-to-end": ("end to end, 8 layers", _end_to_end),
+    "whole-bare": ("whole model, one block in memory", _whole(0.0)),
+    "whole": ("the same, with read-outs of every block", _whole(0.1)),
+    "default": ("stacked, progressive, scaffold", _blocks(Stacked())),
+    "one-block": ("end to end, one block's layers", _fits(1)),
+    "two-blocks": ("end to end, two blocks' layers", _fits(2)),
+    "at-once": ("stacked, all blocks at once", _blocks(Stacked(schedule="simultaneous", scaffold=0))),
+    "denoise": ("denoise (the paper)", _blocks(Denoise())),
+}
+
+
+def rows_of(budget: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Row]:
+    rows = []
+    for kind in kinds:
+        name, _, workers = kind.partition("-x")
+        label, make = KINDS[name]
+        comparison = "equal wall-clock" if workers else "equal work"
+        rows.append(
+            Row(f"{kind}-{budget}", label, comparison, make, int(workers or 1), reference=f"end-to-end-{budget}")
+        )
+    return rows
+
+
+def swarm_kinds(workers: int) -> list[str]:
+    return [f"{kind}-x{workers}" for kind in SWARM_KINDS]
+
+
+ALL_KINDS = [*KINDS, *(kind for workers in SWARMS for kind in swarm_kinds(workers))]

@@ -1,0 +1,125 @@
+"""What the page of results says of text.py: tokenizers at equal work, preparing, memory against the corpus size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from blocktrain.figures import bar_figure
+from blocktrain.model.block import physical_parameters, table_parameters
+from blocktrain.spec import RunSpec
+from common import Document, Verdict, at_least, at_most, goal_lines, markdown
+from training_rows import Row, signed, summarise
+
+HEAD = ["row", "work", "parameters", "in tables", "tokens seen", "tokens/s", "valid", "gap", "test", "gap"]
+MEGABYTE = 10**6
+
+
+def table_share(spec: RunSpec) -> float:
+    return table_parameters(spec) / physical_parameters(spec)
+
+
+def summary_lines(document: Document) -> list[dict[str, Any]]:
+    rows = [
+        Row(name, label, "equal work", _unused, reference="bytes-e2e") for name, label in document["labels"].items()
+    ]
+    lines = summarise(rows, document["results"])
+    for line in lines:
+        record = next(each for each in document["results"].values() if each["row"] == line["row"])
+        line["tokens_per_s"] = record["train_bytes"] / record["seconds"]
+        line["table_share"] = table_share(RunSpec.model_validate(record["spec"]))
+    return lines
+
+
+def _unused(base: RunSpec, steps: int) -> RunSpec:
+    raise NotImplementedError("rows of a finished document are not run")
+
+
+def cells(document: Document) -> list[list[str]]:
+    return [
+        [
+            line["label"],
+            f"{line['flops']:.2e}",
+            f"{line['parameters']:,}",
+            f"{line['table_share']:.0%}",
+            f"{line['train_bytes']:,}",
+            f"{line['tokens_per_s']:,.0f}",
+            f"{line['valid']:.4f}",
+            signed(line["valid_gap"]),
+            f"{line['test']:.4f}",
+            signed(line["test_gap"]),
+        ]
+        for line in document["summary"]
+    ]
+
+
+def section(document: Document) -> str:
+    speed = document["prepare"]
+    memory = [
+        [
+            f"{int(size):,} MB",
+            f"{each['peak_bytes'] / MEGABYTE:.0f} MB",
+            f"{each['drawing_share']:.2%}",
+            f"{each['first_step_bytes'] / 2**20:.1f} MiB",
+        ]
+        for size, each in sorted(document["memory"].items(), key=lambda item: int(item[0]))
+    ]
+    return "\n".join(
+        [
+            "## Tokenizers and large corpora\n",
+            f"Every row does the work of {document['steps']} end-to-end steps on bytes. The loss is all nats over all "
+            "bytes of the held-out text, so that the rows compare. The gap is to bytes, end to end.\n",
+            markdown(HEAD, cells(document)),
+            f"Preparing takes one CPU second per {speed['prepare_bytes_per_cpu_s'] / MEGABYTE:.2f} MB of text; the "
+            f"tokenizers library alone encodes {speed['library_bytes_per_cpu_s'] / MEGABYTE:.2f} MB in one.\n",
+            markdown(["corpus", "peak memory", "time for drawing windows", "fetched before the first step"], memory),
+            goal_lines(verdicts(document)),
+        ]
+    )
+
+
+def figures(document: Document) -> dict[str, go.Figure]:
+    lines = document["summary"]
+    figure = bar_figure(
+        [line["label"] for line in lines],
+        [line["valid"] for line in lines],
+        title="Held-out loss at equal work",
+        x_title="tokenizer, tables and training",
+        y_title="nats per byte",
+    )
+    return {"text": figure}
+
+
+def verdicts(document: Document) -> list[Verdict]:
+    lines = {line["row"]: line for line in document["summary"]}
+    found = [
+        at_most(f"{line['label']}: nats/byte above bytes, end to end", line["valid_gap"], 0.0, "+.4f")
+        for line in lines.values()
+        if line["valid_gap"] is not None and line["row"].startswith("bpe-8192")
+    ]
+    found += [
+        at_most(f"{line['label']}: share of the parameters in tables", line["table_share"], 1 / 3)
+        for line in lines.values()
+        if line["row"].startswith("bpe-8192") and line["row"].endswith("blocks")
+    ]
+    share = document["prepare"]["ratio"]
+    found.append(at_least("preparing, as a share of the library's speed", share, 0.8, ".2f"))
+    sizes = sorted(document["memory"], key=int)
+    if len(sizes) > 1:
+        small, large = (document["memory"][size]["peak_bytes"] for size in (sizes[0], sizes[-1]))
+        found.append(at_most(f"memory at {sizes[-1]} MB against {sizes[0]} MB of text", large / small, 1.1, ".2f"))
+    found += [
+        at_most(
+            f"MiB that a worker fetches before its first step, of {size} MB",
+            document["memory"][size]["first_step_bytes"] / 2**20,
+            32.0,
+            ".1f",
+        )
+        for size in sizes[-1:]
+    ]
+    found += [
+        at_most(f"share of drawing windows at {size} MB", document["memory"][size]["drawing_share"], 0.01)
+        for size in sizes[-1:]
+    ]
+    return found
