@@ -110,6 +110,11 @@ def test_top_p_keeps_only_the_likeliest_bytes():
     assert {draw(logits, seeded(seed), top_p=0.7) for seed in range(40)} == {0, 1}
 
 
+def test_a_difference_in_the_last_bit_of_equal_logits_draws_the_same_token():
+    equal, nearly = torch.zeros(256), torch.arange(256) * 1e-12
+    assert all(draw(equal, seeded(seed)) == draw(nearly, seeded(seed)) for seed in range(20))
+
+
 @pytest.mark.parametrize("weights", [(), (1.0,), (1.0,) * 9, (1e300, 0.0, 0.0), (float("nan"), 0.0, 0.0)])
 def test_weights_that_do_not_fit_the_model_are_left_out(weights):
     """They may come from elsewhere. The model then answers with its last block."""

@@ -155,10 +155,13 @@ def draw(logits: Tensor, generator: torch.Generator, temperature: float = 1.0, t
     that total probability."""
     if temperature == 0:
         return int(logits.argmax())
-    probabilities, order = (logits.double() / temperature).softmax(-1).sort(descending=True)
-    before = probabilities.cumsum(0) - probabilities
-    kept = probabilities * (before < top_p)
-    return int(order[torch.multinomial(kept, 1, generator=generator)])
+    shares = (logits.double() / temperature).softmax(-1)
+    if top_p < 1:
+        ordered, order = shares.sort(descending=True)
+        shares[order[ordered.cumsum(0) - ordered >= top_p]] = 0
+    # In the order of the vocabulary: sorted, two tokens that are almost equally likely would change places with the
+    # last bit of their logits, and the same random number would draw another token on another machine.
+    return int(torch.multinomial(shares, 1, generator=generator))
 
 
 def window_start(length: int, context: int) -> int:
