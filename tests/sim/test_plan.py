@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from blocktrain.errors import ConfigError
-from blocktrain.sim.plan import Conditions, Sizes, plan
+from blocktrain.sim.plan import Conditions, Sizes, plan, usual_rounds
 from blocktrain.sim.plan_round import PlannedRound
 from blocktrain.spec import Phase, SwarmSpec, preset
 from blocktrain.swarm.policy.leases import OpenPhase, WorkerFacts, choose_work
@@ -73,3 +73,8 @@ def test_one_seed_gives_one_plan():
 def test_conditions_out_of_range_are_refused_with_the_range(name, value):
     with pytest.raises(ConfigError, match=f"{name} = {value:g} is out of range: give"):
         Conditions(**{name: value})
+
+
+@pytest.mark.parametrize("workers, rounds", [(0, 20), (100, 20), (3000, 20), (6000, 10), (10_000, 6), (100_000, 5)])
+def test_a_plan_of_many_workers_has_fewer_rounds_unless_their_number_is_given(workers, rounds):
+    assert usual_rounds(workers) == rounds

@@ -31,7 +31,9 @@ from blocktrain.swarm.policy.track_record import TrackRecord, usual_steps_per_s
 UPLOAD_SHARE = 0.1  # as worker.py: of the time until the deadline
 MEMORY_BYTES = 2**52
 HOUR_S = 3600.0
-SILENT_SHARE = 0.1  # of a round's limit, after which a silent worker whose lease is over asks again
+LIAR_SHARE = 0.1  # of a round's limit, after which a liar whose lease is over asks again
+MOST_UPDATES = 60_000  # of all rounds together, unless the number of rounds is given
+FEWEST_ROUNDS, USUAL_ROUNDS = 5, 20
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Conditions:
     download_mbit: float = 100.0
     upload_mbit: float = 20.0
     latency_s: float = 0.1
-    rounds: int = 20  # of each phase, after which the plan ends
+    rounds: int = USUAL_ROUNDS  # of each phase, after which the plan ends
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,6 +65,11 @@ class Conditions:
         for name in ("steps_per_s", "download_mbit", "upload_mbit"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ConfigError(f"{name} = {value:g} is out of range: give a number above 0")
+
+
+def usual_rounds(workers: int) -> int:
+    """Enough to see what happens, and so few that a plan of 10,000 workers takes seconds."""
+    return max(FEWEST_ROUNDS, min(USUAL_ROUNDS, MOST_UPDATES // max(1, workers)))
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,9 @@ class Planner:
         if node.is_gone:
             return
         record = node.record
+        if len(self._rounds) == 1 and node.name in next(iter(self._rounds.values())).reported:
+            self._waiting.append(node)  # its update is in, and there is no other phase
+            return
         held = frozenset(self._phases[node.phase].blocks) if node.phase is not None else frozenset[int]()
         facts = WorkerFacts(node.name, MEMORY_BYTES, record.steps_per_s, held, record.owed, record.delivered)
         views = {index: planned.view(node.name, self.now_s) for index, planned in self._rounds.items()}
@@ -195,8 +205,7 @@ class Planner:
     def _work(self, node: _Node, phase: int, number: int, steps: int, time_left_s: float, base: dict[int, int]) -> None:
         result, sizes, block = self.result, self._sizes(phase), self._phases[phase].block
         if node.lie == "silent":
-            pause_s = max(time_left_s, SILENT_SHARE * self._rounds[phase].round.limit_s)
-            self._at(self.now_s + pause_s, lambda: self._ask(node))
+            self._at(self.now_s + max(time_left_s, self._liars_pause_s(phase)), lambda: self._ask(node))
             return
         has_previous = node.held.get(block) == base[block] - 1 and node.phase == phase
         down = sizes.difference if has_previous else 0 if node.held.get(block) == base[block] else sizes.trained
@@ -234,7 +243,12 @@ class Planner:
                     planned.late.append(LateUpdate(node.name, number, 0))
                     self.result.late_updates += 1
                 self._decide(phase)
-        self._at(self.now_s + self._is.latency_s, lambda: self._ask(node))
+        pause_s = self._liars_pause_s(phase) if node.lie else self._is.latency_s
+        self._at(self.now_s + pause_s, lambda: self._ask(node))
+
+    def _liars_pause_s(self, phase: int) -> float:
+        planned = self._rounds.get(phase)
+        return LIAR_SHARE * (planned.round.limit_s if planned else self._spec.swarm.deadline_ceiling_s)
 
     # Rounds
 
@@ -252,6 +266,9 @@ class Planner:
 
     def _decide(self, phase: int) -> None:
         planned = self._rounds[phase]
+        if planned.is_waiting(self.now_s):
+            self._look(phase)
+            return
         decision = decide(planned.view(None, self.now_s), self.now_s, self._spec.swarm)
         if decision.action == "close":
             self._close(phase, planned)

@@ -6,7 +6,7 @@ Next: plan.py, which asks; ../swarm/policy/rounds.py and ../swarm/policy/leases.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -44,10 +44,17 @@ class SampledRound(Round):
         return _some((x for x in tuple(self.leases) if x.reported_s is not None), self.num_reported)
 
     def at_work(self, now_s: float) -> tuple[Lease, ...]:
-        return _some(super().at_work(now_s), self.num_at_work)
+        """A sample is of one moment: the policy asks several times, and it is computed once."""
+        return self._once("_at_work", lambda: _some(super(SampledRound, self).at_work(now_s), self.num_at_work))
 
     def awaited(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
-        return _some(super().awaited(now_s, spec), self.num_awaited)
+        return self._once("_awaited", lambda: _some(super(SampledRound, self).awaited(now_s, spec), self.num_awaited))
+
+    def _once(self, name: str, compute: Callable[[], tuple[Lease, ...]]) -> tuple[Lease, ...]:
+        known = self.__dict__.get(name)
+        if known is None:
+            known = self.__dict__[name] = compute()
+        return known
 
 
 class PlannedRound:
@@ -66,6 +73,7 @@ class PlannedRound:
         self._latest: tuple[list[tuple[float, str, float]], ...] = ([], [], [], [])
         self.look_s = -inf  # when it is decided about next, although nobody reports
         self._marks: dict[str, Lease] = {}  # extremes of those that reported
+        self._extremes: dict[str, float] = {}
 
     def grant(self, grant: Grant, now_s: float) -> None:
         if grant.granted_s is not None:
@@ -108,11 +116,18 @@ class PlannedRound:
     def extend(self, deadline_at_s: float) -> None:
         self.round = replace(self.round, deadline_at_s=deadline_at_s)
 
+    def is_waiting(self, now_s: float) -> bool:
+        """Whether the decision is certainly to wait: before its deadline, a round waits for awaited leases."""
+        self._bury(now_s)
+        return now_s < self.round.deadline_at_s and self._num_awaited(now_s) > 0
+
+    def _num_awaited(self, now_s: float) -> int:
+        return self._at_work[2] + (self._at_work[1] if now_s < self._patient_until_s else 0)
+
     def view(self, worker: str | None, now_s: float) -> SampledRound:
         """What the policy is asked with for this worker."""
         self._bury(now_s)
         own = (self.open.get(worker), self.reported.get(worker)) if worker is not None else ()
-        patient = now_s < self._patient_until_s
         tops = [self._top(heap, worker) for heap in self._latest]
         few = (lease for kind in self._awaited for lease in islice(kind.values(), self._spec.min_updates + 1))
         sample = {x.worker: x for x in (*self._marks.values(), *tops, *few, *own) if x is not None}
@@ -123,7 +138,7 @@ class PlannedRound:
             tuple(self.late[: max(1, self._spec.min_updates)]),
             num_reported=len(self.reported),
             num_at_work=sum(self._at_work),
-            num_awaited=self._at_work[2] + (self._at_work[1] if patient else 0),
+            num_awaited=self._num_awaited(now_s),
         )  # fmt: skip
 
     @property
@@ -142,16 +157,8 @@ class PlannedRound:
         return min((x for x in times if x > now_s), default=now_s + self.round.limit_s)
 
     def _mark(self, name: str, lease: Lease, value: float) -> None:
-        values = {
-            "first": lambda x: -x.granted_s,
-            "longest": lambda x: x.reported_s - x.granted_s,
-            "latest due": lambda x: x.due_s,
-            "latest deadline": lambda x: x.deadline_at_s,
-            "most steps": lambda x: x.steps_done,
-            "last": lambda x: x.reported_s,
-        }
-        if name not in self._marks or value > values[name](self._marks[name]):
-            self._marks[name] = lease
+        if value > self._extremes.get(name, -inf):
+            self._marks[name], self._extremes[name] = lease, value
 
     def _remove(self, lease: Lease | None) -> None:
         if lease is not None and (lease.worker, lease.granted_s) not in self._dead:

@@ -24,7 +24,10 @@ def simulate(
     spread: Annotated[float, typer.Option(metavar="X", help="How much speeds differ: of their logarithm.")] = 0.3,
     down_mbit: Annotated[float, typer.Option(metavar="X", help="Download of a worker in Mbit/s.")] = 100.0,
     up_mbit: Annotated[float, typer.Option(metavar="X", help="Upload of a worker in Mbit/s.")] = 20.0,
-    rounds: Annotated[int, typer.Option(metavar="N", help="Rounds of each phase to simulate.")] = 20,
+    rounds: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Rounds of each phase to simulate. Default: 20, above 3,000 workers fewer."),
+    ] = None,
     price_hour: Annotated[float, typer.Option(metavar="X", help="Price of a node per hour.")] = 0.0,
     price_gb: Annotated[float, typer.Option(metavar="X", help="Price of a gigabyte of traffic.")] = 0.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
@@ -39,7 +42,7 @@ def simulate(
         if not 0 <= price < float("inf"):
             raise ConfigError(f"{option} {price:g} is not a price: give 0 or more")
 
-    from blocktrain.sim.plan import Conditions
+    from blocktrain.sim.plan import Conditions, usual_rounds
     from blocktrain.sim.plan_report import Prices, report_of, rows_of
 
     conditions = Conditions(
@@ -50,7 +53,7 @@ def simulate(
         spread=spread,
         download_mbit=down_mbit,
         upload_mbit=up_mbit,
-        rounds=rounds,
+        rounds=usual_rounds(workers) if rounds is None else rounds,
         seed=seed,
     )
     found = report_of(spec, conditions, Prices(price_hour, price_gb), say)
