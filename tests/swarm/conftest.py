@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fastapi import FastAPI
 from pydantic import ValidationError
 from sqlalchemy import select
 
@@ -77,7 +79,12 @@ class House:
     def restart(self) -> None:
         """As after a kill: a new coordinator on the same ledger and blobs."""
         self.coordinator = self.another_coordinator()
-        self.service = build_service(self.coordinator, self.ledger, self.rate, lambda: self.now_s)
+        self.__dict__.pop("service", None)
+
+    @cached_property
+    def service(self) -> FastAPI:
+        """Built when it is asked first: not every test needs it."""
+        return build_service(self.coordinator, self.ledger, self.rate, lambda: self.now_s)
 
     def settle(self) -> None:
         """Does the pending work of the coordinator's loop, as a thread of a server would beside the requests."""

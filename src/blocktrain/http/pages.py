@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Header
+from fastapi import FastAPI
+from starlette.requests import Request
 from starlette.responses import Response
 
 PLOTLY = "plotly.min.js"
@@ -55,7 +56,7 @@ LEADERBOARD = WebPage("leaderboard", at="/leaderboard")  # beside the dashboard,
 def add_page(app: FastAPI, page: WebPage) -> None:
     headers = security_headers("'self' 'unsafe-inline'" if page.plotly else "'self'")
     for route, (package, path) in page.files().items():
-        app.add_api_route(route, _file_route(package, path, headers), include_in_schema=False)
+        app.add_route(route, _file_route(package, path, headers), include_in_schema=False)
 
 
 def _file_route(package: str, path: str, security: dict[str, str]) -> Callable[..., Any]:
@@ -64,14 +65,12 @@ def _file_route(package: str, path: str, security: dict[str, str]) -> Callable[.
     media_type = MEDIA_TYPES[path.rpartition(".")[2]]
     common = {**security, "Vary": "Accept-Encoding", "Cache-Control": caching}
 
-    def answer(
-        accept_encoding: Annotated[str, Header()] = "", if_none_match: Annotated[str, Header()] = ""
-    ) -> Response:
+    def answer(request: Request) -> Response:
         data, tag = _packed(package, path)
         headers = {**common, "ETag": tag}
-        if if_none_match == tag:
+        if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        if "gzip" not in accept_encoding:
+        if "gzip" not in request.headers.get("accept-encoding", ""):
             return Response(gzip.decompress(data), headers=headers, media_type=media_type)
         return Response(data, headers={**headers, "Content-Encoding": "gzip"}, media_type=media_type)
 
