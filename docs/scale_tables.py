@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktrain.model.block import block_shapes
-from blocktrain.spec import RunSpec, preset
+from blocktrain.spec import RunSpec, Stacked, preset
 from blocktrain.train.memory_estimate import STATE_BYTES
 from blocktrain.wire.codecs.table import make_codec, update_codec
 
@@ -72,7 +72,7 @@ def models() -> tuple[Model, ...]:
 
 def _model(name: str, width: int, layers: int, blocks: int, heads: int) -> Model:
     shape = {"model.width": width, "model.layers": layers, "model.blocks": blocks, "model.heads": heads}
-    spec = preset("paper").with_(**shape)
+    spec = preset("paper").with_(**shape, objective=Stacked())
     size = sum(math.prod(each) for each in block_shapes(spec, 0).values())  # all blocks have one shape
     return Model(name, blocks * size, len(spec.phases[0].blocks) * size, spec)
 

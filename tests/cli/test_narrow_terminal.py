@@ -19,12 +19,12 @@ from blocktrain.cli.commands.swarm import doctor, status
 from blocktrain.cli.commands.swarm.doctor_checks import Check
 from blocktrain.cli.main import COMMANDS
 from blocktrain.cli.shared import progress
-from blocktrain.spec import preset
+from blocktrain.spec import Stacked, preset
 from blocktrain.swarm.worker.capacity import PhasePlan
 
 NARROW, WIDE = 80, 400
 FRAME, COLOUR = re.compile("[│╭╮╰╯─━╸╺╴╶]"), re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-PAPER = preset("paper")
+PAPER = preset("paper").with_(objective=Stacked())
 
 
 class Terminal(StringIO):

@@ -11,7 +11,7 @@ import pytest
 
 from blocktrain.sim.plan import Conditions, plan
 from blocktrain.sim.plan_report import sizes_of
-from blocktrain.spec import preset
+from blocktrain.spec import Stacked, preset
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -34,7 +34,7 @@ def test_the_tables_of_the_page_are_computed_anew(tables):
 
 
 def test_the_first_row_of_the_simulation_is_what_the_simulator_says():
-    spec = preset("paper").with_(**{"swarm.round_steps": 600, "swarm.update": "vector"})
+    spec = preset("paper").with_(objective=Stacked(), **{"swarm.round_steps": 600, "swarm.update": "vector"})
     found = plan(spec, Conditions(churn=0.2, rounds=2), lambda phase: sizes_of(spec, phase))
     row = f"| 100 | {found.rounds_per_hour:.1f} | {100 * found.goodput:.1f} % | {100 * found.busy:.1f} % |"
     assert row in (DOCS / "scale.md").read_text()

@@ -158,8 +158,9 @@ def test_a_home_that_is_a_file_fails(run, tmp_path):
 def test_the_settings_that_make_a_large_model_fit_are_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(capacity, "measure_speeds", lambda *_: {})
     result = run("doctor", "--preset", "paper", "--home", tmp_path, "--memory", "2GB")
-    assert "phase 2 needs 39.96 GB as it is; in 2 GB it trains with 1 window at once (1.6" in result.stdout
-    assert "in 8 GB it trains with 8 windows at once (5.899 GB; train.micro_windows = 8)" in result.stdout
+    plan = "1 window at once and one block in memory at a time (1.742 GB; train.micro_windows = 1)"
+    assert f"phase 1 needs 79.68 GB as it is; in 2 GB it trains with {plan}" in result.stdout
+    assert "in 8 GB it trains with 4 windows at once (6.703 GB; train.micro_windows = 4)" in result.stdout
 
 
 def test_every_address_of_an_invite_is_tried_and_one_that_answers_is_enough(run, invite, tmp_path):

@@ -10,7 +10,7 @@ from blocktrain.cli.shared import training
 from blocktrain.cli.shared.signals import StopOnInterrupt
 from blocktrain.data.corpus import load_corpus
 from blocktrain.io.checkpoint import RunDirectory
-from blocktrain.spec import Denoise, preset
+from blocktrain.spec import Denoise, Stacked, preset
 
 
 def test_training_prints_what_it_will_do_and_what_it_did(run, tiny, tmp_path):
@@ -153,7 +153,7 @@ def test_training_says_which_settings_choose_the_same(run, tiny):
 
 
 def test_a_run_is_not_looked_at_where_its_training_needs_the_memory(tmp_path):
-    paper = preset("paper")
+    paper = preset("paper").with_(objective=Stacked())
     assert training.has_room_to_look(paper, paper.phases, None)
     assert training.has_room_to_look(paper, paper.phases, 10**12)
     assert not training.has_room_to_look(paper, paper.phases, 6 * 10**9)
