@@ -37,13 +37,17 @@ def _lines(document: Document, kinds: Sequence[str] = tuple(KINDS)) -> list[dict
     return lines
 
 
+FITTING = {  # in the memory of one worker: the layers of one block, or of the default's two
+    **dict.fromkeys(("whole", "whole-bare", "at-once", "denoise"), ("one-block",)),
+    "default": ("one-block", "two-blocks"),
+}
+
+
 def _recovered(lines: Mapping[str, Mapping[str, Any]], kind: str) -> float | None:
-    """R = (L_fit - L) / (L_fit - L_end-to-end), where L_fit is the model of one block's layers."""
-    if kind not in ("whole", "whole-bare", "default", "at-once", "denoise") or not {"one-block", "end-to-end"} <= set(
-        lines
-    ):
+    """R = (L_fit - L) / (L_fit - L_end-to-end), where L_fit is the best model that fits the memory of one worker."""
+    if kind not in FITTING or not {*FITTING[kind], "end-to-end"} <= set(lines):
         return None
-    fit, end_to_end = lines["one-block"]["valid"], lines["end-to-end"]["valid"]
+    fit, end_to_end = min(lines[name]["valid"] for name in FITTING[kind]), lines["end-to-end"]["valid"]
     return float((fit - lines[kind]["valid"]) / (fit - end_to_end))
 
 
@@ -165,7 +169,8 @@ def section(document: Document) -> str:
             f"context {model['context']}, {train['windows']} windows per step. A budget is a number of end-to-end "
             "steps. Every row does the same work, which includes the second forward pass of a worker that holds one "
             f"block. Rows are scored on the first {first['max_windows']} windows of each split. Recovered depth is 1 "
-            "at the loss of end-to-end training and 0 at the loss of one block's layers with all of the work.\n",
+            "at the loss of end-to-end training and 0 at that of the best model that fits the memory of one worker, "
+            "with all of the work: one block's layers, or two blocks' for the default.\n",
             markdown(HEAD, cells(document)),
             *_swarm_section(document),
             "The measured peak of all tensors of one worker, for 16 layers, context 128. A worker that keeps the "

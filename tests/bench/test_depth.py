@@ -77,11 +77,13 @@ def test_averaged_workers_that_were_stopped_go_on_to_the_same_weights(bench, sma
 def test_what_is_recovered_is_one_at_the_loss_of_end_to_end_training(report):
     lines = {
         "one-block": {"valid": 1.3},
+        "two-blocks": {"valid": 1.25},
         "end-to-end": {"valid": 1.2},
         "whole": {"valid": 1.2},
-        "default": {"valid": 1.3},
+        "at-once": {"valid": 1.3},
+        "default": {"valid": 1.25},
     }
-    assert (report._recovered(lines, "whole"), report._recovered(lines, "default")) == (1.0, 0.0)
+    assert [report._recovered(lines, kind) for kind in ("whole", "at-once", "default")] == [1.0, 0.0, 0.0]
 
 
 def test_the_figure_has_one_line_per_way_of_training(depth, document):
