@@ -75,7 +75,7 @@ def test_a_coordinator_moves_only_with_both_a_database_and_a_bucket(store, words
 
 @pytest.mark.parametrize("ledger", ["postgresql://me:secret@db/x", "postgresql://db/x?password=secret"])
 def test_a_password_in_a_url_that_all_machines_would_see_is_refused(ledger):
-    with pytest.raises(ConfigError, match="leave it out of the URL, and put it into ~/.pgpass") as refused:
+    with pytest.raises(ConfigError, match="leave it out of the URL, and put it into ~") as refused:
         Store(ledger)
     assert "secret" not in str(refused.value)
 
