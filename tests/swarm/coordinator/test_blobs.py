@@ -358,5 +358,13 @@ def test_one_bucket_holds_several_runs_each_in_a_folder_of_its_own(bucket):
 def test_a_bucket_that_refuses_says_why(bucket, monkeypatch, change):
     for name, value in change.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(StorageError, match=r"s3://.*(signature|access key).*: make it reachable and writable"):
+    with pytest.raises(StorageError, match=r"s3://.*(signature|access key).*: give credentials that may read"):
+        Blobs(bucket).put(DATA)
+
+
+def test_a_bucket_without_credentials_asks_for_them(bucket, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(StorageError, match=r"s3://.* give credentials that may read"):
         Blobs(bucket).put(DATA)
