@@ -153,9 +153,9 @@ def nodes() -> Iterator[Nodes]:
     folder = Path(tempfile.mkdtemp(prefix="bt-ray-", dir="/tmp"))  # short: Ray's sockets are in it
     nodes = Nodes(folder)
     try:
-        nodes.start("--head", f"--port={nodes.address.rpartition(':')[2]}", *LEAN)
+        ports = [f"--port={nodes.address.rpartition(':')[2]}", f"--ray-client-server-port={free_port()}"]
+        nodes.start("--head", *ports, *LEAN)
         until(lambda: nodes.started(0), "the first node")
-        nodes.start_second()
         yield nodes
     finally:
         nodes.stop()
@@ -181,7 +181,7 @@ def settings(text: Path, *changes: str) -> list[object]:
 
 def test_a_fleet_trains_what_one_machine_trains_and_serves_it_though_a_node_is_killed(nodes, tmp_path, text):
     what = settings(text, *EXACT, "train.steps=[20, 10, 10]")
-    home = nodes.folder / "home" / "served"
+    home, second = nodes.folder / "home" / "served", nodes.start_second()
     places = ["--dir", tmp_path / "run", "--home", home.parent, "--port", 0, "--poll", 1]
     said = nodes.fleet("up", *what, "--name", "served", "--workers", 1, "--stages", 2, *places)
     invite = said.split("'")[1]
@@ -192,7 +192,7 @@ def test_a_fleet_trains_what_one_machine_trains_and_serves_it_though_a_node_is_k
     assert all(torch.equal(tensor, alone[name]) for name, tensor in ours.items())
     before = until(lambda: written(home / "gateway"), "the gateway")
     assert nodes.status("served")["worker-1"]["state"] == "finished"
-    nodes.kill(1)
+    nodes.kill(second)
     assert until(lambda: written(home / "gateway"), "the gateway after the kill") == before
     for secret in (invite.partition("#")[2], key_of(home / "stage-1")):
         assert [path for path in logs(nodes.folder) if secret in path.read_text(errors="replace")] == []
@@ -229,8 +229,7 @@ def test_a_fleet_with_a_database_loses_nothing_when_actors_and_the_coordinators_
     nodes, tmp_path, text, postgres, bucket
 ):
     what = settings(text, "train.steps=50000", "swarm.round_steps=50000")
-    home, name = nodes.folder / "home" / "long", ("--name", "long")
-    second = nodes.start_second()
+    home, second, name = nodes.folder / "home" / "long", nodes.start_second(), ("--name", "long")
     places = ["--dir", tmp_path / "run", "--home", home.parent, "--ledger", postgres, "--blobs", bucket]
     nodes.fleet("up", *what, *name, *places, "--workers", 2, at=SECOND)
     for worker in ("worker-1", "worker-2"):
