@@ -4,8 +4,7 @@ gateway reaches directly, and once with stages that dial the gateway's relay (`s
     python bench/serve_via.py [--model DIR] [--corpus PATH] [--quick]
 
 Every link has a round-trip time: in the direct chain each stage's, behind the relay each stage's connection to the
-gateway. What one traversal takes is counted in one-way trips and measured, once without any distance and once with it:
-the difference is what the distance costs, the rest is computing. Next: serve_relay.py, the links."""
+gateway. What one traversal takes is counted in one-way trips and measured. Next: serve_relay.py, the links."""
 
 from __future__ import annotations
 
@@ -57,13 +56,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     shares = split_blocks(RunDirectory.open(model).spec.model.blocks, stages)
     for setup, opened in (("direct", direct), ("via", behind_a_relay)):
         with opened(model, shares) as (address, links):
-            near = measured(address, tokens, repeats, MODES[:1])[MODES[0]]
             links.set_rtt(rtt_ms)
-            document["rows"][setup] = measured(address, tokens, repeats, MODES) | {"trips": trips(setup, stages)}
-        document["rows"][setup] |= {
-            "near_seconds_per_traversal": near["seconds_per_traversal"],
-            "load": os.getloadavg()[0],
-        }
+            document["rows"][setup] = measured(address, tokens, repeats) | {"trips": trips(setup, stages)}
+        document["rows"][setup]["load"] = os.getloadavg()[0]
     write_json(options.out / "serve_via.json", document)
     print(table(*_cells(document)), goal_lines(verdicts(document)), sep="\n\n")
 
@@ -98,11 +93,11 @@ def behind_a_relay(model: Path, shares: Sequence[range]) -> Iterator[tuple[str, 
         yield address_of(stack.enter_context(gateway)), links
 
 
-def measured(address: str, tokens: int, repeats: int, modes: Sequence[str]) -> dict[str, Any]:
+def measured(address: str, tokens: int, repeats: int) -> dict[str, Any]:
     """Seconds per traversal of each mode: medians of outputs, as the gateway counts them."""
     found: dict[str, Any] = {}
     with httpx.Client(base_url=address, timeout=TIMEOUT_S) as client:
-        for mode in modes:
+        for mode in MODES:
             asked = {"prompt": PROMPT, "max_tokens": tokens if mode == MODES[0] else 4 * tokens, "mode": mode}
             _effort(client, asked | {"max_tokens": 2})  # warms up
             efforts = [_effort(client, asked | {"seed": seed}) for seed in range(repeats)]
@@ -130,34 +125,20 @@ def _least_s(document: Document, setup: str) -> float:
     return float(document["rows"][setup]["trips"] * document["settings"]["rtt_ms"] / 2000)
 
 
-def _of_trips(document: Document, setup: str, without_s: float = 0.0) -> float:
-    """A traversal's time, without so many seconds, over that of its trips."""
-    took_s = document["rows"][setup]["autoregressive"]["seconds_per_traversal"]
-    return float((took_s - without_s) / _least_s(document, setup))
-
-
 def verdicts(document: Document) -> list[Verdict]:
-    found = []
-    for setup, label in SETUPS.items():
-        row = document["rows"][setup]
-        of_trips = f"over that of its {row['trips']} one-way trips"
-        distance = _of_trips(document, setup, row["near_seconds_per_traversal"])
-        found.append(at_most(f"{label}, what distance adds to a traversal {of_trips}", distance, ALLOWED, ".2f"))
-        found.append(at_most(f"{label}, a traversal's time {of_trips}", _of_trips(document, setup), ALLOWED, ".2f"))
-    return found
+    return [
+        at_most(
+            f"{SETUPS[setup]}, a traversal's time over that of its {document['rows'][setup]['trips']} one-way trips",
+            document["rows"][setup]["autoregressive"]["seconds_per_traversal"] / _least_s(document, setup),
+            ALLOWED,
+            ".2f",
+        )
+        for setup in SETUPS
+    ]
 
 
 def _cells(document: Document) -> tuple[list[str], list[list[str]]]:
-    head = [
-        "stages",
-        "one-way trips",
-        "trips alone, s",
-        "s per traversal",
-        "without distance, s",
-        "bytes/s",
-        "bytes/s, speculative",
-        "load",
-    ]
+    head = ["stages", "one-way trips", "trips alone, s", "s per traversal", "bytes/s", "bytes/s, speculative", "load"]
     rows = []
     for setup, label in SETUPS.items():
         row = document["rows"][setup]
@@ -168,7 +149,6 @@ def _cells(document: Document) -> tuple[list[str], list[list[str]]]:
                 str(row["trips"]),
                 f"{_least_s(document, setup):.3f}",
                 f"{one['seconds_per_traversal']:.3f}",
-                f"{row['near_seconds_per_traversal']:.3f}",
                 f"{one['bytes_per_second']:.2f}",
                 f"{several['bytes_per_second']:.1f}",
                 f"{row['load']:.1f}",
