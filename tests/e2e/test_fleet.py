@@ -103,8 +103,10 @@ class Nodes:
         process.wait()
 
     def preempt(self, number: int) -> None:
-        """As a provider ends a machine: SIGTERM comes first."""
-        self._nodes[number].terminate()
+        """As a provider ends a machine: SIGTERM comes first, for all processes."""
+        for pid in session(self._nodes[number].pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         self._nodes[number].wait()
         self.kill(number)
 
@@ -232,16 +234,18 @@ def test_a_fleet_with_a_database_loses_nothing_when_actors_and_the_coordinators_
     home, second, name = nodes.folder / "home" / "long", nodes.start_second(), ("--name", "long")
     places = ["--dir", tmp_path / "run", "--home", home.parent, "--ledger", postgres, "--blobs", bucket]
     nodes.fleet("up", *what, *name, *places, "--workers", 2, at=SECOND)
-    for worker in ("worker-1", "worker-2"):
-        until(lambda worker=worker: "nats/byte" in log_of(home / worker), f"{worker} to train")
+    assert "already up" in nodes.fleet("up", *what, *name, code=2)
+    workers = [home / worker for worker in ("worker-1", "worker-2")]
+    for worker in workers:
+        until(lambda worker=worker: trains(worker), f"{worker.name} to train")
     members = nodes.status("long")
     assert members["coordinator"]["node"] == SECOND
     os.kill(members["worker-1"]["process"], signal.SIGKILL)
-    until(lambda: log_of(home / "worker-1").count("joins the run") == 2, "the worker to come back")
-    joined = {worker: log_of(home / worker).count("joins the run") for worker in ("worker-1", "worker-2")}
+    until(lambda: log_of(workers[0]).count("joins the run") == 2, "the worker to come back")
+    lengths = [len(log_of(worker)) for worker in workers]
     nodes.preempt(second)
-    for worker, times in joined.items():
-        until(lambda w=worker, n=times: log_of(home / w).count("joins the run") > n, f"{worker} to follow")
+    for worker, length in zip(workers, lengths, strict=True):
+        until(lambda worker=worker, length=length: trains(worker, since=length), f"{worker.name} to train again")
     assert "room for" in nodes.fleet("scale", "--workers", 99, *name, code=2)
     nodes.fleet("scale", "--workers", 1, *name)
     members = nodes.status("long")
@@ -252,6 +256,11 @@ def test_a_fleet_with_a_database_loses_nothing_when_actors_and_the_coordinators_
         updates = ledger.contributions()
     assert {each.worker_name for each in updates} == {"worker-1", "worker-2"}
     assert len({each.update.worker for each in updates}) == 2  # they came back with their keys
+
+
+def trains(worker: Path, since: int = 0) -> bool:
+    """Whether it has joined and then trained, by what its log says after so many characters."""
+    return "nats/byte" in log_of(worker)[since:].partition("joins the run")[2]
 
 
 def log_of(member: Path) -> str:
