@@ -2,7 +2,7 @@
 that train one step per round. Without presigned URLs the workers' bytes go through the coordinator; with them they go
 to the bucket directly, and the coordinator still reads every update to check it.
 
-    python bench/presigned.py [--workers 4] [--rounds 4] [--width 256]
+    python bench/presigned.py [--workers 2] [--rounds 3] [--width 128]
 
 Counted are the bytes between workers and coordinator and those of the bucket, each by a proxy, and the coordinator's
 CPU time. The first round, in which workers also fetch the text and the first blocks, is left out."""
@@ -193,9 +193,9 @@ def figures(document: Document) -> dict[str, go.Figure]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=4, help="that are counted")
-    parser.add_argument("--width", type=int, default=256, help="of the model")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3, help="that are counted")
+    parser.add_argument("--width", type=int, default=128, help="of the model")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file goes")
     parser.add_argument("--quick", action="store_true", help="one worker, one round, a tiny model")
     return parser
