@@ -1,5 +1,6 @@
 """A fleet on a real Ray cluster of two nodes on this machine: it trains what one machine trains, serves it, outlives
-the kill of a node and of an actor, and loses nothing when it is made smaller or taken down."""
+the kill of a node and of an actor, moves to another node with its database and bucket, and loses nothing when it is
+made smaller or taken down."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -21,7 +23,12 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 import torch
+from typer.testing import CliRunner
 
+import services
+from blocktrain.cli.main import app
+from blocktrain.fleet.cluster import LEAN
+from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.train.run import load_model
 
 LIMIT_S = 500.0
@@ -31,7 +38,21 @@ RAY_SETTINGS = {
     "RAY_health_check_period_ms": "1000",  # a lost node is soon noticed
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_worker_niceness": "0",  # as all other tests: on a busy machine actors would hardly run at Ray's 15
+    "RAY_prestart_worker_first_driver": "0",  # no processes for tasks that nobody has
 }
+# A command of a driver on the machine with that address: each node of the test is on the same one.
+AT_NODE = """
+import sys
+from functools import partial
+
+import ray
+
+ray.init = partial(ray.init, _node_ip_address=sys.argv.pop(1))
+from blocktrain.cli.main import main
+
+main()
+"""
+SECOND = "127.0.0.2"  # the address of the second node
 Found = TypeVar("Found")
 
 pytestmark = pytest.mark.timeout(1000)  # many processes, one after the other
@@ -45,7 +66,7 @@ class Nodes:
         token = folder / "token"
         token.write_text(secrets.token_hex(32))
         ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(folder), **RAY_SETTINGS}
-        self.environment = {**os.environ, **ray}
+        self.environment = {**os.environ, **services.bucket_environment(), **ray}
         self.address = f"127.0.0.1:{free_port()}"
 
     def start(self, *options: str) -> None:
@@ -62,6 +83,12 @@ class Nodes:
             )
         self._nodes.append(process)
 
+    def start_second(self) -> int:
+        self.start(f"--address={self.address}", f"--node-ip-address={SECOND}", "--include-log-monitor=false")
+        number = len(self._nodes) - 1
+        until(lambda: self.started(number), "the second node")
+        return number
+
     def started(self, number: int) -> bool:
         log = (self.folder / f"node-{number}.log").read_text()
         assert self._nodes[number].poll() is None, log
@@ -75,6 +102,14 @@ class Nodes:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
+    def preempt(self, number: int) -> None:
+        """As a provider ends a machine: SIGTERM comes first, for all processes."""
+        for pid in session(self._nodes[number].pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        self._nodes[number].wait()
+        self.kill(number)
+
     def stop(self) -> None:
         for number in range(len(self._nodes)):
             self.kill(number)
@@ -82,9 +117,10 @@ class Nodes:
             with suppress(ProcessLookupError, ValueError):
                 os.killpg(int(path.read_text()), signal.SIGKILL)
 
-    def fleet(self, *arguments: object, code: int = 0) -> str:
+    def fleet(self, *arguments: object, code: int = 0, at: str | None = None) -> str:
         """Runs a command of blocktrain fleet on this cluster. Returns its result; of a failing one, what it says."""
-        command = [sys.executable, "-m", "blocktrain", "fleet", *map(str, arguments), "--ray", self.address]
+        program = ["-c", AT_NODE, at] if at else ["-m", "blocktrain"]
+        command = [sys.executable, *program, "fleet", *map(str, arguments), "--ray", self.address]
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
@@ -119,12 +155,9 @@ def nodes() -> Iterator[Nodes]:
     folder = Path(tempfile.mkdtemp(prefix="bt-ray-", dir="/tmp"))  # short: Ray's sockets are in it
     nodes = Nodes(folder)
     try:
-        port = nodes.address.rpartition(":")[2]
-        client = f"--ray-client-server-port={free_port()}"
-        nodes.start("--head", f"--port={port}", client, "--include-dashboard=false")
+        ports = [f"--port={nodes.address.rpartition(':')[2]}", f"--ray-client-server-port={free_port()}"]
+        nodes.start("--head", *ports, *LEAN)
         until(lambda: nodes.started(0), "the first node")
-        nodes.start(f"--address={nodes.address}")
-        until(lambda: nodes.started(1), "the second node")
         yield nodes
     finally:
         nodes.stop()
@@ -138,10 +171,10 @@ def free_port() -> int:
 
 
 def run(*arguments: object) -> str:
-    command = [sys.executable, "-m", "blocktrain", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """A command in this process, which has loaded torch."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
 
 
 def settings(text: Path, *changes: str) -> list[object]:
@@ -150,7 +183,7 @@ def settings(text: Path, *changes: str) -> list[object]:
 
 def test_a_fleet_trains_what_one_machine_trains_and_serves_it_though_a_node_is_killed(nodes, tmp_path, text):
     what = settings(text, *EXACT, "train.steps=[20, 10, 10]")
-    home = nodes.folder / "home" / "served"
+    home, second = nodes.folder / "home" / "served", nodes.start_second()
     places = ["--dir", tmp_path / "run", "--home", home.parent, "--port", 0, "--poll", 1]
     said = nodes.fleet("up", *what, "--name", "served", "--workers", 1, "--stages", 2, *places)
     invite = said.split("'")[1]
@@ -161,11 +194,24 @@ def test_a_fleet_trains_what_one_machine_trains_and_serves_it_though_a_node_is_k
     assert all(torch.equal(tensor, alone[name]) for name, tensor in ours.items())
     before = until(lambda: written(home / "gateway"), "the gateway")
     assert nodes.status("served")["worker-1"]["state"] == "finished"
-    nodes.kill(1)
+    nodes.kill(second)
     assert until(lambda: written(home / "gateway"), "the gateway after the kill") == before
+    for secret in (invite.partition("#")[2], key_of(home / "stage-1")):
+        assert [path for path in logs(nodes.folder) if secret in path.read_text(errors="replace")] == []
     nodes.fleet("down", "--name", "served")
     assert "no fleet" in nodes.fleet("status", "--name", "served", code=2)
     run("verify", tmp_path / "run")
+
+
+def key_of(member: Path) -> str:
+    return str(tomllib.loads((member / "chain.key").read_text())["secret"])
+
+
+def logs(folder: Path) -> list[Path]:
+    """Of Ray and of all members."""
+    found = [path for path in [*folder.glob("home/*/*/log"), *folder.glob("ray/session_*/logs/**/*")] if path.is_file()]
+    assert len(found) > 5
+    return found
 
 
 def written(gateway: Path) -> str | None:
@@ -181,23 +227,40 @@ def written(gateway: Path) -> str | None:
     return str(reply.json()["choices"][0]["text"]) if reply.status_code == 200 else None
 
 
-def test_workers_hand_in_what_they_have_done_when_they_are_killed_or_stopped(nodes, tmp_path, text):
+def test_a_fleet_with_a_database_loses_nothing_when_actors_and_the_coordinators_node_die(
+    nodes, tmp_path, text, postgres, bucket
+):
     what = settings(text, "train.steps=50000", "swarm.round_steps=50000")
-    home = nodes.folder / "home" / "long"
-    nodes.fleet("up", *what, "--name", "long", "--dir", tmp_path / "run", "--home", home.parent, "--workers", 2)
-    assert "already up" in nodes.fleet("up", *what, "--name", "long", code=2)
-    for worker in ("worker-1", "worker-2"):
-        until(lambda worker=worker: "nats/byte" in log_of(home / worker), f"{worker} to train")
-    os.kill(nodes.status("long")["worker-1"]["process"], signal.SIGKILL)
-    until(lambda: log_of(home / "worker-1").count("joins the run") == 2, "the worker to come back")
-    assert "room for" in nodes.fleet("scale", "--workers", 99, "--name", "long", code=2)
-    nodes.fleet("scale", "--workers", 1, "--name", "long")
-    assert "worker-2" not in nodes.status("long")
-    nodes.fleet("down", "--name", "long")
-    updates = json.loads(run("ledger", "--dir", tmp_path / "run", "--json"))
-    assert {each["worker_name"] for each in updates} == {"worker-1", "worker-2"}
-    assert len({each["update"]["worker"] for each in updates}) == 2  # it came back with its key
-    run("verify", tmp_path / "run")
+    home, second, name = nodes.folder / "home" / "long", nodes.start_second(), ("--name", "long")
+    places = ["--dir", tmp_path / "run", "--home", home.parent, "--ledger", postgres, "--blobs", bucket]
+    nodes.fleet("up", *what, *name, *places, "--workers", 2, at=SECOND)
+    assert "already up" in nodes.fleet("up", *what, *name, code=2)
+    workers = [home / worker for worker in ("worker-1", "worker-2")]
+    for worker in workers:
+        until(lambda worker=worker: trains(worker), f"{worker.name} to train")
+    members = nodes.status("long")
+    assert members["coordinator"]["node"] == SECOND
+    os.kill(members["worker-1"]["process"], signal.SIGKILL)
+    until(lambda: log_of(workers[0]).count("joins the run") == 2, "the worker to come back")
+    lengths = [len(log_of(worker)) for worker in workers]
+    nodes.preempt(second)
+    for worker, length in zip(workers, lengths, strict=True):
+        until(lambda worker=worker, length=length: trains(worker, since=length), f"{worker.name} to train again")
+    assert "room for" in nodes.fleet("scale", "--workers", 99, *name, code=2)
+    nodes.fleet("scale", "--workers", 1, *name)
+    members = nodes.status("long")
+    assert members["coordinator"]["node"] != SECOND
+    assert "worker-2" not in members
+    nodes.fleet("down", *name)
+    with closing(Ledger(postgres)) as ledger:
+        updates = ledger.contributions()
+    assert {each.worker_name for each in updates} == {"worker-1", "worker-2"}
+    assert len({each.update.worker for each in updates}) == 2  # they came back with their keys
+
+
+def trains(worker: Path, since: int = 0) -> bool:
+    """Whether it has joined and then trained, by what its log says after so many characters."""
+    return "nats/byte" in log_of(worker)[since:].partition("joins the run")[2]
 
 
 def log_of(member: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blocktrain.errors import ConfigError
-from blocktrain.fleet.plan import Share, in_order, namespace_of, require_room, workers_to_add, workers_to_stop
+from blocktrain.fleet.plan import Share, Store, in_order, namespace_of, require_room, workers_to_add, workers_to_stop
 
 GB = 10**9
 SMALL, GPU = Share(1, 0, GB), Share(1, 1, 4 * GB)
@@ -57,6 +57,27 @@ def test_members_are_listed_by_role_and_number():
         "stage-1",
         "gateway",
     ]
+
+
+@pytest.mark.parametrize(
+    "store, words, is_shared",
+    [
+        (Store(), "", False),
+        (Store(ledger="postgresql://me@db/x"), "--ledger postgresql://me@db/x", False),
+        (Store(blobs="s3://b/run", presigned=True), "--blobs s3://b/run --presigned", False),
+        (Store("postgresql://me@db/x", "s3://b/run"), "--ledger postgresql://me@db/x --blobs s3://b/run", True),
+    ],
+)
+def test_a_coordinator_moves_only_with_both_a_database_and_a_bucket(store, words, is_shared):
+    assert " ".join(store.words) == words
+    assert store.is_shared == is_shared
+
+
+@pytest.mark.parametrize("ledger", ["postgresql://me:secret@db/x", "postgresql://db/x?password=secret"])
+def test_a_password_in_a_url_that_all_machines_would_see_is_refused(ledger):
+    with pytest.raises(ConfigError, match="leave it out of the URL, and put it into ~") as refused:
+        Store(ledger)
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "-a", "a" * 41, "a/b"])

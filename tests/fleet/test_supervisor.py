@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ LIMIT_S = 100.0
 class Watched(Supervisor):
     """Its states can be waited for."""
 
-    def __init__(self, folder: Path, launch: Callable[[], Launch | str], **options: bool) -> None:
+    def __init__(self, folder: Path, launch: Callable[[], Launch | str], **options: Any) -> None:
         self._states: queue.Queue[CommandState] = queue.Queue()
         super().__init__(folder, launch, report=self._states.put, **options)
         self.start()
@@ -31,7 +32,7 @@ class Watched(Supervisor):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S", "TICK_S", "FOLLOW_S"):
+    for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S", "TICK_S"):
         monkeypatch.setattr(supervisor, name, 0.01)
 
 
@@ -72,7 +73,7 @@ def test_two_of_one_folder_run_one_after_the_other(tmp_path):
 def test_a_command_is_started_again_when_what_it_depends_on_changes(tmp_path):
     launches = iter([waits_for_stdin(), "not known now", Launch(("keys", str(tmp_path / "key")))])
     last = Launch(("keys", str(tmp_path / "key")))
-    watched = Watched(tmp_path, lambda: next(launches, last), follows=True, may_finish=True)
+    watched = Watched(tmp_path, lambda: next(launches, last), follow_s=0.01, may_finish=True)
     assert watched.until("finished").starts == 2
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.util import list_named_actors
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from blocktrain.errors import ConfigError
 from blocktrain.fleet.member import FleetAccess, Member
@@ -67,7 +67,7 @@ def up(plan: FleetPlan, workers: int, say: Say) -> FleetAccess:
     require_down(plan.name)
     _require_room(workers, plan.worker, len(plan.blocks), plan.stage)
     try:
-        coordinator = _make(plan, COORDINATOR, resources=_at(plan.node))
+        coordinator = _make(plan, COORDINATOR, **_coordinator_place(plan))
         access = _await_access(coordinator)
         say(f"the coordinator runs on {plan.node}; its files are in {plan.folder}")
         for number in range(1, workers + 1):
@@ -112,8 +112,8 @@ def scale(name: str, workers: int, grace_s: float, say: Say) -> None:
 
 
 def down(name: str, grace_s: float, say: Say) -> FleetPlan | None:
-    """Serving ends first, then the workers hand in what they have done, then the coordinator ends. The run stays in its
-    folder. Returns the plan if the coordinator still knew it."""
+    """Serving ends first, then the workers hand in what they have done, then the coordinator ends. The run stays.
+    Returns the plan if the coordinator still knew it."""
     found = members(name)
     plan: FleetPlan | None = _ask_all([each for each in found if each == COORDINATOR], "plan").get(COORDINATOR)
     for roles in ((GATEWAY,), (STAGE,), (WORKER,), (COORDINATOR,)):
@@ -135,6 +135,14 @@ def _make(plan: FleetPlan, member: str, **options: Any) -> Any:
         return actor.remote(plan, member)
     except ValueError:  # the name is taken: somebody else starts the same fleet now
         raise ConfigError(f'"{member}" of fleet "{plan.name}" exists already: see blocktrain fleet status') from None
+
+
+def _coordinator_place(plan: FleetPlan) -> dict[str, Any]:
+    """Here, where its folder and the text are. If the run is in a database and a bucket, on any machine later."""
+    if not plan.store.is_shared:
+        return {"resources": _at(plan.node)}
+    here = ray.get_runtime_context().get_node_id()
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
 
 
 def _make_stages(plan: FleetPlan) -> None:

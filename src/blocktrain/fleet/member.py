@@ -5,6 +5,7 @@ Next: supervisor.py, which keeps the command running; fleet.py, which makes the 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from blocktrain.wire.invite import INVITE_FILE, parse_invite
 SETTINGS_FILE, CHAIN_KEY_FILE = "fleet.toml", "chain.key"
 VIEWER_FILE = "invite-viewer"  # in a coordinator's directory
 ASK_S = 30.0  # a member that does not answer within this time is asked again later
+FOLLOW_STAGES_S, FOLLOW_COORDINATOR_S = 2.0, 5.0  # how often to look whether they have moved
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,10 @@ class Member:
         self._plan, self._name, self._role = plan, name, role_of(name)
         self._folder = plan.folder_of(name)
         launches = {COORDINATOR: self._coordinator, WORKER: self._worker, STAGE: self._stage, GATEWAY: self._gateway}
+        moves = FOLLOW_COORDINATOR_S if plan.store.is_shared and self._role != COORDINATOR else None
+        follow_s = FOLLOW_STAGES_S if self._role == GATEWAY else moves
         self._supervisor = Supervisor(
-            self._folder, launches[self._role], follows=self._role == GATEWAY, may_finish=self._role == WORKER
+            self._folder, launches[self._role], follow_s=follow_s, may_finish=self._role == WORKER
         )
         self._supervisor.start()
 
@@ -86,11 +90,13 @@ class Member:
     # How each command is started, or why it cannot be yet
 
     def _coordinator(self) -> Launch:
-        """It keeps its port, which its invite names."""
-        host = own_node()
+        """It keeps its port, which its invite names. On another machine than the first, the run is in the database, and
+        there are neither settings nor text."""
+        host, settings = own_node(), self._folder / SETTINGS_FILE
         tls = () if is_loopback(host) else ("--tls-self-signed",)
-        words = ("coordinator", str(self._folder / SETTINGS_FILE), "--dir", str(self._folder), "--host", host, *tls)
-        return Launch(words, self._plan.work_folder)
+        given = (str(settings),) if settings.exists() else ()
+        words = ("coordinator", *given, "--dir", str(self._folder), "--host", host, *tls, *self._plan.store.words)
+        return Launch(words, self._plan.work_folder if given else None)
 
     def _worker(self) -> Launch | str:
         if (missing := self._get_access()) is not None:
@@ -98,7 +104,7 @@ class Member:
         memory = ("--memory", str(self._plan.worker.memory_bytes)) if self._plan.worker.memory_bytes else ()
         device = () if self._plan.worker.gpus else ("--device", "cpu")
         home = ("--home", str(self._folder), "--name", self._name)
-        return Launch(("worker", f"@{self._folder / INVITE_FILE}", *home, *memory, *device))
+        return self._launch("worker", f"@{self._folder / INVITE_FILE}", *home, *memory, *device)
 
     def _stage(self) -> Launch | str:
         if (missing := self._get_access()) is not None:
@@ -108,7 +114,7 @@ class Member:
         follow = ("--poll", f"{self._plan.poll_s:g}", "--home", str(self._folder))
         blocks = ("--blocks", self._plan.blocks[number_of(self._name) - 1])
         words = ("stage", f"@{self._folder / INVITE_FILE}", *blocks, "--listen", listen, *follow, *device)
-        return Launch((*words, *self._chain_words()))
+        return self._launch(*words, *self._chain_words())
 
     def _gateway(self) -> Launch | str:
         """It is started again when a stage has moved to another machine."""
@@ -121,7 +127,13 @@ class Member:
                 return f"{stage} does not serve yet"
             addresses.append(address)
         port = ("--host", "127.0.0.1", "--port", str(self._plan.port))
-        return Launch(("gateway", "--stages", ",".join(addresses), *port, *self._chain_words()))
+        return self._launch("gateway", "--stages", ",".join(addresses), *port, *self._chain_words())
+
+    def _launch(self, *words: str) -> Launch:
+        """Of a command that reads its secrets from files: when the coordinator has moved, these are others."""
+        secrets = [read_private(self._folder / name) or b"" for name in (INVITE_FILE, CHAIN_KEY_FILE)]
+        own = secrets[1:] if self._role == GATEWAY else secrets  # it does not ask the coordinator
+        return Launch(words, secrets_sha256=hashlib.sha256(b"\n".join(own)).hexdigest())
 
     def _chain_words(self) -> tuple[str, ...]:
         return ("--keys", str(self._folder / CHAIN_KEY_FILE), "--address-file", str(self._folder / ADDRESS_FILE))

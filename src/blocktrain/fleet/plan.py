@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 from blocktrain.errors import ConfigError
 from blocktrain.io.private import cache_home
@@ -31,13 +32,42 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Store:
+    """Where the coordinator keeps the run: in its folder, or in a database and a bucket. Holds no secret."""
+
+    ledger: str | None = None
+    blobs: str | None = None
+    presigned: bool = False
+
+    def __post_init__(self) -> None:
+        url = urlsplit(self.ledger or "")
+        if url.password or "password" in parse_qs(url.query):
+            raise ConfigError(
+                "--ledger holds a password, which all machines of the cluster would see: leave it out of the URL, and "
+                "put it into ~/.pgpass, or into PGPASSWORD before Ray is started"
+            )
+
+    @property
+    def is_shared(self) -> bool:
+        """Then the coordinator may move to another machine."""
+        return bool(self.ledger and self.blobs)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options of blocktrain coordinator."""
+        ledger = ("--ledger", self.ledger) if self.ledger else ()
+        blobs = ("--blobs", self.blobs) if self.blobs else ()
+        return (*ledger, *blobs, *(("--presigned",) if self.presigned else ()))
+
+
+@dataclass(frozen=True)
 class FleetPlan:
     """Everything that a member must know, also when it is started again elsewhere. It holds no secret."""
 
     name: str
     folder: Path  # of the coordinator
     work_folder: Path  # where `fleet up` ran: the names of texts in the settings are relative to it
-    node: str  # address of the machine that has the folder: coordinator and gateway stay there
+    node: str  # address of the machine where `fleet up` ran: the gateway stays there
     worker: Share
     stage: Share
     blocks: tuple[str, ...]  # of each stage, as in --blocks
@@ -45,6 +75,7 @@ class FleetPlan:
     home: Path | None = None  # of the others, on every machine
     poll_s: float = 10.0  # between two looks of a stage for a newer version
     ray_process: int | None = None  # of the Ray cluster, if `fleet up` started it
+    store: Store = Store()
 
     @property
     def namespace(self) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import signal
 import subprocess
@@ -25,7 +26,6 @@ ADDRESS_FILE, LOCK_FILE, LOG_FILE = "address.json", ".process.lock", "log"
 LOG_BYTES = 10 * 2**20  # a longer log is renamed when the command is started again
 TAIL_BYTES = 2000
 TICK_S = 0.2
-FOLLOW_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 STABLE_S = 30.0  # a command that ran this long did not fail at its start
 TAKEOVER_S = 120.0  # how long an earlier process of this folder may take to hand in what it has done
@@ -36,10 +36,11 @@ SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
 
 @dataclass(frozen=True)
 class Launch:
-    """The words after `blocktrain`, and where it runs."""
+    """The words after `blocktrain`, where it runs, and what its files of secrets hold, as a hash."""
 
     words: tuple[str, ...]
     work_folder: Path | None = None
+    secrets_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,21 +54,21 @@ class CommandState:
 
 
 class Supervisor:
-    """`launch` says how to start the command, or why it cannot be started yet, and is asked again. With `follows`, it
-    is also asked while the command runs, which is started again when the answer changes. With `may_finish`, the command
-    is done when it exits with 0. `report` gets every new state."""
+    """`launch` says how to start the command, or why it cannot be started yet, and is asked again. With `follow_s`, it
+    is also asked that often while the command runs, which is started again when the answer changes. With `may_finish`,
+    the command is done when it exits with 0. `report` gets every new state."""
 
     def __init__(
         self,
         folder: Path,
         launch: Callable[[], Launch | str],
         *,
-        follows: bool = False,
+        follow_s: float | None = None,
         may_finish: bool = False,
         report: Callable[[CommandState], None] = lambda state: None,
     ) -> None:
         self.folder, self._launch, self._report = folder, launch, report
-        self._follows, self._may_finish = follows, may_finish
+        self._follow_s, self._may_finish = follow_s, may_finish
         self._state, self._stopping, self._abort = CommandState(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
@@ -101,7 +102,8 @@ class Supervisor:
                     return
                 if code is not None:
                     self._set("failing", f"exit code {code}: {self._last_line()}")
-            pause_s = FIRST_PAUSE_S if time.monotonic() - began_s > STABLE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+            failed = self._state.state == "failing" and time.monotonic() - began_s < STABLE_S
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if failed else FIRST_PAUSE_S
             self._stopping.wait(pause_s)
         self._set("stopped")
 
@@ -125,14 +127,15 @@ class Supervisor:
     def _watch(self, process: subprocess.Popen[bytes], launch: Launch) -> int | None:
         """Until it ends. Nothing here raises: a process that nobody watches would stay."""
         assert process.stdin is not None
-        replaced, look_s = False, time.monotonic() + FOLLOW_S
+        replaced, pause_s = False, math.inf if self._follow_s is None else self._follow_s
+        look_s = time.monotonic() + pause_s
         while process.poll() is None:
             if self._abort.is_set():
                 kill_group(process.pid)
             elif self._stopping.is_set() or replaced:
                 process.stdin.close()
-            elif self._follows and time.monotonic() > look_s:
-                replaced, look_s = self._changed(launch), time.monotonic() + FOLLOW_S
+            elif time.monotonic() > look_s:
+                replaced, look_s = self._changed(launch), time.monotonic() + pause_s
             (self._abort if self._stopping.is_set() else self._stopping).wait(TICK_S)
         process.stdin.close()
         return None if replaced else process.returncode

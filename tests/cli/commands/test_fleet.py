@@ -18,6 +18,7 @@ NOBODY = ["--ray", "127.0.0.1:1"]
         (["up", "--preset", "tiny", "--memory", "much", *NOBODY], "--memory much is not a size"),
         (["up", "--preset", "tiny", "--cpus", 0, *NOBODY], "--cpus 0 is too small"),
         (["up", "--preset", "tiny", "--name", "My Fleet", *NOBODY], "is no name of a fleet"),
+        (["up", "--preset", "tiny", "--ledger", "postgresql://me:x@db/run", *NOBODY], "--ledger holds a password"),
         (["up", "--preset", "tiny", *NOBODY], "no Ray cluster answers at 127.0.0.1:1 (Connection refused): run this"),
         (["status", *NOBODY], "no Ray cluster answers at 127.0.0.1:1"),
         (["scale", "--workers", -1, *NOBODY], "--workers -1 is too small"),

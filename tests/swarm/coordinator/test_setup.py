@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from blocktrain.data.corpus import Corpus
+from blocktrain.errors import ConfigError
 from blocktrain.spec import REMOVED_SETTINGS, Denoise, preset
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.setup import found_run
@@ -47,3 +50,14 @@ def test_two_runs_of_one_spec_are_two_runs_for_signatures(tmp_path):
     again = found_run(preset("tiny"), CORPUS, Ledger(tmp_path / "1.0.db"), Blobs(tmp_path / "blobs"), 3.0)
     assert runs[0].id != runs[1].id
     assert again.id == runs[0].id
+
+
+def test_a_database_of_another_run_is_refused_and_another_schema_holds_one_more(postgres, tmp_path):
+    blobs, other = Blobs(tmp_path / "blobs"), preset("tiny").with_(seed=7)
+    with closing(Ledger(postgres)) as ledger:
+        founded = found_run(preset("tiny"), CORPUS, ledger, blobs, now_s=0.0)
+        with pytest.raises(ConfigError, match=r"holds a run with seed = 0 .* another schema .*\?schema=NAME"):
+            found_run(other, CORPUS, ledger, blobs, now_s=1.0)
+        with closing(Ledger(f"{postgres}_b")) as second:
+            assert found_run(other, CORPUS, second, blobs, now_s=1.0).id != founded.id
+        assert ledger.run() == founded

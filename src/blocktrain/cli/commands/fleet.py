@@ -29,7 +29,7 @@ from blocktrain.cli.options import (
     warn_about_text,
 )
 from blocktrain.errors import ConfigError
-from blocktrain.fleet.plan import FleetPlan, Share, namespace_of
+from blocktrain.fleet.plan import FleetPlan, Share, Store, namespace_of
 from blocktrain.io.files import write_whole
 from blocktrain.logs import visible
 from blocktrain.spec import settings_of
@@ -68,6 +68,11 @@ def up(
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="The coordinator's directory, on this machine.")
     ] = Path("fleet-run"),
+    ledger: Annotated[str | None, typer.Option(metavar="URL", help="PostgreSQL database, for the coordinator.")] = None,
+    blobs: Annotated[str | None, typer.Option(metavar="URL", help="Bucket (s3://, …), for the coordinator.")] = None,
+    presigned: Annotated[
+        bool, typer.Option("--presigned", help="Let workers read and write the bucket directly, by presigned URLs.")
+    ] = False,
     home: Annotated[
         Path | None,
         typer.Option(
@@ -100,8 +105,8 @@ def up(
     blocks, stage_bytes = _stage_shares(spec, stages)
     worker = Share(cpus, gpus, parse_size("--memory", memory) if memory else _worker_bytes(spec))
     stage = Share(cpus, stage_gpus, parse_size("--stage-memory", stage_memory) if stage_memory else stage_bytes)
-    own, here = folder.absolute(), home.absolute() if home else None
-    plan = FleetPlan(name, own, Path.cwd(), "", worker, stage, blocks, port, here, poll)
+    own, here, store = folder.absolute(), home.absolute() if home else None, Store(ledger, blobs, presigned)
+    plan = FleetPlan(name, own, Path.cwd(), "", worker, stage, blocks, port, here, poll, store=store)
     _start(plan, ray, workers, tomli_w.dumps(settings_of(spec)).encode())
 
 
@@ -188,7 +193,7 @@ def scale(
 
 @fleet.command(cls=Command, epilog="Example:  blocktrain fleet down")
 def down(ray: RayAddress = "auto", name: FleetName = "fleet", grace: Grace = 300.0) -> None:
-    """Stop a fleet; its run stays in the coordinator's directory.
+    """Stop a fleet; its run stays in the coordinator's directory or database.
 
     Workers hand in what they have done first. A Ray cluster that fleet up started ends, too."""
     require_above_zero("--grace", grace)
@@ -202,7 +207,7 @@ def down(ray: RayAddress = "auto", name: FleetName = "fleet", grace: Grace = 300
         started = plan.ray_process if plan and plan.node == on_ray.own_address() else None
     if started is not None:
         end(started)
-    print(f"fleet {name} is down" + (f"; its run is in {plan.folder}" if plan else ""))
+    print(f"fleet {name} is down" + (f"; its run is in {plan.store.ledger or plan.folder}" if plan else ""))
 
 
 def _worker_bytes(spec: RunSpec) -> int:

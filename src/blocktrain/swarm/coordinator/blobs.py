@@ -41,9 +41,12 @@ CHUNK_BYTES = 2**19  # of a large blob that are read from a folder at once
 SPOOLED_BYTES = 2**16  # of a part for a bucket that stay in memory while the rest arrives
 PRESIGNED_FOR = timedelta(minutes=15)  # that a URL for a worker is good
 SIGNING = (S3Store, GCSStore, AzureStore)
+WRONG_CLOCK = "RequestTimeTooSkewed"  # what S3 answers to a request from another time
 BLOBS, UPLOADS, STAGING = "blobs", "uploads", "staging"
 
 _SHA256 = re.compile("[0-9a-f]{64}")
+# Refused, or there are none: then obstore asks the server that cloud machines have for them.
+_NO_CREDENTIALS = re.compile("40[13] (Forbidden|Unauthorized)|/latest/api/token")
 _UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}")
 
 
@@ -472,4 +475,11 @@ def _sentence(error: Exception) -> str:
 def _remedy(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free space on that disk and try again"
+    if WRONG_CLOCK in str(error):
+        return "set the clock of this machine, which signs requests with its time"
+    if _NO_CREDENTIALS.search(str(error)):
+        return (
+            "give credentials that may read, write, list and delete there in the environment (for S3 AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY)"
+        )
     return "make it reachable and writable and try again"

@@ -97,8 +97,9 @@ def _require_same(there: Run, spec: RunSpec, corpus: Corpus, where: str) -> bool
     if corpus.sha256 == there.corpus_sha256:
         spec = spec.with_(**{"corpus.source": old.corpus.source})
     if different := first_difference(old, spec):
+        new = "another schema for this one (--ledger …?schema=NAME)" if "://" in where else "another --dir for this one"
         raise ConfigError(
-            f"the ledger at {where} {different}: use the same settings, or give only --dir to continue that run, "
-            f"or name another --dir for this one"
+            f"the ledger at {where} {different}: use the same settings, or give none to continue that run, or name "
+            f"{new}"
         )
     return True

@@ -182,7 +182,8 @@ class Database:
         except (SQLAlchemyError, sqlite3.Error) as error:
             if _may_pass(error):
                 raise LedgerUnavailable(
-                    f"the ledger at {self.where} does not answer ({_sentence(error)}): try again"
+                    f"the ledger at {self.where} does not answer ({_sentence(error)}): check that it runs and that "
+                    f"this user may use it, and try again"
                 ) from error
             raise StorageError(
                 f"the ledger at {self.where} cannot be used ({_sentence(error)}): make it readable and writable, give "

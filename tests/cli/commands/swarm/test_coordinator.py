@@ -37,7 +37,7 @@ def test_a_run_cannot_be_continued_with_other_settings_and_the_first_one_is_name
     result = start(run, swarm.text, swarm.folder, *changed)
     assert result.exit_code == 2
     assert difference in result.stderr
-    assert "give only --dir to continue that run" in result.stderr
+    assert "give none to continue that run" in result.stderr
 
 
 def test_another_text_is_named_too(run, swarm, tmp_path):
