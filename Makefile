@@ -14,7 +14,7 @@ BENCHES := $(wildcard bench/*.py bench/*/*.py)
 WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() * 3 // 2)')
 PYTEST_ARGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25
 
-.PHONY: demo test check types pytest fleet-test coverage fuzz soak chaos format docs results clean
+.PHONY: demo test check types compiled pytest fleet-test coverage fuzz soak chaos format docs results clean
 .DELETE_ON_ERROR:
 
 # A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
@@ -28,21 +28,25 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(MAKE) --no-print-directory -j 2 types pytest  # mypy has one process: the tests need not wait for it
-	$(MAKE) --no-print-directory fleet-test
+	$(MAKE) --no-print-directory -j 2 types fleet-test  # mypy has one process: the fleet need not wait for it
+	$(MAKE) --no-print-directory pytest
 
 types: $(READY)
 	$(BIN)/mypy src $(BENCHES)
 
-pytest: $(READY)
+# Compiled once: tests start many processes, and with PYTHONDONTWRITEBYTECODE each would compile every module again.
+compiled: $(READY)
+	@$(BIN)/python -m compileall -qq src bench
+
+pytest: compiled
 	$(BIN)/pytest $(PYTEST_ARGS) --ignore=tests/e2e/test_fleet.py
 
-# A fleet on a Ray cluster of two nodes on this machine: after the others, because its processes need the cores.
-fleet-test: $(READY)
+# A fleet on a Ray cluster of two nodes on this machine: not beside the others, because its processes need the cores.
+fleet-test: compiled
 	$(BIN)/pytest tests/e2e/test_fleet.py
 
 # How much of the package the tests run, with all processes that they start; fails below the floor in pyproject.toml.
-coverage: $(READY)
+coverage: compiled
 	rm -f .coverage .coverage.*
 	$(BIN)/pytest $(PYTEST_ARGS) --cov --cov-report=
 	$(BIN)/coverage report

@@ -21,21 +21,27 @@ from blocktrain.model.stack import BlockModel
 from blocktrain.spec import preset
 from blocktrain.train.run import load_model, train_run
 
-transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'blocktrain[hf]'")
-
-from blocktrain import hf  # noqa: E402
-
 TEXT = "Grüße: 99 bottles of beer.\n"
 IDS = torch.tensor([list(TEXT.encode())])
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quiet():
-    transformers.utils.logging.disable_progress_bar()
+def transformers():
+    """Imported when the first test runs: it takes seconds, and every process of a test run imports this file."""
+    found = pytest.importorskip("transformers", reason="needs the extra: pip install 'blocktrain[hf]'")
+    found.utils.logging.disable_progress_bar()
+    return found
+
+
+@pytest.fixture(scope="module")
+def hf(transformers):
+    from blocktrain import hf
+
+    return hf
 
 
 @pytest.fixture(scope="module", params=["stacked", "denoise"])
-def exported(request, tmp_path_factory) -> tuple[BlockModel, Path]:
+def exported(request, tmp_path_factory, hf) -> tuple[BlockModel, Path]:
     """(the model, its folder)"""
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "text.txt").write_text("".join(f"{n} bottles of beer on the wall, " for n in range(500)))
@@ -49,12 +55,12 @@ def exported(request, tmp_path_factory) -> tuple[BlockModel, Path]:
 
 
 @pytest.fixture(scope="module")
-def loaded(exported):
+def loaded(exported, transformers):
     return transformers.AutoModelForCausalLM.from_pretrained(exported[1])
 
 
 @pytest.fixture(scope="module")
-def tokenizer(exported):
+def tokenizer(exported, transformers):
     return transformers.AutoTokenizer.from_pretrained(exported[1])
 
 
@@ -201,7 +207,7 @@ def test_without_the_extra_the_remedy_is_to_install_it(exported, tmp_path, monke
     assert "pip install 'blocktrain[hf]'" in result.stderr
 
 
-def test_a_run_with_a_tokenizer_exports_its_token_ids_and_logits(tmp_path):
+def test_a_run_with_a_tokenizer_exports_its_token_ids_and_logits(tmp_path, transformers, hf):
     rows = [f"{n} bottles of beer on wall {n * n}, {n**3} bottles. " * 9 for n in range(200)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     corpus = prepare(Plan((str(tmp_path / "rows.jsonl"),), "bpe:300", 0.1, 0.1), tmp_path / "corpus").folder

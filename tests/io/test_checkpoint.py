@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from blocktrain.errors import CheckpointError, StorageError
-from blocktrain.io.checkpoint import Manifest, RunDirectory, copy_as
+from blocktrain.io.checkpoint import RunDirectory, copy_as
 from blocktrain.io.files import write_whole
+from blocktrain.io.manifest import Manifest
 from blocktrain.io.tensor_file import load_tensors, save_tensors
 from blocktrain.presets import PRESETS
 from blocktrain.spec import Denoise, RunSpec, TrainSpec, load_spec, preset

@@ -16,8 +16,6 @@ writes files whole or not at all; train/run.py, which fills a directory.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,12 +24,14 @@ from typing import Any, Self
 import tomli_w
 import torch
 from filelock import FileLock
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.files import make_folder, storage_errors, write_whole
+from blocktrain.io.manifest import BlockEntry, Manifest
 from blocktrain.io.private import LEDGER_FILE
+from blocktrain.io.records import append_record, read_records
 from blocktrain.io.tensor_file import (
     MappedTensors,
     Shapes,
@@ -51,30 +51,6 @@ SPEC_FILE = "spec.toml"
 MANIFEST_FILE = "manifest.json"
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
-
-
-class BlockEntry(BaseModel):
-    """The current version of one block."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    steps: int = Field(ge=0)
-
-
-class Manifest(BaseModel):
-    """What a run directory contains."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    # Of the file spec.toml as it was written: settings that are added later leave old runs readable. Older versions
-    # called it spec_sha256.
-    spec_toml_sha256: str = Field(validation_alias=AliasChoices("spec_toml_sha256", "spec_sha256"))
-    corpus_sha256: str
-    blocks: dict[int, BlockEntry] = {}
-    finished: tuple[int, ...] = ()  # phases
-    combine: dict[str, tuple[float, ...]] = {}  # weights of the composition, fitted to exactly these blocks
-    drafters: dict[int, BlockEntry] = {}  # by the block that each stands behind, distilled from exactly these blocks
 
 
 class RunDirectory:
@@ -246,20 +222,14 @@ class RunDirectory:
             self._write_manifest(old.model_copy(update={"combine": combine}))
 
     def log(self, record: dict[str, Any], file_name: str = METRICS_FILE) -> None:
-        """Append one line with one write, so that lines of several processes do not mix."""
-        path = self.path / file_name
-        with storage_errors(path), path.open("ab+", buffering=0) as file:
-            file.write(_line_break_after_a_crash(file) + json.dumps(record).encode() + b"\n")
+        append_record(self.path / file_name, record)
 
     def samples(self) -> list[dict[str, Any]]:
         """The records of what the model wrote while it was trained, in order."""
         return [record for record in self.metrics(SAMPLES_FILE) if {"at_s", "samples"} <= record.keys()]
 
     def metrics(self, file_name: str = METRICS_FILE) -> list[dict[str, Any]]:
-        """The records in order, without lines that a crash cut short."""
-        path = self.path / file_name
-        lines = read_file(path).splitlines() if path.exists() else []
-        return [record for record in map(_parse_line, lines) if record is not None]
+        return read_records(self.path / file_name)
 
     def _spec_toml_sha256(self) -> str:
         return hashlib.sha256(read_file(self.path / SPEC_FILE)).hexdigest()
@@ -378,19 +348,3 @@ def _require_same_corpus(path: Path, there: str, wanted: str) -> None:
 
 def _listing(blocks: Mapping[int, BlockEntry]) -> str:
     return ", ".join(map(str, sorted(blocks))) or "none"
-
-
-def _line_break_after_a_crash(file: Any) -> bytes:
-    """A line break if the last line was cut short, so that the next record starts on its own line."""
-    if file.tell() == 0:
-        return b""
-    file.seek(-1, os.SEEK_END)
-    return b"" if file.read(1) == b"\n" else b"\n"
-
-
-def _parse_line(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None

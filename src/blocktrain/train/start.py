@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from blocktrain.errors import CheckpointError
-from blocktrain.io.checkpoint import Manifest, RunDirectory
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.io.manifest import Manifest
 from blocktrain.io.tensor_file import stored_as
 from blocktrain.model.block import block_shapes
 from blocktrain.start_model import StartModel

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from blocktrain.data.tokenizer import Tokenizer, tokenizer_of_run
 from blocktrain.errors import ConfigError
-from blocktrain.io.checkpoint import Manifest, RunDirectory
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.io.manifest import Manifest
 from blocktrain.io.tensor_file import MappedTensors
 from blocktrain.model.block import Block, block_shapes, build_block
 from blocktrain.model.offload import offloaded_block
