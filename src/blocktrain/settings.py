@@ -340,9 +340,10 @@ class SwarmSpec(Settings):
     newcomer_weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25  # of updates of workers that passed no audit
 
     @property
-    def starts_afresh(self) -> bool:
-        """Whether each lease starts with new optimiser state and nothing unsent, so that others can compute it again.
-        Codecs that leave much out need what is unsent, and leases of few steps the state: their runs have no audits."""
+    def has_audits(self) -> bool:
+        """Whether leases of several workers start with new optimiser state and nothing unsent, so that others can
+        compute them again. Codecs that leave much out need what is unsent, and leases of few steps the state: their
+        runs have no audits."""
         codec_fits = self.update in ("fp32", "fp16", "int8")
         return self.audit_share > 0 and codec_fits and self.round_steps >= FEWEST_AUDITED_STEPS
 

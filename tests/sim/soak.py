@@ -23,7 +23,10 @@ _FOLDER: list[Path] = []
 
 
 def _begin(folder: Path) -> None:
-    """Of each process: Ctrl-C is for the one that prints."""
+    """Of each process: Ctrl-C is for the one that prints. Tensors are tiny: threads would only wait for each other."""
+    import torch
+
+    torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _FOLDER.append(folder / str(os.getpid()))
 

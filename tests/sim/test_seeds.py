@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from blocktrain.sim.schedule import schedule_of
-from blocktrain.sim.seeds import report, run_seed, scratch
+from blocktrain.sim.schedule import SimFault, schedule_of
+from blocktrain.sim.seeds import report, run_schedule, run_seed, scratch
 
 CPU_S = 5.0
 FEWEST_SEEDS = 4
@@ -50,6 +51,13 @@ def test_a_schedule_without_some_faults_keeps_the_others_as_they_were():
     schedule = next(x for x in map(schedule_of, range(100)) if len(x.faults) > 3)
     assert schedule.only([0, 2]).faults == (schedule.faults[0], schedule.faults[2])
     assert schedule_of(schedule.seed) == schedule
+
+
+def test_a_run_that_was_paused_when_its_coordinator_died_goes_on_once_all_is_mended(folder):
+    """The order to resume finds no coordinator. It was a defect of the simulator: nobody resumed the run."""
+    paused = [SimFault(0.1, "run paused", for_s=2.95), SimFault(1.0, "fsync lies until power cut", for_s=2.0)]
+    schedule = replace(schedule_of(0), machines=("coordinator-1",), faults=tuple(paused))
+    assert run_schedule(schedule, folder).invariant is None
 
 
 def test_a_simulation_leaves_no_files():

@@ -187,6 +187,8 @@ class World:
             self.scheduler.after(RESTART_S, lambda: self._start(machine))
             return
         self.checker.coordinator_started()
+        if self.is_calm and machine.ledger and machine.ledger.standing().paused:
+            machine.ledger.set_paused(False, self.true_wall())  # the order to resume came while it was down
 
     def _mend(self) -> None:
         """From now on all is well, and everybody but the liars works."""
@@ -195,8 +197,6 @@ class World:
         self.network.cut.clear()
         self.disk.is_full = self.disk.is_ledger_full = False
         for machine in self.machines.values():
-            if machine.ledger:
-                machine.ledger.set_paused(False, self.true_wall())
             self._start(machine)
         honest = [x for x in self.volunteers.values() if not x.who.lie]
         for volunteer in honest:

@@ -114,6 +114,7 @@ class TrainLease(Message):
     step_start: Natural
     steps: Steps
     time_left_s: Seconds  # until the deadline
+    afresh: bool = False  # starts with new optimiser state and nothing unsent, so that others can compute it again
     trained: tuple[BlockVersion, ...]
     below: tuple[BlockVersion, ...]
     ahead: tuple[BlockVersion, ...]

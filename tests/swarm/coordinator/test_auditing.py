@@ -74,6 +74,36 @@ def test_a_second_worker_gets_the_lease_again_and_need_not_know_it(audited):
     assert again.model_dump().keys() == first.model_dump().keys()
 
 
+def test_a_worker_that_is_alone_keeps_its_optimiser_state_and_is_not_audited(new_house):
+    house = new_house(**ALWAYS | {"swarm.min_updates": 1})
+    alone = house.member()
+    assert [work(alone).afresh for _ in range(3)] == [True, False, False]  # nothing is kept before a first round
+    assert len(house.ledger.audits()) == 1
+
+
+def test_leases_start_afresh_as_soon_as_an_earlier_round_has_an_update_of_another_worker(new_house):
+    house = new_house(**ALWAYS | {"swarm.min_updates": 1})
+    ada, bob = house.member(), house.member()
+    work(ada)
+    lease = ada.lease()
+    assert not lease.afresh
+    assert bob.lease().afresh  # in the same round: ada's first update is its company
+    assert not ada.lease().afresh  # renewed: what it was told before holds
+
+
+@pytest.mark.parametrize("late, merged", [(False, False), (True, True)])
+def test_a_round_waits_until_its_deadline_for_workers_that_compute_audits(new_house, late, merged):
+    house = new_house(**ALWAYS | {"swarm.min_updates": 1})
+    honest, newcomer = [house.member() for _ in range(4)], house.member()
+    one_round(honest)
+    assert all(is_audit(member.lease()) for member in honest)
+    lease, before = newcomer.lease(), house.weights()
+    assert newcomer.send(lease, newcomer.payload(lease)).status_code == 200
+    house.now_s += lease.time_left_s + 1 if late else 0.0
+    house.settle()
+    assert (house.weights() != before) == merged
+
+
 def test_audits_of_honest_workers_all_pass_and_nobody_is_excluded(audited):
     members = [audited.member() for _ in range(3)]
     one_round(members)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from blocktrain.spec import SwarmSpec
-from blocktrain.swarm.policy.audits import MOST_REPORTS, AuditReport, finding, may_audit, share_of, votes_needed
+from blocktrain.swarm.policy.audits import (
+    MOST_REPORTS,
+    AuditReport,
+    finding,
+    may_audit,
+    share_of,
+    votes_needed,
+    waits_for_auditors,
+)
 from blocktrain.swarm.policy.standing import KeyStanding, refusal_of, weight_factor
 
 SPEC = SwarmSpec(audit_tolerance=0.1)
@@ -68,6 +76,14 @@ def test_a_run_whose_leases_cannot_be_repeated_has_no_audits(changes):
     spec = SwarmSpec(**{"audit_share": 0.05, **changes})
     assert share_of(0, spec) == 0.0
     assert weight_factor(KeyStanding(), spec) == 1.0
+
+
+@pytest.mark.parametrize(
+    "updates, present, auditing, waits",
+    [(2, 6, 4, True), (4, 6, 2, True), (5, 6, 1, False), (2, 6, 0, False), (1, 1, 0, False), (9, 16, 3, True)],
+)
+def test_a_round_waits_for_auditors_while_a_third_of_the_workers_could_decide_it(updates, present, auditing, waits):
+    assert waits_for_auditors(updates, present, auditing) == waits
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,7 @@ class Granting:
             step_start=lease.step_start,
             steps=lease.steps,
             time_left_s=max(0.0, lease.deadline_at_s - now_s),
+            afresh=self._spec.swarm.has_audits and ledger.is_in_company(lease),
             trained=tuple(reference(base[block]) for block in phase.blocks),
             below=tuple(reference(newest[block]) for block in phase.below),
             ahead=tuple(reference(newest[block]) for block in phase.ahead if block in newest),

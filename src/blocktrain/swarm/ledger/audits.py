@@ -96,6 +96,22 @@ class AuditsPart(LedgerPart):
         with self._writing() as connection:
             connection.execute(update(t.audit_leases).where(unreported).values(**facts, signature=signature))
 
+    def auditors(self, now_s: float) -> set[str]:
+        """The workers that compute an audit and may still report it."""
+        at_work = and_(t.audit_leases.c.payload.is_(None), t.audit_leases.c.deadline_at_s > now_s)
+        with self._reading() as connection:
+            return set(connection.execute(select(t.audit_leases.c.worker).where(at_work)).scalars())
+
+    def is_in_company(self, lease: LeaseRecord) -> bool:
+        """Whether the lease starts afresh: it is of its phase's first round, or an earlier round has an update of
+        another worker. Earlier rounds never change, so that the answer stays the same."""
+        if lease.round == 0:
+            return True
+        earlier = and_(t.updates.c.merged_phase == lease.phase, t.updates.c.merged_round < lease.round)
+        query = select(t.updates.c.number).where(earlier, t.updates.c.worker != lease.worker).limit(1)
+        with self._reading() as connection:
+            return connection.execute(query).first() is not None
+
     def close_audit(self, audit: Audit, found: AuditVerdict, now_s: float) -> bool:
         """Records the outcome, and excludes who lied. False if it was closed before."""
         close = update(t.audits).where(t.audits.c.number == audit.number, OPEN_AUDIT)

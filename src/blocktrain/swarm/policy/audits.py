@@ -1,6 +1,6 @@
 """Audits: a share of the updates is computed again by other workers. A lease is a function of public facts: the
-versions, the shard and the steps; in an audited run each lease starts with new optimiser state. Two honest workers
-therefore get the same update, bit for bit on equal hardware. Who is asked does not learn that it is an audit. Pure: no
+versions, the shard and the steps. Where several workers train, each lease starts with new optimiser state; a worker that
+is alone keeps its state, and trains what local training would. Two honest workers therefore get the same update, bit for bit on equal hardware. Who is asked does not learn that it is an audit. Pure: no
 clock, socket, disk or randomness.
 Next: standing.py, what follows for a worker; ../coordinator/trust/auditing.py, which asks and compares."""
 
@@ -36,7 +36,7 @@ class AuditVerdict:
 
 def share_of(passes: int, spec: SwarmSpec) -> float:
     """The chance that an update of a worker is audited."""
-    if not spec.starts_afresh:
+    if not spec.has_audits:
         return 0.0
     return spec.audit_share if passes >= NEWCOMER_PASSES else max(spec.audit_share, spec.audit_newcomer_share)
 
@@ -69,6 +69,12 @@ def votes_needed(num_voters: int) -> int:
     """Results that must agree to decide a dispute: those of most workers, so that less than half cannot frame an honest
     one. In a large swarm a sample decides."""
     return min(MOST_VOTES, max(2, num_voters // 2 + 1))
+
+
+def waits_for_auditors(num_updates: int, num_present: int, num_auditing: int) -> bool:
+    """Whether a round that could close should wait, until its deadline, for workers that compute audits. Without them
+    liars may be most of it: a third of the workers, while as many are away, decide what points elsewhere."""
+    return num_auditing > 0 and 3 * num_updates <= 2 * num_present
 
 
 def may_audit(worker: str, delivered: int, audited: str, asked: Sequence[str]) -> bool:

@@ -25,7 +25,7 @@ class KeyStanding:
 
 def weight_factor(standing: KeyStanding, spec: SwarmSpec) -> float:
     """What an update's weight is multiplied with. Without audits nobody can pass one, and all weigh the same."""
-    if not spec.starts_afresh:
+    if not spec.has_audits:
         return 1.0
     return spec.newcomer_weight if standing.suspected or not standing.passes else 1.0
 

@@ -207,7 +207,7 @@ class Worker:
         streamed = memory_plan(self._spec, phase, self._memory_bytes).streamed
         trained = (self._block_cache.mapped if streamed else self._block_cache.trained)(lease.trained)
         published = flat(trained)
-        self._feedback.forget_others({} if self._spec.swarm.starts_afresh else published)
+        self._feedback.forget_others({} if lease.afresh else published)
         trainer = self._prepare_trainer(lease, _StartingPoints(self._feedback, trained), around)
         trainer.shard, trainer.step_done = lease.shard, lease.step_start
         losses = self._run_steps(trainer, lease, started_s)
@@ -226,7 +226,7 @@ class Worker:
     ) -> BlockTrainer:
         """The trainer of the lease's phase: the current one with its optimiser state, or a new one."""
         phase, others = self._spec.phases[lease.phase], _as_weights(around)
-        if self._spec.swarm.starts_afresh:
+        if isinstance(lease, TrainLease) and lease.afresh:
             self._trainer = None  # the lease is a function of public facts: others can compute it again
         if self._trainer is None or self._trainer.phase != phase:
             self._trainer = fitting_trainer(

@@ -15,7 +15,15 @@ from blocktrain.swarm.coordinator.intake import Intake, require_tensors
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Audit, AuditLease, NewUpdate
-from blocktrain.swarm.policy.audits import AuditReport, AuditVerdict, finding, may_audit, share_of, votes_needed
+from blocktrain.swarm.policy.audits import (
+    AuditReport,
+    AuditVerdict,
+    finding,
+    may_audit,
+    share_of,
+    votes_needed,
+    waits_for_auditors,
+)
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import LeaseRequest, TrainLease, UpdateNotice
@@ -51,12 +59,14 @@ class Auditing:
 
     @property
     def _on(self) -> bool:
-        return self._spec.swarm.starts_afresh
+        return self._spec.swarm.has_audits
 
     def _can_be_repeated(self, ledger: Ledger, update: NewUpdate) -> bool:
-        """Not if a block around the trained ones has changed since the lease was granted."""
+        """Not if its worker kept optimiser state, or a block around the trained ones has changed since the grant."""
         lease, newest = ledger.lease(update.lease), ledger.newest()
         assert lease is not None, "the ledger has the lease of an update"
+        if not ledger.is_in_company(lease):
+            return False
         around = {*self._spec.phases[update.phase].below, *self._spec.phases[update.phase].ahead}
         return all(newest[block].created_s < lease.granted_s for block in around & newest.keys())
 
@@ -92,6 +102,7 @@ class Auditing:
             step_start=audit.lease.step_start,
             steps=audit.update.steps,
             time_left_s=lease.deadline_at_s - lease.granted_s,
+            afresh=True,
             trained=tuple(map(reference, trained)),
             below=tuple(reference(around[block]) for block in phase.below),
             ahead=tuple(reference(around[block]) for block in phase.ahead if block in around),
@@ -186,6 +197,16 @@ class Auditing:
                 apart, mine, theirs = apart + energy(a - b), mine + energy(a), theirs + energy(b)
         longer = max(mine, theirs)
         return math.sqrt(apart / longer) if longer else 0.0
+
+    # What rounds wait for
+
+    def delays(self, round: Round, num_updates: int, now_s: float) -> bool:
+        """Whether the round should wait for workers that compute audits and have no lease in it yet."""
+        if not self._on or now_s >= round.deadline_at_s:
+            return False
+        auditing = self._ledger.auditors(now_s) - {lease.worker for lease in round.leases}
+        present = self._ledger.present_workers(now_s - PRESENT_S) if auditing else ()
+        return waits_for_auditors(num_updates, len(present), len(auditing))
 
     # What is no longer possible
 
