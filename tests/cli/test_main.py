@@ -8,7 +8,10 @@ import sys
 from importlib.metadata import version
 
 import pytest
+import torch
+import typer
 
+from blocktrain.cli import main
 from blocktrain.cli.console import counted, duration, named_blocks, plain_table, quantity, say, show_line, show_table
 from blocktrain.logs import visible
 
@@ -103,3 +106,10 @@ def test_foreign_text_stays_one_line_and_controls_no_terminal(capsys):
     show_line(foreign)
     shown = r"refused\x1b[2J\nerror: forged \u202e"
     assert capsys.readouterr() == (f"{shown}\n", f"ours\n{shown}\n")
+
+
+def test_too_little_memory_is_a_sentence_with_a_remedy(capsys):
+    with pytest.raises(typer.Exit) as ended, main._explained(debug=False):
+        torch.empty(2**50)  # more than a processor can address
+    assert ended.value.exit_code == 2
+    assert "error: this machine has too little memory for it: use a smaller model" in capsys.readouterr().err
