@@ -236,6 +236,9 @@ def load_spec(path: str | Path, *, warn: bool = True) -> RunSpec:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: give the path of a run's TOML file") from None
+    except IsADirectoryError:
+        remedy = "give the path of a run's TOML file, or --from to start from the model in this folder"
+        raise ConfigError(f"{path} is a folder: {remedy}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} is not a readable TOML file ({error}): correct it") from None
     base = data.pop("preset", None)

@@ -57,6 +57,10 @@ def test_bad_settings_are_refused_before_training(run, tmp_path, monkeypatch, co
     assert not Path("out").exists()
 
 
+def test_a_folder_instead_of_a_file_of_settings_is_named(run, tmp_path):
+    assert_refused(run("train", tmp_path, "--out", tmp_path / "out"), f"{tmp_path} is a folder", "--from")
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
@@ -78,6 +82,14 @@ def test_the_directory_of_another_run_is_left_alone(run, trained, changed, word)
     options = [*PRESET, "--corpus", blocks.parent / "text.txt", "--set", "train.steps=3", "--out", blocks]
     assert_refused(run("train", *options, *changed), str(blocks), word)
     assert contents(blocks) == before
+
+
+def test_a_model_and_a_coordinator_do_not_share_a_directory(run, trained, tiny, tmp_path):
+    refused = run("coordinator", *PRESET, "--dir", trained[0])
+    assert_refused(refused, "holds a trained model", f"add --from {trained[0]}")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ledger.db").touch()
+    assert_refused(run("train", *tiny), "is the directory of a coordinator")
 
 
 @pytest.fixture

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
 
 import pytest
+import torch
+import typer
 
-from blocktrain.cli.console import counted, duration, plain_table, quantity, say, show_line, show_table
+from blocktrain.cli import main
+from blocktrain.cli.console import counted, duration, named_blocks, plain_table, quantity, say, show_line, show_table
 from blocktrain.logs import visible
 
 COMMANDS = ["train", "reference", "compare", "eval", "generate", "stage", "gateway", "serve", "keys"]
@@ -47,10 +51,21 @@ def test_one_of_something_is_not_several(count, words):
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["access-token", "add"]])
-def test_help_shows_no_type_of_flags_and_no_doubled_brackets(run, command):
+def test_help_shows_no_types_of_python_and_no_doubled_brackets(run, command):
     printed = run(*command, "--help").stdout
-    assert "<bool>" not in printed
-    assert "[[" not in printed
+    assert not re.search(r"<\w+|\[\[|\{|\.\.\.\.", printed)
+
+
+@pytest.mark.parametrize(
+    "command, usage", [("eval", "RUN..."), ("train", "[RUN.toml]"), ("doctor", "[INVITE]"), ("worker", "INVITE")]
+)
+def test_the_usage_line_names_what_must_be_given_and_what_may_be(run, command, usage):
+    assert f"{command} [OPTIONS] {usage}\n" in re.sub(" *\n", "\n", run(command, "--help").stdout)
+
+
+@pytest.mark.parametrize("blocks, words", [([2], "block 2 of 4 does"), ([1, 2, 3], "blocks 1, 2 and 3 of 4 do")])
+def test_one_block_is_not_several(blocks, words):
+    assert named_blocks(blocks, 4, "does", "do") == words
 
 
 @pytest.mark.parametrize("seconds, words", [(0.4, "0s"), (75, "1m15s"), (3599.7, "1h00m"), (7260, "2h01m")])
@@ -91,3 +106,10 @@ def test_foreign_text_stays_one_line_and_controls_no_terminal(capsys):
     show_line(foreign)
     shown = r"refused\x1b[2J\nerror: forged \u202e"
     assert capsys.readouterr() == (f"{shown}\n", f"ours\n{shown}\n")
+
+
+def test_too_little_memory_is_a_sentence_with_a_remedy(capsys):
+    with pytest.raises(typer.Exit) as ended, main._explained(debug=False):
+        torch.empty(2**50)  # more than a processor can address
+    assert ended.value.exit_code == 2
+    assert "error: this machine has too little memory for it: use a smaller model" in capsys.readouterr().err

@@ -62,6 +62,13 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def named_blocks(blocks: Sequence[int], total: int, singular: str, plural: str) -> str:
+    """[2, 3], 4, "does", "do" -> "blocks 2 and 3 of 4 do" """
+    *first, last = map(str, blocks)
+    names = f"blocks {', '.join(first)} and {last}" if first else f"block {last}"
+    return f"{names} of {total} {plural if first else singular}"
+
+
 def sample_lines(samples: Iterable[Mapping[str, str]]) -> list[str]:
     """What a model wrote, one line each: the prompt, then its continuation. The text is foreign."""
     lines = (f"  {visible(each['prompt'])}|{visible(each['text'])}" for each in samples)

@@ -53,6 +53,7 @@ from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
 from blocktrain.io.allocator import use_huge_pages
 
 EXIT_UNEXPECTED = 1
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA out of memory", "MPS backend out of memory")
 
 
 class Commands(Group):
@@ -76,12 +77,20 @@ def _explained(debug: bool) -> Iterator[None]:
         if debug:
             raise
         say(f"error: {_sentence(error)}")
-        raise typer.Exit(EXIT_USER_ERROR if isinstance(error, BlockTrainError) else EXIT_UNEXPECTED) from None
+        expected = isinstance(error, BlockTrainError) or _is_lack_of_memory(error)
+        raise typer.Exit(EXIT_USER_ERROR if expected else EXIT_UNEXPECTED) from None
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """torch raises a RuntimeError if a CPU has too little memory, and a class of its own for GPUs."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, BlockTrainError):
         return str(error)
+    if _is_lack_of_memory(error):
+        return "this machine has too little memory for it: use a smaller model or more blocks, or close other programs"
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return f"unexpected {what[:200]} (run blocktrain --debug COMMAND … to see where)"
 

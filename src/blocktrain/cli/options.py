@@ -28,29 +28,41 @@ if TYPE_CHECKING:
     import torch
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
+VALUES = {"<str>": "TEXT", "<int>": "N", "<float>": "X", "<path>": "PATH"}  # of options, as help names them
 POWERS = ("", "k", "m", "g", "t")  # of 1000, or of 1024 with an i
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 class Command(TyperCommand):
-    """A command whose help shows no type for flags: --json, not --json <bool>."""
+    """A command whose help shows no types of Python: --json and not --json <bool>, RUN and not {RUN} <path>."""
 
     def get_params(self, ctx: Any) -> Any:
-        return flags_without_type(super().get_params(ctx))
+        return without_types(super().get_params(ctx), ctx)
 
 
 class Group(TyperGroup):
     """The same for commands with commands of their own."""
 
     def get_params(self, ctx: Any) -> Any:
-        return flags_without_type(super().get_params(ctx))
+        return without_types(super().get_params(ctx), ctx)
 
 
-def flags_without_type(params: Any) -> Any:
+def without_types(params: Any, ctx: Any) -> Any:
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        elif param.metavar is None:
+            param.metavar = VALUES.get(param.display_type(ctx))
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None
+            param.get_usage_pieces = lambda ctx, param=param: [argument_in_usage(param)]
     return params
+
+
+def argument_in_usage(param: Any) -> str:
+    """RUN, or [RUN] if it may be left out, or RUN... if it may be given several times"""
+    name = param.display_name_raw.removesuffix("...") + ("" if param.nargs == 1 else "...")
+    return name if param.required else f"[{name}]"
 
 
 class Budget(StrEnum):
@@ -151,8 +163,10 @@ Home = Annotated[
 
 # Services
 
-MaxConnections = Annotated[int, typer.Option("--max-connections", metavar="N", help="Most connections at a time.")]
-MaxPerAddress = Annotated[int, typer.Option("--max-per-address", metavar="N", help="Most of these from one address.")]
+MaxConnections = Annotated[int, typer.Option("--max-connections", metavar="N", help="Maximum number of connections.")]
+MaxPerAddress = Annotated[
+    int, typer.Option("--max-per-address", metavar="N", help="Maximum number of connections from one address.")
+]
 TrustedProxies = Annotated[
     list[str] | None,
     typer.Option("--trusted-proxy", metavar="ADDRESS", help="Believe X-Forwarded-For of this proxy. Repeatable."),
@@ -175,7 +189,7 @@ KeyFile = Annotated[
     Path | None, typer.Option("--keys", metavar="FILE", help="The chain's key, made by blocktrain keys.")
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Need no key and no TLS beyond this machine. Only on a network you trust.")
+    bool, typer.Option("--insecure", help="Allow connections without key and TLS. Only on a network you trust.")
 ]
 Offload = Annotated[
     bool, typer.Option("--offload", help="Keep the layers on disk, for blocks that are larger than memory.")

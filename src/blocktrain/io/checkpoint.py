@@ -30,7 +30,7 @@ from torch import Tensor
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.files import make_folder, storage_errors, write_whole
 from blocktrain.io.manifest import BlockEntry, Manifest
-from blocktrain.io.private import LEDGER_FILE
+from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE
 from blocktrain.io.records import append_record, read_records
 from blocktrain.io.tensor_file import (
     MappedTensors,
@@ -48,7 +48,6 @@ from blocktrain.settings import TOKENIZER_FILE
 from blocktrain.spec import RunSpec, first_difference, load_spec, settings_of
 
 SPEC_FILE = "spec.toml"
-MANIFEST_FILE = "manifest.json"
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 
@@ -64,6 +63,8 @@ class RunDirectory:
     def create(cls, path: str | Path, spec: RunSpec, corpus_sha256: str) -> Self:
         """A new directory, or the existing one if it has the same spec and corpus."""
         path = Path(path)
+        if (path / LEDGER_FILE).is_file():
+            raise CheckpointError(f"{path} is the directory of a coordinator: choose another directory")
         make_folder(path)
         run = cls(path, spec)
         with run._lock():

@@ -11,6 +11,7 @@ from blocktrain.errors import ConfigError, StorageError
 
 OWNER_ONLY = 0o600
 LEDGER_FILE = "ledger.db"  # in a coordinator's directory
+MANIFEST_FILE = "manifest.json"  # in the directory of a model
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -244,6 +244,11 @@ def block_shapes(spec: RunSpec, index: int) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in block.state_dict().items()}
 
 
+def matrix_shapes(spec: RunSpec, index: int) -> list[tuple[int, ...]]:
+    """The shapes of `Block.matrices`."""
+    return [shape for name, shape in block_shapes(spec, index).items() if name.startswith("layers.")]
+
+
 def physical_parameters(spec: RunSpec) -> int:
     """The number of parameters that a model of this shape stores: what `count_parameters` counts in a built one."""
     return sum(math.prod(shape) for block in range(spec.model.blocks) for shape in block_shapes(spec, block).values())

@@ -217,6 +217,7 @@ def test_the_settings_and_the_phases_of_the_run_are_shown(visit, trained):
     expect(page.locator("#settings")).to_contain_text("round_steps")
     expect(page.locator("#phases li")).to_have_count(3)
     expect(page.locator("#phases li").first).to_have_text("Phase 1 · blocks 0, 1 · done")
+    expect(page.locator("#time-left-of")).to_contain_text("blocktrain export downloads the model")
 
 
 # A run while it goes on
@@ -227,6 +228,7 @@ def test_without_workers_the_page_says_how_to_join(visit, running):
     page = visit(url, TOKENS["admin"])
     expect(page.get_by_role("heading", name="Waiting for the first worker")).to_be_visible()
     expect(page.get_by_label("Command to join", exact=True)).to_have_value(re.compile("^blocktrain worker 'bt://"))
+    expect(page.get_by_text("Nothing has happened yet.")).to_be_visible()
     expect(visit(url, TOKENS["viewer"]).get_by_label("Command to join", exact=True)).to_have_value(
         "blocktrain worker INVITE"
     )

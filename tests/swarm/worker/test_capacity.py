@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from blocktrain.model.block import build_block
 from blocktrain.spec import preset
-from blocktrain.swarm.worker.capacity import DAY_S, TransferRates, measure_speeds, plan, round_bytes
+from blocktrain.swarm.worker import capacity
+from blocktrain.swarm.worker.capacity import DAY_S, TransferRates, measure_speeds, muon_flops, plan, round_bytes
 from blocktrain.train.memory_estimate import least_memory_bytes
+from blocktrain.train.optim import Muon
 
 SPEC = preset("tiny").with_(**{"train.steps": 1000, "swarm.round_steps": 50, "swarm.deadline_ceiling_s": 100})
 PLENTY = 2**40
@@ -43,3 +49,25 @@ def test_every_phase_that_fits_is_given_a_speed_by_its_work():
     speeds = measure_speeds(SPEC, PLENTY, b"some text", torch.device("cpu"))
     assert speeds[0] > speeds[1] > speeds[2] > 0  # later ones run more blocks below
     assert measure_speeds(SPEC, 0, b"", torch.device("cpu")) == {}
+
+
+def test_the_work_of_muon_is_what_torch_counts():
+    blocks = [build_block(SPEC, index) for index in SPEC.phases[0].blocks]
+    matrices = [matrix for block in blocks for matrix in block.matrices()]
+    for matrix in matrices:
+        matrix.grad = torch.ones_like(matrix)
+    with FlopCounterMode(display=False) as counter:
+        Muon(matrices, 0.1, 0.9).step()
+    assert muon_flops(SPEC, SPEC.phases[0]) == counter.get_total_flops()
+
+
+def test_a_long_first_step_is_measurement_enough(monkeypatch):
+    steps = []
+
+    def step(trainer):
+        steps.append(trainer)
+        return SimpleNamespace(seconds=capacity.ENOUGH_S)
+
+    monkeypatch.setattr(capacity.BlockTrainer, "step", step)
+    measure_speeds(SPEC, PLENTY, b"some text", torch.device("cpu"))
+    assert len(steps) == 1

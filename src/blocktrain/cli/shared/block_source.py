@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from blocktrain.cli.console import named_blocks
 from blocktrain.data.tokenizer import Tokenizer, tokenizer_of_run
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.arrays import as_tensors
@@ -65,11 +66,11 @@ class RunSource:
         manifest = self._client.manifest()
         spec, version = RunSpec.model_validate(manifest.spec), manifest_version(manifest)
         present = {each.block: each for each in manifest.blocks}
-        missing = [str(block) for block in range(spec.model.blocks) if block not in present]
+        missing = [block for block in range(spec.model.blocks) if block not in present]
         if missing and known is None:
             raise CheckpointError(
-                f"block {', '.join(missing)} of {spec.model.blocks} does not exist yet: start the stage again when its "
-                f"training has begun (see blocktrain status)"
+                f"{named_blocks(missing, spec.model.blocks, 'does', 'do')} not exist yet: start the stage again when "
+                f"their training has begun (see blocktrain status)"
             )
         if missing or version == known:
             return None

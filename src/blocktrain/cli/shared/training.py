@@ -18,15 +18,16 @@ from blocktrain.cli.shared.metrics import report_to, tensorboard_log
 from blocktrain.cli.shared.progress import RunPlan, preparing_progress, training_progress
 from blocktrain.cli.shared.signals import StopOnInterrupt
 from blocktrain.data.corpus import Corpus, load_corpus, with_tokenizer
+from blocktrain.errors import ConfigError
 from blocktrain.io.checkpoint import SAMPLES_FILE, RunDirectory
 from blocktrain.model.block import (
-    build_block,
+    block_shapes,
     logical_parameters,
     physical_parameters,
     table_parameters,
     table_rank_within,
 )
-from blocktrain.model.stack import BlockModel, count_parameters
+from blocktrain.model.stack import BlockModel
 from blocktrain.spec import EndToEnd, ModelSpec, Phase, RunSpec, Stacked
 from blocktrain.start_model import StartModel
 from blocktrain.train.evaluate import answer, evaluate
@@ -40,7 +41,6 @@ from blocktrain.train.trainer import pick_device
 from blocktrain.train.unfinished import trained_so_far
 from blocktrain.wire.messages import Sample
 
-TRAIN_REMEDY = "the system may end the training; use a smaller model, more blocks or fewer train.windows"
 LOOK_WINDOWS = 16  # of held-out text
 LARGEST_TABLE_SHARE = 1 / 3  # of the parameters; above it, train names a narrower table
 LOOK_SHARE = 0.05
@@ -94,8 +94,8 @@ def train_into(
     return run
 
 
-def check_memory(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int, remedy: str = TRAIN_REMEDY) -> None:
-    """Says how phases are made to fit the memory, and warns of one that needs more even so."""
+def check_memory(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int, warning: str | None = None) -> None:
+    """Says how phases are made to fit the memory. One that needs more even so is refused, or gets the warning."""
     for phase in phases:
         whole, plan = training_memory_bytes(spec, phase), memory_plan(spec, phase, memory_bytes)
         if whole <= memory_bytes:
@@ -104,7 +104,10 @@ def check_memory(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int, reme
             f"{phase_label(spec, phase)} needs about {quantity(whole, 'B')} of memory, {quantity(memory_bytes, 'B')}"
         )
         if plan.memory_bytes > memory_bytes:
-            say(f"{there} are available and {quantity(plan.memory_bytes, 'B')} is the least: {remedy}")
+            least = f"{there} are available and {quantity(plan.memory_bytes, 'B')} is the least"
+            if warning is None:
+                raise ConfigError(f"{least}: use a smaller model or more blocks, or give more memory with --memory")
+            say(f"{least}: {warning}")
             continue
         say(f"{there} are available: it trains with {ways_of(spec, plan)}")
 
@@ -218,7 +221,9 @@ def show_parameters_side_by_side(spec: RunSpec, twin: RunSpec) -> None:
 
 
 def parameters_of_blocks(spec: RunSpec) -> list[int]:
-    return [count_parameters(build_block(spec, block)) for block in range(spec.model.blocks)]
+    """Counted from the shapes: a model that is too large for this machine is counted as well."""
+    shapes = (block_shapes(spec, block).values() for block in range(spec.model.blocks))
+    return [sum(map(math.prod, each)) for each in shapes]
 
 
 def training_tokens(spec: RunSpec) -> int:

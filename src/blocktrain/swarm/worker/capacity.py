@@ -4,7 +4,6 @@ Next: cli/commands/swarm/doctor.py, which prints it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,11 +11,12 @@ import numpy as np
 import torch
 
 from blocktrain.data.windows import Bytes
-from blocktrain.model.block import block_shapes, initial_block_tensors
+from blocktrain.model.block import block_shapes, initial_block_tensors, matrix_shapes
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.policy.leases import FILL_SHARE
 from blocktrain.train.flops import phase_flops
 from blocktrain.train.memory_estimate import least_memory_bytes, memory_plan
+from blocktrain.train.optim import NEWTON_SCHULZ_STEPS
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs.table import make_codec, update_codec
 from blocktrain.wire.updates import max_update_bytes
@@ -24,6 +24,7 @@ from blocktrain.wire.updates import max_update_bytes
 DAY_S = 86_400.0
 MEASURED_STEPS = 3  # after one that warms up
 PROBE_FLOPS = 2e10  # per step: about a second on one core, even if the run's own steps take minutes
+ENOUGH_S = 5.0  # of measuring: the optimiser of a large block takes as long with one window as with many
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def measure_speeds(spec: RunSpec, memory_bytes: int, text: bytes, device: torch.
     if not fitting:
         return {}
     flops_per_s = measure_flops_per_s(spec, fitting[0], _enough(text, spec), device)
-    return {phase.index: flops_per_s / phase_flops(spec, phase) for phase in fitting}
+    return {phase.index: flops_per_s / _step_flops(spec, phase) for phase in fitting}
 
 
 def measure_flops_per_s(spec: RunSpec, phase: Phase, text: Bytes, device: torch.device) -> float:
@@ -116,11 +117,24 @@ def measure_flops_per_s(spec: RunSpec, phase: Phase, text: Bytes, device: torch.
     initial = initial_block_tensors(spec)
     published = {block: initial(block) for block in (*phase.below, *phase.blocks, *phase.ahead)}
     trainer = BlockTrainer(spec, phase, text, published, device=device, compile=False)
-    trainer.step()
-    started_s = time.perf_counter()
-    for _ in range(MEASURED_STEPS):
-        trainer.step()
-    return MEASURED_STEPS * phase_flops(spec, phase) / max(time.perf_counter() - started_s, 1e-9)
+    seconds = [trainer.step().seconds]  # the first warms up, and counts only if it is long
+    while len(seconds) <= MEASURED_STEPS and sum(seconds) < ENOUGH_S:
+        seconds.append(trainer.step().seconds)
+    measured = seconds[1:] or seconds
+    return len(measured) * _step_flops(spec, phase) / max(sum(measured), 1e-9)
+
+
+def _step_flops(spec: RunSpec, phase: Phase) -> int:
+    return phase_flops(spec, phase) + muon_flops(spec, phase)
+
+
+def muon_flops(spec: RunSpec, phase: Phase) -> int:
+    """Of one step of Muon: per iteration a matrix times its transpose, the square of that, and their product."""
+    total = 0
+    for shape in (shape for block in phase.blocks for shape in matrix_shapes(spec, block)):
+        short, long = sorted(shape)
+        total += NEWTON_SCHULZ_STEPS * 2 * (2 * short * short * long + short**3)
+    return total
 
 
 def _enough(text: bytes, spec: RunSpec) -> Bytes:

@@ -47,6 +47,8 @@ GB = 10**9
         (checks.blocks_check([(0, 1), (1,)], 2), "ok", "0+1, 1"),
         (checks.blocks_check([(0, 1)], 2), "warn", "0+1"),
         (checks.blocks_check([], 2), "fail", "smaller or fewer blocks"),
+        (checks.speed_check([0, 1], 900.0), "ok", "fast enough"),
+        (checks.speed_check([0, 0], 900.0), "warn", "within the 900 s of a round → increase swarm.deadline_ceiling_s"),
     ],
 )
 def test_a_fact_has_a_verdict_and_where_it_is_not_ok_a_remedy(check, level, words):

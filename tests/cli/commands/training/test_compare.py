@@ -80,7 +80,8 @@ def test_only_the_settings_that_differ_are_listed():
     "arguments, sentence",
     [
         (["--preset", "tiny"], "give --out DIR"),
-        (["."], "give the directories of two or more runs"),
+        (["."], ". is only one run: give the directories of two or more runs"),
+        ([".", ".", "--preset", "tiny"], "directories and --preset were both given"),
         ([".", "missing"], "missing is no directory"),
         ([".", "."], "has neither spec.toml nor"),
     ],

@@ -136,7 +136,6 @@ def test_looking_at_a_run_takes_a_small_share_of_the_time(run, tiny, tmp_path, t
         ("20MB", None),
         ("5MB", "it trains with 2 windows at once ("),
         ("3MB", "it trains with 4 windows at once and one block in memory at a time ("),
-        ("500kB", "the system may end the training; use a smaller model"),
     ],
 )
 def test_training_says_how_it_fits_the_memory(run, tiny, tmp_path, memory, said):
@@ -144,6 +143,13 @@ def test_training_says_how_it_fits_the_memory(run, tiny, tmp_path, memory, said)
     assert result.exit_code == 0
     assert said in result.stderr if said else "of memory" not in result.stderr
     assert sorted(RunDirectory.open(tmp_path / "run").manifest().blocks) == [0, 1, 2, 3]
+
+
+def test_training_is_refused_if_no_way_fits_the_memory(run, tiny, tmp_path):
+    result = run("train", *tiny, "--memory", "500kB")
+    assert result.exit_code == 2
+    assert "is the least: use a smaller model or more blocks, or give more memory with --memory" in result.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_training_says_which_settings_choose_the_same(run, tiny):

@@ -72,9 +72,11 @@ def gateway(
     cors: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Allow web pages of this origin. Repeatable.")
     ] = None,
-    max_bytes: Annotated[int, typer.Option(metavar="N", help="Most bytes of one text.")] = 4096,
-    max_choices: Annotated[int, typer.Option(metavar="N", help="Most texts of one request.")] = 16,
-    max_texts: Annotated[int, typer.Option(metavar="N", help="Most texts at the same time; more get 429.")] = 64,
+    max_bytes: Annotated[int, typer.Option(metavar="N", help="Maximum length of one text.")] = 4096,
+    max_choices: Annotated[int, typer.Option(metavar="N", help="Maximum number of texts per request.")] = 16,
+    max_texts: Annotated[
+        int, typer.Option(metavar="N", help="Maximum number of texts at the same time; more get 429.")
+    ] = 64,
     rate: Annotated[
         int | None, typer.Option(metavar="N", help="Requests per minute and key. No limit by default.")
     ] = None,

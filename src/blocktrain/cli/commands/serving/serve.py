@@ -62,7 +62,7 @@ def serve(
     topology: OldTopology = None,
     api_key_file: ApiKeyFile = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Need no API key and no TLS. Only on a trusted network.")
+        bool, typer.Option("--insecure", help="Allow access without API key and TLS. Only on a network you trust.")
     ] = False,
     device: DeviceName = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Number of CPU threads per stage.")] = None,

@@ -30,7 +30,7 @@ from blocktrain.cli.options import (
 )
 from blocktrain.errors import ConfigError
 from blocktrain.http.limits import HttpLimits
-from blocktrain.io.private import LEDGER_FILE
+from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE
 from blocktrain.wire.invite import parse_address
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def coordinator(
     ] = None,
     peers: Annotated[
         list[str] | None,
-        typer.Option("--peer", metavar="HOST:PORT", help="Another coordinator of the run, for the invite. May repeat."),
+        typer.Option("--peer", metavar="HOST:PORT", help="Another coordinator of the run, for the invite. Repeatable."),
     ] = None,
     ledger: Annotated[
         str | None, typer.Option(metavar="URL", help="PostgreSQL database, instead of DIR/ledger.db.")
@@ -87,7 +87,7 @@ def coordinator(
         bool, typer.Option("--tls-self-signed", help="Make a certificate. The invite contains its fingerprint.")
     ] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Need no TLS beyond this machine. Only on a network you trust.")
+        bool, typer.Option("--insecure", help="Allow other machines without TLS. Only on a network you trust.")
     ] = False,
     max_connections: MaxConnections = HttpLimits.max_connections,
     max_per_address: MaxPerAddress = HttpLimits.max_connections_per_address,
@@ -109,6 +109,7 @@ def coordinator(
     require_tls(host, bool(tls_cert) or tls_self_signed, insecure, remedy)
     for peer in peers or ():
         parse_address(peer, bool(tls_cert) or tls_self_signed)
+    _require_own_folder(folder)
     found = ledger is not None or (folder / LEDGER_FILE).is_file()
     no_settings = all(each is None for each in (toml, preset, corpus, seed, start_from)) and not changes
 
@@ -140,6 +141,15 @@ def coordinator(
         except SystemExit:
             say("stopped: everything is saved, run the same command again to continue")
             raise
+
+
+def _require_own_folder(folder: Path) -> None:
+    """Two kinds of runs in one folder could not be told apart later."""
+    if (folder / MANIFEST_FILE).is_file() and not (folder / LEDGER_FILE).is_file():
+        raise ConfigError(
+            f"{folder} holds a trained model, not the run of a coordinator: choose another --dir; "
+            f"to go on from the model, add --from {folder}"
+        )
 
 
 def _describe(spec: RunSpec) -> None:

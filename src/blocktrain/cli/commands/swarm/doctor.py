@@ -94,7 +94,10 @@ def doctor(
         _examine_machine(findings, home or cache_home(), memory)
     plans = _plans(findings, findings.spec or spec) if torch_works and not findings.failed else []
     if plans:
-        findings.add(checks.blocks_check([each.blocks for each in plans if each.fits], len(plans)))
+        fitting = [each for each in plans if each.fits]
+        findings.add(checks.blocks_check([each.blocks for each in fitting], len(plans)))
+        if fitting:
+            findings.add(checks.speed_check([each.steps_per_lease for each in fitting], fitting[0].limit_s))
     if as_json:
         print(json.dumps(_document(findings, plans, address is not None), indent=2))
     else:
@@ -296,7 +299,7 @@ def _show(findings: Findings, plans: Sequence[PhasePlan], spec: RunSpec, asked: 
         show_table(PLAN_COLUMNS, [_plan_row(each) for each in plans])
         for line in _ways_to_fit(spec, findings.memory_bytes):
             print(wrapped(line))
-        note = "steps/s was measured on one block, not compiled; traffic is an upper limit for the run's codecs"
+        note = "steps/s is estimated from a few measured steps, not compiled; traffic is an upper limit"
         say(*wrapped(note, stream=sys.stderr).split("\n"))
 
 

@@ -144,6 +144,14 @@ def blocks_check(fitting: Sequence[tuple[int, ...]], num_phases: int) -> Check:
     return Check("blocks", "warn" if fitting else "fail", found, "free memory, or train with smaller or fewer blocks")
 
 
+def speed_check(steps_per_lease: Sequence[int], limit_s: float) -> Check:
+    """Whether one step ends before a round's deadline, in the phases that fit."""
+    if any(steps_per_lease):
+        return Check("speed", "ok", "fast enough for the deadlines of the rounds")
+    remedy = "increase swarm.deadline_ceiling_s, use fewer train.windows, or take a faster machine"
+    return Check("speed", "warn", f"not one step would end within the {limit_s:.3g} s of a round", remedy)
+
+
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktrain.cli.console import say
+from blocktrain.cli.console import named_blocks, say
 from blocktrain.cli.options import Home, read_secret
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.private import cache_home
@@ -97,8 +97,8 @@ def fetch(
 
 def _describe(out: Path, run: RunDirectory, manifest: ModelManifest) -> None:
     spec, present = run.spec, {each.block for each in manifest.blocks}
-    if missing := [str(block) for block in range(spec.model.blocks) if block not in present]:
-        say(f"block {', '.join(missing)} of {spec.model.blocks} does not exist yet: export again later")
+    if missing := [block for block in range(spec.model.blocks) if block not in present]:
+        say(f"{named_blocks(missing, spec.model.blocks, 'does', 'do')} not exist yet: export again later")
     versions = ", ".join(f"{each.block} (version {each.version})" for each in manifest.blocks)
     finished = len(manifest.finished) == len(spec.phases)
     print(f"{out} holds blocks {versions or 'none'}; {'training is finished' if finished else 'training continues'}")

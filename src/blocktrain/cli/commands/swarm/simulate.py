@@ -20,8 +20,10 @@ def simulate(
     workers: Annotated[int, typer.Option(metavar="N", help="Number of workers.")] = 100,
     churn: Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that leaves per hour.")] = 0.0,
     liars: Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that never deliver.")] = 0.0,
-    steps_per_s: Annotated[float, typer.Option(metavar="X", help="Steps per second of the middle worker.")] = 1.0,
-    spread: Annotated[float, typer.Option(metavar="X", help="How much speeds differ: of their logarithm.")] = 0.3,
+    steps_per_s: Annotated[float, typer.Option(metavar="X", help="Steps per second of the median worker.")] = 1.0,
+    spread: Annotated[
+        float, typer.Option(metavar="X", help="Standard deviation of the logarithm of the speeds.")
+    ] = 0.3,
     down_mbit: Annotated[float, typer.Option(metavar="X", help="Download of a worker in Mbit/s.")] = 100.0,
     up_mbit: Annotated[float, typer.Option(metavar="X", help="Upload of a worker in Mbit/s.")] = 20.0,
     rounds: Annotated[

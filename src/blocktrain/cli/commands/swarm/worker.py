@@ -63,7 +63,7 @@ def worker(
     ] = None,
     memory: MemorySize = None,
     cache_gb: Annotated[
-        float, typer.Option(metavar="GB", help="Most text to keep on disk, if the run's text is prepared.")
+        float, typer.Option(metavar="GB", help="Maximum text to keep on disk, if the run's text is prepared.")
     ] = 2.0,
     device: DeviceName = None,
     devices: Annotated[

@@ -76,7 +76,8 @@ def compare(
 def _compare_runs(paths: list[Path], out: Path, preset: str | None, max_windows: int | None) -> None:
     files = [str(path) for path in paths if not path.is_dir()]
     if files or len(paths) < 2 or preset is not None:
-        wrong = f"{', '.join(files)} is no directory" if files else f"{len(paths)} directory and a preset or nothing"
+        both = "directories and --preset were both given" if preset is not None else f"{paths[0]} is only one run"
+        wrong = f"{', '.join(files)} is no directory" if files else both
         raise ConfigError(f"{wrong}: give the directories of two or more runs, or one RUN.toml, or --preset")
 
     from blocktrain.cli.commands.training.compare_runs import compare_runs

@@ -34,8 +34,7 @@ def report(
 
     page = page_of(run, ledger, max_windows)
     write_page(out, page.title, page.sections, page.summary)
-    written = [out]
+    print(out, flush=True)  # the pictures take longer than the page
     for index, figure in enumerate(section.figure for section in page.sections if section.figure and png):
-        written += write_png(figure, out.with_name(f"{out.stem}-{index + 1}.png"), skipped=say)
-    for path in written:
-        print(path)
+        for path in write_png(figure, out.with_name(f"{out.stem}-{index + 1}.png"), skipped=say):
+            print(path, flush=True)

@@ -44,8 +44,8 @@ def train(
 ) -> None:
     """Train the blocks of a model.
 
-    Ctrl-C saves and stops; the same command continues. DIR/metrics.jsonl gets one line per step. With --from, the
-    learning rate rises and falls anew, and the model itself stays as it is."""
+    Ctrl-C saves and stops; the same command continues. DIR/metrics.jsonl gets one line per step. With --from, a new
+    run starts from the weights of that model, with a new learning-rate schedule; the model's files do not change."""
     start = None
     if start_from is not None:
         from blocktrain.train.start import open_start

@@ -24,7 +24,7 @@ export function showHero(status, curves, text_unit) {
 function showTimeLeft(status) {
   const known = status.time_left_s !== null && status.time_left_s !== undefined;
   byId("time-left").textContent = finished(status) ? "none" : known ? span(status.time_left_s) : "–";
-  byId("time-left-of").textContent = finished(status) ? "every phase is trained" : status.paused ? "the run is paused" : known ? "at the speed of the last rounds" : "known when a round has closed";
+  byId("time-left-of").textContent = finished(status) ? "every phase is trained; blocktrain export downloads the model" : status.paused ? "the run is paused" : known ? "at the speed of the last rounds" : "known when a round has closed";
 }
 
 function showRate(status, curves, text_unit) {

@@ -67,6 +67,7 @@ export function showStatus(status, curves, isAdmin) {
   byId("no-samples").hidden = (status.samples ?? []).length > 0;
   whenChanged("samples", status.samples ?? [], (target) => target.replaceChildren(...[...(status.samples ?? [])].reverse().map(sampleItem)));
   whenChanged("workers", [status.workers, isAdmin], (target) => showWorkers(target, status, isAdmin));
+  byId("no-events").hidden = status.events.length > 0;
   whenChanged("events", status.events, (target) => target.replaceChildren(...[...status.events].reverse().map((event) => eventItem(event, status))));
 }
 

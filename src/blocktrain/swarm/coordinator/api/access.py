@@ -49,9 +49,10 @@ class Access:
 
 def _checked(role: Role | None, roles: Sequence[Role]) -> Role:
     if role is None:
-        message = "the access token is unknown or revoked: ask the operator of the swarm for an invite"
+        remedy = "copy the whole invite, or ask the operator of the swarm for an invite"
+        message = f"the access token is unknown or revoked: {remedy}"
         raise RequestRefused(message, "token")
     if role not in roles:
-        message = f"an access token of role {role} may not do this: ask for one of role {roles[0]}"
+        message = f"an access token of role {role} may not do this: ask for one of role {' or '.join(roles)}"
         raise RequestRefused(message, "role")
     return role
