@@ -4,7 +4,7 @@ Next: settings.py, what each setting means and its default; cli/commands/trainin
 
 from __future__ import annotations
 
-from blocktrain.spec import CorpusSpec, ModelSpec, OptimSpec, RunSpec, TrainSpec
+from blocktrain.spec import CorpusSpec, ModelSpec, OptimSpec, RunSpec, Stacked, TrainSpec
 
 PRESETS: dict[str, RunSpec] = {
     "tiny": RunSpec(
@@ -25,6 +25,14 @@ PRESETS: dict[str, RunSpec] = {
     ),
     "wikitext": RunSpec(
         name="wikitext", corpus=CorpusSpec(source="wikitext-2"), train=TrainSpec(steps=473, windows=32)
+    ),
+    "novels": RunSpec(
+        name="novels",
+        corpus=CorpusSpec(source="novels", tokenizer="bpe:4096"),
+        model=ModelSpec(width=256, heads=8, context=256, blocks=4, layers=8),
+        objective=Stacked(schedule="whole"),
+        train=TrainSpec(steps=4_000, windows=32),
+        optim=OptimSpec(warmup_steps=100),
     ),
     "10M": RunSpec(
         name="10M",
