@@ -1,5 +1,6 @@
-"""Which tokenizer, and what does it cost? Nats/byte at equal work for bytes and for BPEs of several sizes, with tables
-as wide as the model and with narrow ones; the speed of preparing; and the memory of training against the corpus size.
+"""Which tokenizer, and what does it cost? Nats/byte at equal work for bytes and for BPEs of several sizes, each with
+the tables that it gets by default, the largest one also with tables as wide as the model; the speed of preparing; the
+memory of training and what a worker fetches against the corpus size.
 
     python bench/text.py --corpus PATH [--rows bytes,bpe-4096] [--seeds 0] [--sizes 100,1000,5000]
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import shutil
 import statistics
@@ -26,46 +28,54 @@ from typing import Any
 from blocktrain.data.corpus import load_corpus, with_tokenizer
 from blocktrain.data.documents import documents, sections
 from blocktrain.data.prepare import Plan, prepare
+from blocktrain.data.shards import CorpusIndex, read_index
 from blocktrain.data.tokenizer import load_tokenizer
-from blocktrain.data.windows import windows
+from blocktrain.data.windows import STEPS_PER_SHARDS, windows
 from blocktrain.spec import RunSpec, preset
 from blocktrain.swarm.local import local_swarm
 from blocktrain.swarm.worker.worker import WorkReport
 from blocktrain.train.flops import run_flops
 from blocktrain.train.reference import reference_of
 from blocktrain.train.trainer import BlockTrainer
-from common import RESULTS, goal_lines, machine, read_json, table, write_json
+from common import RESULTS, machine, read_json, table, write_json
 from text_report import HEAD, MEGABYTE, cells, figures, section, summary_lines, verdicts
 from training_rows import Row, Way, run_rows, todo
 
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 
 SIZES = (1024, 4096, 8192)
-NARROW_RANK = 32  # of the narrow tables
 HEAD_WIDTH = 32
 TURNS = 3
-FIRST_STEP_LIMIT_S = 600.0
+FETCH_STEPS = 3 * STEPS_PER_SHARDS  # after the first step, while a worker is watched
+FETCH_LIMIT_S = 1200.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     path = options.out / f"{options.name}.json"
     base = _base(options.quick, options.width, options.windows).with_(**{"corpus.source": options.corpus})
-    choices = {"bytes": "bytes"} | {f"bpe-{size}": f"bpe:{size}" for size in options.vocabularies}
-    corpora = {name: _prepared(options.corpus, tokenizer, options.work) for name, tokenizer in choices.items()}
-    rows = [row for row in rows_of(corpora, options.rank) if options.rows is None or row.name in options.rows]
-    wanted = todo(rows, base, options.steps, options.seeds, read_json(path).get("results", {}))
-    run_rows(wanted, path, Way(options.work, options.max_windows, 1, options.threads), steps=options.steps)
-    document = read_json(path) | {"machine": machine(), "labels": {row.name: row.label for row in rows}}
-    tokenizer_file = corpora[f"bpe-{options.vocabularies[0]}"] / "tokenizer.json"
-    document["prepare"] = document.get("prepare") or measure_preparing(options.corpus, tokenizer_file, options.work)
-    document["memory"] = {
-        **document.get("memory", {}),
-        **{str(size): measure_memory(size, options.work) for size in options.sizes},
-    }
-    document["summary"] = summary_lines(document)
-    write_json(path, document)
-    print(table(HEAD, cells(document)), goal_lines(verdicts(document)), sep="\n\n")
+    names = ["bytes", *(f"bpe-{size}" for size in sorted(options.vocabularies, reverse=True))]
+    corpora = {name: _prepared(options.corpus, name.replace("-", ":"), options.work) for name in names}
+    rows = rows_of(corpora)
+    chosen = [row for row in rows if options.rows is None or row.name in options.rows]
+    for row, spec in todo(chosen, base, options.steps, options.seeds, read_json(path).get("results", {})):
+        max_windows = windows_of(options.score_bytes, spec, read_index(Path(spec.corpus.source)))
+        run_rows([(row, spec)], path, Way(options.work, max_windows, 1, options.threads), steps=options.steps)
+    lengths = {name: bytes_per_token(read_index(folder)) for name, folder in corpora.items()}
+    keep(path, machine=machine(), labels={row.name: row.label for row in rows}, bytes_per_token=lengths)
+    if "prepare" not in read_json(path):
+        keep(path, prepare=measure_preparing(options.corpus, corpora[names[-1]] / "tokenizer.json", options.work))
+    for size in options.sizes:
+        measured = measure_memory(size, options.work)
+        keep(path, memory=read_json(path).get("memory", {}) | {str(size): measured})
+    if "results" in read_json(path):
+        keep(path, summary=summary_lines(read_json(path)))
+        print(table(HEAD, cells(read_json(path))))
+
+
+def keep(path: Path, **facts: Any) -> None:
+    """Adds to the result file at once. Another process may add rows to it meanwhile."""
+    write_json(path, read_json(path) | facts)
 
 
 def _base(quick: bool, width: int, windows: int) -> RunSpec:
@@ -82,11 +92,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vocabularies", type=lambda text: [int(n) for n in text.split(",")], default=SIZES)
     parser.add_argument("--width", type=int, default=256, help="of the model; the goal for the tables is for 256")
     parser.add_argument("--windows", type=int, default=32, help="per step")
-    parser.add_argument("--rank", type=int, default=NARROW_RANK, help="of the narrow tables")
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0])
     parser.add_argument("--steps", type=int, default=400, help="end-to-end steps on bytes: the work of every row")
     parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",") if n], default=[100, 1000, 5000])
-    parser.add_argument("--max-windows", type=int, help="score only the first windows of each split")
+    parser.add_argument("--score-bytes", type=int, default=500_000, help="of each split: the same text for every row")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file goes")
     parser.add_argument("--name", default="text", help="of the result file")
@@ -98,26 +107,36 @@ def _parser() -> argparse.ArgumentParser:
 # Rows
 
 
-def rows_of(corpora: Mapping[str, Path], rank: int) -> list[Row]:
-    """Each tokenizer with wide and narrow tables, in blocks and end to end. The reference is bytes, end to end."""
+def rows_of(corpora: Mapping[str, Path]) -> list[Row]:
+    """Each tokenizer in blocks and end to end, with the tables that it gets by default. The largest vocabulary, which
+    is the first after bytes, also with tables as wide as the model. The reference is bytes, end to end."""
     rows = []
-    for name, folder in corpora.items():
-        for tables, suffix in ((None, ""), (rank, f"-rank-{rank}")):
-            label = name.replace("-", ":") + (f", tables of rank {rank}" if tables else "")
+    for number, (name, folder) in enumerate(corpora.items()):
+        for wide in (False, True) if number == 1 else (False,):
+            label = name.replace("-", ":") + (", wide tables" if wide else "")
             for end_to_end in (True, False):
                 way = "end to end" if end_to_end else "blocks"
-                make = partial(_spec, folder=folder, rank=tables, end_to_end=end_to_end)
-                rows.append(
-                    Row(f"{name}{suffix}-{'e2e' if end_to_end else 'blocks'}", f"{label}, {way}", "equal work", make,
-                        reference="bytes-e2e")
-                )  # fmt: skip
+                make = partial(_spec, folder=folder, wide=wide, end_to_end=end_to_end)
+                row = f"{name}{'-wide' if wide else ''}-{'e2e' if end_to_end else 'blocks'}"
+                rows.append(Row(row, f"{label}, {way}", "equal work", make, reference="bytes-e2e"))
     return rows
 
 
-def _spec(base: RunSpec, steps: int, *, folder: Path, rank: int | None, end_to_end: bool) -> RunSpec:
+def bytes_per_token(index: CorpusIndex) -> float:
+    return index.text_bytes("train") / index.num_tokens("train")
+
+
+def windows_of(num_bytes: int, spec: RunSpec, index: CorpusIndex) -> int:
+    """How many windows hold so much of the valid split. Equal numbers of windows would be other texts for each
+    tokenizer."""
+    per_window = spec.model.context * index.text_bytes("valid") / index.num_tokens("valid")
+    return max(1, round(num_bytes / per_window))
+
+
+def _spec(base: RunSpec, steps: int, *, folder: Path, wide: bool, end_to_end: bool) -> RunSpec:
     """The run on a prepared corpus with as much work as `steps` end-to-end steps of the base on bytes."""
     work = run_flops(reference_of(base, steps=steps))
-    spec = base.with_(**{"corpus.source": str(folder), "model.table_rank": rank})
+    spec = base.with_(**{"corpus.source": str(folder), "model.table_rank": base.model.width if wide else None})
     spec = with_tokenizer(spec, load_corpus(spec.corpus, spec.model.context))
     many = 100_000  # so that rounding does not matter
     long = reference_of(spec, steps=many) if end_to_end else spec.with_(**{"train.steps": many})
@@ -200,8 +219,8 @@ def generated_lines(num_bytes: int) -> Iterator[str]:
     """JSON lines of documents that are not alike."""
     written, number = 0, 0
     while written < num_bytes:
-        words = [f"{(number * 7919 + place * place * 104_729) % 999_983:06d}" for place in range(600)]
-        line = json.dumps({"text": f"{number} " + " ".join(words)}) + "\n"
+        words = random.Random(number).randbytes(1800).hex(" ", 3)
+        line = json.dumps({"text": f"{number} {words}"}) + "\n"
         written, number = written + len(line), number + 1
         yield line
 
@@ -216,22 +235,30 @@ def train_on(corpus: str, steps: int = 200) -> None:
     drawing_s, _ = _timed(lambda: [windows(text.train, step=step, **where) for step in range(steps)])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     facts = {"peak_bytes": peak, "drawing_share": drawing_s / training_s, "steps": steps}
-    print(json.dumps(facts | {"first_step_bytes": fetched_before_the_first_step(spec)}))
+    print(json.dumps(facts | fetched_by_a_worker(spec.with_(**{"train.steps": 4 * FETCH_STEPS}))))
 
 
-def fetched_before_the_first_step(spec: RunSpec) -> int:
-    """What a worker that joins a swarm has on its disk when it has done one step."""
-    found, stepped = list[int](), threading.Event()
+def fetched_by_a_worker(spec: RunSpec) -> dict[str, float]:
+    """What a worker that joins a swarm has on its disk when it has done one step, and FETCH_STEPS later."""
+    found, done = list[tuple[int, float]](), threading.Event()
     with tempfile.TemporaryDirectory() as folder:
 
         def look(name: str, report: WorkReport) -> None:
-            if report.kind == "step" and not found:
-                found.append(sum(path.stat().st_size for path in Path(folder).glob("home/blobs/*")))
-                stepped.set()
+            nonlocal left
+            if report.kind != "step" or done.is_set():
+                return
+            if left in (FETCH_STEPS, 0):
+                held = sum(path.stat().st_size for path in Path(folder).glob("home/blobs/*"))
+                found.append((held, time.perf_counter()))
+            if left == 0:
+                done.set()
+            left -= 1
 
+        left = FETCH_STEPS
         with local_swarm(spec, workers=1, folder=folder, report=look):
-            stepped.wait(FIRST_STEP_LIMIT_S)
-    return found[0]
+            done.wait(FETCH_LIMIT_S)
+    (first, first_s), (later, later_s) = found
+    return {"first_step_bytes": first, "later_bytes": later - first, "later_s": later_s - first_s}
 
 
 if __name__ == "__main__":

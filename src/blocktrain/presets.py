@@ -31,6 +31,14 @@ PRESETS: dict[str, RunSpec] = {
     "wikitext": RunSpec(
         name="wikitext", corpus=CorpusSpec(source="wikitext-2"), train=TrainSpec(steps=473, windows=32)
     ),
+    "novels": RunSpec(
+        name="novels",
+        corpus=CorpusSpec(source="novels", tokenizer="bpe:4096"),
+        objective=WHOLE,
+        model=ModelSpec(width=256, heads=8, context=256, blocks=4, layers=8),
+        train=TrainSpec(steps=4_000, windows=32),
+        optim=OptimSpec(warmup_steps=100),
+    ),
     "10M": RunSpec(
         name="10M",
         objective=WHOLE,

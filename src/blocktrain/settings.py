@@ -94,7 +94,8 @@ class ModelSpec(Settings):
     heads: Count = 4  # attention heads per layer
     context: Count = 256  # tokens that the model reads at once; bytes, unless there is a tokenizer
     vocabulary: Annotated[int, Field(ge=2, le=MAX_VOCABULARY, strict=True)] = NUM_SYMBOLS  # set by the tokenizer
-    table_rank: Count | None = None  # width of the tables of embedding and read-out; left out: model.width
+    # width of the tables of embedding and read-out; left out: model.width, or less if a tokenizer needs it
+    table_rank: Count | None = None
     blocks: Count = 4  # parts of the model, each trained separately
     layers: Count | tuple[Count, ...] = 8  # in total, divided equally among the blocks; or one number per block
     physical_layers: Count | tuple[Count, ...] | None = None  # real layers per block, or one each; left out: all

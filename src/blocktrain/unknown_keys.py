@@ -47,7 +47,7 @@ OTHER_NAMES = {
 # What people look for and this program does not have, with what it does instead
 NOT_HERE = {
     **dict.fromkeys(("weight_decay", "wd"), "there is no weight decay"),
-    **dict.fromkeys(("vocab_size", "n_vocab", "vocabulary_size"), "the vocabulary is the 256 bytes"),
+    **dict.fromkeys(("vocab_size", "n_vocab", "vocabulary_size"), "corpus.tokenizer sets the vocabulary"),
     **dict.fromkeys(("optimizer", "optimiser", "optim_name"), "the optimiser is always Muon with AdamW"),
     **dict.fromkeys(("scheduler", "lr_scheduler", "lr_scheduler_type"), "the learning rate rises, stays and falls"),
 }

@@ -172,6 +172,14 @@ def test_text_that_falls_into_train_alone_asks_for_more(tmp_path):
         prepare(plan(tmp_path / "a.jsonl"), tmp_path / "corpus")
 
 
+def test_of_few_documents_some_are_held_out_too(rows, tmp_path):
+    (tmp_path / "few.jsonl").write_text("".join(rows.read_text().splitlines(keepends=True)[:12]))
+    documents = prepare(Plan((str(tmp_path / "few.jsonl"),), "bpe:300"), tmp_path / "corpus").index.documents
+    assert documents["train"] > documents["valid"] > 0
+    assert documents["test"] > 0
+    assert sum(documents.values()) == 12
+
+
 def test_a_source_without_any_text_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
     with pytest.raises(CorpusError, match="holds no text: give a file or folder that holds text"):

@@ -14,7 +14,7 @@ from blocktrain.data.shards import MAPPED_AT_ONCE, PreparedCorpus, ShardWriter, 
 from blocktrain.data.tokenizer import ByteTokenizer
 from blocktrain.data.windows import STEPS_PER_SHARDS, consecutive_windows, shards_of_step, text_bytes, windows
 from blocktrain.errors import ConfigError, CorpusError
-from blocktrain.spec import CorpusSpec, RunSpec
+from blocktrain.spec import CorpusSpec, RunSpec, preset
 from blocktrain.train.trainer import BlockTrainer
 
 WHERE = {"seed": 1, "block": 2, "shard": 3, "step": 4}
@@ -112,6 +112,13 @@ def test_a_run_takes_the_tokenizer_of_its_prepared_corpus(corpus):
     assert spec.corpus.tokenizer_sha256 == corpus.tokenizer.sha256
     assert load_corpus(spec.corpus, 64).sha256 == loaded.sha256
     assert with_tokenizer(spec, loaded) == spec
+
+
+def test_a_run_with_many_tokens_gets_narrow_tables_unless_it_names_their_width(corpus):
+    tiny = preset("tiny").with_(**{"corpus.source": str(corpus.folder)})
+    loaded = load_corpus(tiny.corpus, 64)
+    assert with_tokenizer(tiny, loaded).model.table_rank == 16
+    assert with_tokenizer(tiny.with_(**{"model.table_rank": 32}), loaded).model.table_rank == 32
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from blocktrain.model.block import (
     initial_block_tensors,
     logical_parameters,
     physical_parameters,
-    table_parameters,
-    table_rank_within,
 )
 from blocktrain.model.stack import BlockModel, count_parameters
 from blocktrain.model.transformer import rotary_table, rotate, span_mask
@@ -178,14 +176,3 @@ def test_every_preset_builds_blocks_of_its_shape(name):
 def test_an_initial_block_is_built_once():
     tensors = initial_block_tensors(TINY)
     assert tensors(1) is tensors(1)
-
-
-@pytest.mark.parametrize("vocabulary, width, heads", [(8192, 256, 8), (4096, 128, 4), (50_000, 256, 8)])
-def test_the_largest_rank_within_a_share_is_found(vocabulary, width, heads):
-    spec = preset("wikitext").with_(**{"model.width": width, "model.heads": heads, "model.vocabulary": vocabulary})
-    rank = table_rank_within(spec, 1 / 3)
-    shares = [
-        table_parameters(narrow) / physical_parameters(narrow)
-        for narrow in (spec.with_(**{"model.table_rank": each}) for each in (rank, rank + 1))
-    ]
-    assert shares[0] <= 1 / 3 < shares[1]

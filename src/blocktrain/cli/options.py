@@ -23,6 +23,7 @@ from blocktrain.logs import visible
 from blocktrain.presets import PRESETS
 from blocktrain.spec import BYTES, RunSpec, load_spec, preset
 from blocktrain.start_model import StartModel, require_start
+from blocktrain.tables import with_vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -210,6 +211,8 @@ def read_spec(
     replaced = dict(map(_change, changes or []))
     if corpus is not None:
         replaced["corpus.source"] = corpus
+        if preset_name is not None and _has_tokenizer(corpus):
+            replaced.setdefault("corpus.tokenizer", None)
     if seed is not None:
         replaced["seed"] = seed
     with warnings.catch_warnings(record=True) as found:
@@ -222,15 +225,28 @@ def read_spec(
     return start.begin(spec) if start else spec
 
 
+def before_its_text(spec: RunSpec) -> RunSpec:
+    """The shape that a run will have, for who computes with it before the tokenizer is learned from the text."""
+    from blocktrain.data.tokenizer import learned_size  # numpy, which most commands load later
+
+    size = learned_size(spec.corpus.tokenizer or BYTES)
+    return with_vocabulary(spec, size) if size else spec
+
+
 def warn_about_text(spec: RunSpec) -> None:
     """Prints what the corpus holds that is probably not plain text, and how to go on. Preparing refuses such text."""
     from blocktrain.data.raw import remarks_on_source
-    from blocktrain.data.shards import is_prepared
 
-    if spec.corpus.tokenizer not in (None, BYTES) or is_prepared(spec.corpus.source):
+    if spec.corpus.tokenizer not in (None, BYTES) or _has_tokenizer(spec.corpus.source):
         return
     for remark in remarks_on_source(spec.corpus.source):
         say(f"warning: {visible(remark)}")
+
+
+def _has_tokenizer(source: str) -> bool:
+    from blocktrain.data.shards import is_prepared
+
+    return is_prepared(source)
 
 
 def http_limits(max_connections: int, max_per_address: int, trusted_proxies: list[str] | None) -> HttpLimits:

@@ -17,6 +17,7 @@ from blocktrain.data.tokenizer import ByteTokenizer, Tokenizer
 from blocktrain.data.windows import Bytes, Tokens
 from blocktrain.errors import ConfigError, CorpusError
 from blocktrain.spec import BYTES, CorpusSpec, RunSpec
+from blocktrain.tables import with_vocabulary
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def load_corpus(
 
 
 def with_tokenizer(spec: RunSpec, corpus: Corpus) -> RunSpec:
-    """The spec of a run on this corpus: the tokenizer's hash and the size of its vocabulary filled in."""
+    """The spec of a run on this corpus, with what follows from its tokenizer filled in: its hash, the size of its
+    vocabulary and, unless the spec names one, the width of the tables."""
     tokenizer = corpus.tokenizer
     if tokenizer.sha256 is None and spec.model.vocabulary == tokenizer.vocabulary:
         return spec
@@ -71,7 +73,7 @@ def with_tokenizer(spec: RunSpec, corpus: Corpus) -> RunSpec:
             f"{tokenizer.vocabulary} tokens: leave model.vocabulary out, it is filled in"
         )
     changes = {"corpus.tokenizer": tokenizer.name, "corpus.tokenizer_sha256": tokenizer.sha256}
-    return spec.with_(**changes, **{"model.vocabulary": tokenizer.vocabulary})
+    return with_vocabulary(spec.with_(**changes), tokenizer.vocabulary)
 
 
 def raw_bytes(split: Tokens) -> Bytes:

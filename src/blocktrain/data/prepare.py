@@ -39,6 +39,8 @@ from blocktrain.io.private import cache_home
 from blocktrain.settings import BYTES, TOKENIZER_FILE, CorpusSpec
 
 WORK_FOLDER = ".preparing"
+SHARE_FACTORS = (1, 2, 4, 7)  # of the held-out shares, tried in turn
+LARGEST_GROWN_SHARE = 0.35
 SAMPLE_BYTES = 32 * 2**20  # of the train split, from which a tokenizer is learned
 
 
@@ -107,12 +109,7 @@ def prepared_for(spec: CorpusSpec, report: Report = lambda report: None) -> Prep
 
 
 def _scanned(plan: Plan, work: Path, report: Report) -> Scan:
-    found = scan(
-        documents(plan.sources, plan.column),
-        plan.valid_share,
-        plan.test_share,
-        lambda done: report(PrepareReport("reading", done, None)),
-    )
+    found = _first_reading(plan, lambda done: report(PrepareReport("reading", done, None)))
     sources = ", ".join(plan.sources)
     if not found.text_bytes["train"] + found.text_bytes["valid"] + found.text_bytes["test"]:
         raise CorpusError(f'"{sources}" holds no text: give a file or folder that holds text')
@@ -121,6 +118,18 @@ def _scanned(plan: Plan, work: Path, report: Report) -> Scan:
             remedy = "give more documents" if split == "train" else f"raise --{split}-share, or give more documents"
             raise CorpusError(f'no document of "{sources}" falls into the {split} split: {remedy}')
     found.save(work)
+    return found
+
+
+def _first_reading(plan: Plan, report: Callable[[int], None]) -> Scan:
+    """Of few documents none may fall into a held-out split: they are read again with larger shares."""
+    for factor in SHARE_FACTORS:
+        valid, test = (
+            max(share, min(factor * share, LARGEST_GROWN_SHARE)) for share in (plan.valid_share, plan.test_share)
+        )
+        found = scan(documents(plan.sources, plan.column), valid, test, report)
+        if all(found.text_bytes.values()) or not any(found.text_bytes.values()):
+            break
     return found
 
 

@@ -17,6 +17,7 @@ from blocktrain.model import noise
 from blocktrain.model.kv_cache import CacheView
 from blocktrain.model.transformer import Layer, Modulation, lean_norm, rms_norm, rotary_table, span_mask
 from blocktrain.spec import Denoise, RunSpec
+from blocktrain.tables import narrow_rank
 
 
 class Block(nn.Module):
@@ -35,13 +36,13 @@ class Block(nn.Module):
         generator = torch.Generator().manual_seed(_init_seed(spec.seed, index))
         self.index = index
         self.num_layers = model.layers_of(index)  # logical layers; `layers` holds the physical ones
-        rank = model.table_rank or model.width
+        rank = narrow_rank(model) or model.width
         self.embedding = nn.Parameter(torch.randn(model.vocabulary, rank, generator=generator, device=generator.device))
         initial = (Layer(model.width, model.heads, generator) for _ in range(model.physical_layers_of(index)))
         self.layers = nn.ModuleList(initial if layers is None else layers)
         self.readout = nn.Parameter(torch.zeros(model.vocabulary, rank))
         self.embedding_up = self.readout_down = None
-        if model.table_rank is not None:
+        if rank < model.width:
             up, down = (
                 torch.randn(*shape, generator=generator, device=generator.device) / shape[1] ** 0.5
                 for shape in ((model.width, rank), (rank, model.width))
@@ -265,13 +266,6 @@ def table_parameters(spec: RunSpec) -> int:
     names = ("embedding", "embedding_up", "readout", "readout_down")
     shapes = [block_shapes(spec, block) for block in range(spec.model.blocks)]
     return sum(math.prod(each[name]) for each in shapes for name in names if name in each)
-
-
-def table_rank_within(spec: RunSpec, share: float) -> int:
-    """The largest model.table_rank whose tables are at most this share of all parameters. It may exceed the width."""
-    others = physical_parameters(spec) - table_parameters(spec)
-    of_one_rank = 2 * spec.model.blocks * (spec.model.vocabulary + spec.model.width)
-    return int(others * share / (1 - share) / of_one_rank)
 
 
 def initial_block_tensors(spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:

@@ -4,6 +4,7 @@ A multiplication counts one, an addition counts one. Norms, softmax and the opti
 from __future__ import annotations
 
 from blocktrain.spec import Denoise, Objective, Phase, RunSpec, Stacked
+from blocktrain.tables import narrow_rank
 
 FORWARD, FROZEN, TRAINED = 1, 2, 3  # passes: forward; also back to the input; also back to the weights
 
@@ -20,16 +21,16 @@ def layers_flops(spec: RunSpec, block: int, passes: int) -> int:
 
 def embedding_flops(spec: RunSpec, passes: int) -> int:
     """The small matrix behind a narrow table. Nothing before the embedding needs a gradient."""
-    rank, width = spec.model.table_rank or 0, spec.model.width
+    rank, width = narrow_rank(spec.model) or 0, spec.model.width
     return (TRAINED if passes == TRAINED else FORWARD) * spec.step_bytes * 2 * rank * width
 
 
 def readout_flops(spec: RunSpec) -> int:
     """The forward pass of one read-out for the bytes of one step."""
-    model = spec.model
-    if model.table_rank is None:
+    model, rank = spec.model, narrow_rank(spec.model)
+    if rank is None:
         return spec.step_bytes * 2 * model.vocabulary * model.width
-    return spec.step_bytes * 2 * model.table_rank * (model.vocabulary + model.width)
+    return spec.step_bytes * 2 * rank * (model.vocabulary + model.width)
 
 
 def phase_flops(spec: RunSpec, phase: Phase) -> int:

@@ -25,11 +25,11 @@ from blocktrain.model.block import (
     logical_parameters,
     physical_parameters,
     table_parameters,
-    table_rank_within,
 )
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import EndToEnd, ModelSpec, Phase, RunSpec, Stacked
 from blocktrain.start_model import StartModel
+from blocktrain.tables import LARGEST_SHARE, chosen_rank
 from blocktrain.train.evaluate import answer, evaluate
 from blocktrain.train.flops import phase_flops, run_flops
 from blocktrain.train.memory_estimate import FLOAT_BYTES, MemoryPlan, memory_plan, training_memory_bytes
@@ -42,7 +42,6 @@ from blocktrain.train.unfinished import trained_so_far
 from blocktrain.wire.messages import Sample
 
 LOOK_WINDOWS = 16  # of held-out text
-LARGEST_TABLE_SHARE = 1 / 3  # of the parameters; above it, train names a narrower table
 LOOK_SHARE = 0.05
 
 
@@ -195,18 +194,19 @@ def describe(spec: RunSpec, device: torch.device | None = None) -> None:
     say(f"  phases      {'; '.join(phases)}")
     if spec.corpus.tokenizer_sha256 is not None:
         say(f"  tokenizer   {spec.corpus.tokenizer}, {model.vocabulary:,} tokens")
-        if advice := table_advice(spec):
-            say(f"  tables      {advice}")
+        say(f"  tables      {about_tables(spec)}")
     say(f"  total       {training_text(spec)} of text, {quantity(run_flops(spec), 'FLOP')}")
 
 
-def table_advice(spec: RunSpec) -> str | None:
-    """What to do if embeddings and read-outs are more of the model than its layers should leave them."""
+def about_tables(spec: RunSpec) -> str:
+    """How wide embeddings and read-outs are, and what to do if they are more of the model than a third."""
     share = table_parameters(spec) / physical_parameters(spec)
-    rank = table_rank_within(spec, LARGEST_TABLE_SHARE)
-    if share <= LARGEST_TABLE_SHARE or not rank:
-        return None
-    return f"{share:.0%} of the parameters; --set model.table_rank={rank} makes them a third (docs: text)"
+    said = f"{spec.model.table_rank or spec.model.width} wide, {share:.0%} of the parameters"
+    if share <= LARGEST_SHARE:
+        return said
+    named = spec.model.table_rank != chosen_rank(spec.model)
+    remedy = "leave model.table_rank out" if named else "use a smaller vocabulary or a larger model"
+    return f"{said}; {remedy} to make them a third (docs: text)"
 
 
 def shape_of(model: ModelSpec) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from blocktrain.cli.commands.demo.demo import chosen_prompt, shared_among, what_next
+from blocktrain.cli.commands.demo.demo import TOKENIZER, chosen_prompt, own_tokenizer, shared_among, what_next
+from blocktrain.data.prepare import Plan, prepare
 from blocktrain.spec import preset
 
 SMALL = preset("small")
@@ -16,6 +17,13 @@ SMALL = preset("small")
 def test_the_windows_of_a_step_are_shared_among_the_workers(workers):
     changed = dict(change.split("=") for change in shared_among(workers, SMALL))
     assert int(changed["train.windows"]) == max(1, 2 * SMALL.train.windows // workers)
+
+
+def test_text_is_read_with_a_tokenizer_unless_it_is_prepared(tmp_path):
+    (tmp_path / "text.txt").write_text("".join(f"{n} bottles of beer on the wall.\n\n" for n in range(1000)))
+    prepared = prepare(Plan((str(tmp_path / "text.txt"),), "bytes"), tmp_path / "corpus").folder
+    assert own_tokenizer(None) == own_tokenizer(str(tmp_path / "text.txt")) == [f"corpus.tokenizer={TOKENIZER}"]
+    assert own_tokenizer(str(prepared)) == []
 
 
 @pytest.mark.parametrize(

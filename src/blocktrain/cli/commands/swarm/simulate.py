@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from blocktrain.cli.console import say, show_line, show_table
-from blocktrain.cli.options import Changes, Preset, Toml, read_spec
+from blocktrain.cli.options import Changes, Preset, Toml, before_its_text, read_spec
 from blocktrain.errors import ConfigError
 
 
@@ -39,7 +39,7 @@ def simulate(
     """Plan a swarm: rounds per hour, goodput, bytes, deadlines.
 
     The real policy decides, in virtual time; nothing is trained and no network is used."""
-    spec = read_spec(toml, preset, None, None, changes)
+    spec = before_its_text(read_spec(toml, preset, None, None, changes))
     for option, price in (("--price-hour", price_hour), ("--price-gb", price_gb)):
         if not 0 <= price < float("inf"):
             raise ConfigError(f"{option} {price:g} is not a price: give 0 or more")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktrain.cli.console import quantity, say, show_table, wrapped
+from blocktrain.cli.options import before_its_text
 from blocktrain.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def cost_of(name: str, spec: RunSpec) -> Cost:
     from blocktrain.train.flops import run_flops
     from blocktrain.train.memory_estimate import least_memory_bytes, training_memory_bytes
 
+    spec = before_its_text(spec)
     rounds = [round_bytes(spec, phase) for phase in spec.phases]
     flops = run_flops(spec)
     return Cost(
@@ -87,7 +89,8 @@ def cells(cost: Cost) -> list[str]:
 def notes() -> list[str]:
     cores, laptop, gaming = (quantity(rate, "FLOP/s") for rate in RATES.values())
     return [
-        "text, in bytes: what training reads; memory: of a worker, as it is, and at least; up, down: per round",
+        "text: what training reads, in bytes, or in tokens if there is a tokenizer; memory: of a worker, as it is, and "
+        "at least; up, down: per round",
         "all figures are computed from the shapes, not measured",
         f"the times assume one machine that sustains {cores} on 2 cores, {laptop} on a laptop's GPU or {gaming} on a "
         f"gaming GPU; small models reach less on a GPU",
