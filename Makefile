@@ -48,7 +48,7 @@ fleet-test: compiled
 # How much of the package the tests run, with all processes that they start; fails below the floor in pyproject.toml.
 coverage: compiled
 	rm -f .coverage .coverage.*
-	$(BIN)/pytest $(PYTEST_ARGS) --cov --cov-report=
+	$(BIN)/pytest $(PYTEST_ARGS) --cov --cov-report= --cov-fail-under=0  # the report below decides
 	$(BIN)/coverage report
 
 # Every parser of foreign bytes gets changed inputs for FUZZ_SECONDS each. The tests replay tests/fuzz/corpus.
