@@ -8,18 +8,21 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from email.parser import Parser
 from importlib import metadata
 from pathlib import Path
 
 import httpx
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
-pytestmark = pytest.mark.timeout(900)  # without links to torch: minutes on a busy machine
+pytestmark = pytest.mark.timeout(900)  # where torch is fetched: minutes on a busy machine
 
 
 def run(*command: object, **options: object) -> str:
@@ -38,25 +41,53 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     run(sys.executable, *PIP, "wheel", "--no-deps", "--wheel-dir", folder / "dist", folder)
     (wheel,) = (folder / "dist").glob("blocktrain-*.whl")
-    venv.create(folder / "fresh", with_pip=True)
+    venv.create(folder / "fresh")
     python = folder / "fresh" / "bin" / "python"
     provide_torch(python)  # first and by itself: nothing else chooses its version
-    run(python, *PIP, "install", "--no-compile", wheel)
+    link_requirements(wheel, packages_of(python))
+    run(sys.executable, *PIP, "--python", python, "install", "--no-compile", wheel)
     yield python.parent
     shutil.rmtree(folder)
 
 
 def provide_torch(python: Path) -> None:
-    """The version that the Makefile pins. If it is installed here, links to its files are enough: pip takes minutes
-    to unpack a gigabyte, and takes linked packages for installed ones."""
+    """The version that the Makefile pins, if another one is installed here."""
     pinned = re.search(r"^TORCH := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
-    here = metadata.distribution("torch")
-    if f"torch=={here.version.partition('+')[0]}" != pinned:
-        run(python, *PIP, "install", "--no-compile", pinned)
+    if f"torch=={metadata.version('torch').partition('+')[0]}" != pinned:
+        run(sys.executable, *PIP, "--python", python, "install", "--no-compile", pinned)
+
+
+def packages_of(python: Path) -> Path:
+    return Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+
+
+def link_requirements(wheel: Path, there: Path) -> None:
+    """What the wheel declares, and what that declares, as links to the packages that are installed here: pip takes
+    them for installed ones, and fetches what is missing. What the wheel does not declare is not there."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+        declared = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist")
+    waiting, seen = [(line, "") for line in declared], set[tuple[str, str]]()
+    while waiting:
+        line, extra = waiting.pop()
+        wanted = Requirement(line)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+            continue
+        for asked in {"", *wanted.extras} - {old for name, old in seen if name == wanted.name}:
+            seen.add((wanted.name, asked))
+            with suppress(metadata.PackageNotFoundError):
+                found = metadata.distribution(wanted.name)
+                link(found, there)
+                waiting += [(each, asked) for each in found.requires or ()]
+
+
+def link(found: metadata.Distribution, there: Path) -> None:
+    """Unless it has been fetched."""
+    if any(metadata.distributions(name=found.name, path=[str(there)])):
         return
-    there = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    for name in {file.parts[0] for file in here.files or () if file.parts[0] != ".."}:
-        (there / name).symlink_to(here.locate_file(name))
+    for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+        if not (there / name).exists():  # some packages share a folder
+            (there / name).symlink_to(found.locate_file(name))
 
 
 @pytest.fixture(scope="module")
