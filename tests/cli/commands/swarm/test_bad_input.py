@@ -70,7 +70,7 @@ def test_the_file_of_an_invite_is_read(run, swarm, tmp_path):
     result = run("worker", tmp_path / "notes.txt")
     assert result.exit_code == 2
     assert "this is not an invite" in result.stderr
-    assert "invite cannot be read (No such file or directory): give the invite" in run("status", tmp_path).stderr
+    assert "is not the directory of a coordinator, it has no invite: give the invite" in run("status", tmp_path).stderr
 
 
 @pytest.mark.parametrize("fingerprint", [None, "0" * 64])
