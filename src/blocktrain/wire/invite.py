@@ -102,6 +102,8 @@ def _parse_one(text: str) -> Invite:
 def read_invite(text: str) -> Invite:
     """An invite, a file that holds one, or the directory of a coordinator, which has such a file."""
     path = Path(text)
+    if not text.strip():
+        raise _refused("it is empty")
     if "://" not in text and not path.exists():
         raise _refused("and no file or directory of this name is here")
     if "://" in text:

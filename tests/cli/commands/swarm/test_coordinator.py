@@ -42,7 +42,7 @@ def test_a_run_cannot_be_continued_with_other_settings_and_the_first_one_is_name
 
 
 def test_a_second_coordinator_in_the_same_directory_is_refused(tmp_path):
-    with alone_in(tmp_path), pytest.raises(ConfigError, match="another coordinator runs in .*: stop it first"):
+    with alone_in(tmp_path), pytest.raises(ConfigError, match=r"another coordinator runs in .*: stop it first"):
         alone_in(tmp_path).__enter__()
     with alone_in(tmp_path):
         pass  # the first one has ended
