@@ -102,11 +102,19 @@ def _parse_one(text: str) -> Invite:
 def read_invite(text: str) -> Invite:
     """An invite, a file that holds one, or the directory of a coordinator, which has such a file."""
     path = Path(text)
+    if not text.strip():
+        raise _refused("it is empty")
     if "://" not in text and not path.exists():
         raise _refused("and no file or directory of this name is here")
     if "://" in text:
         return parse_invite(text)
-    path = path / INVITE_FILE if path.is_dir() else path
+    if path.is_dir():
+        path = path / INVITE_FILE
+        if not path.exists():
+            raise ConfigError(
+                f"{text} is not the directory of a coordinator, it has no {INVITE_FILE}: give the invite bt://…#…, "
+                f"or the --dir of blocktrain coordinator"
+            )
     try:
         return parse_invite(path.read_text(encoding="utf-8", errors="replace")[:MOST_CHARACTERS])
     except OSError as error:

@@ -223,7 +223,7 @@ def show_parameters_side_by_side(spec: RunSpec, twin: RunSpec) -> None:
 def parameters_of_blocks(spec: RunSpec) -> list[int]:
     """Counted from the shapes: a model that is too large for this machine is counted as well."""
     shapes = (block_shapes(spec, block).values() for block in range(spec.model.blocks))
-    return [sum(map(math.prod, each)) for each in shapes]
+    return [sum(math.prod(shape) for shape in each) for each in shapes]
 
 
 def training_tokens(spec: RunSpec) -> int:

@@ -66,11 +66,12 @@ def test_the_file_of_an_invite_is_read(run, swarm, tmp_path):
     for place in (swarm.folder / "invite", swarm.folder):
         assert run("status", place, "--json").exit_code == 0
     assert "and no file or directory of this name is here" in run("status", tmp_path / "none").stderr
+    assert "this is not an invite, it is empty: copy" in run("status", "").stderr
     (tmp_path / "notes.txt").write_text("not an invite")
     result = run("worker", tmp_path / "notes.txt")
     assert result.exit_code == 2
     assert "this is not an invite" in result.stderr
-    assert "invite cannot be read (No such file or directory): give the invite" in run("status", tmp_path).stderr
+    assert "is not the directory of a coordinator, it has no invite: give the invite" in run("status", tmp_path).stderr
 
 
 @pytest.mark.parametrize("fingerprint", [None, "0" * 64])

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from blocktrain.cli.commands.swarm.coordinator import alone_in
 from blocktrain.cli.shared.certificates import tls_files
 from blocktrain.errors import ConfigError
 from blocktrain.swarm.coordinator.server import opened
@@ -38,6 +39,13 @@ def test_a_run_cannot_be_continued_with_other_settings_and_the_first_one_is_name
     assert result.exit_code == 2
     assert difference in result.stderr
     assert "give none to continue that run" in result.stderr
+
+
+def test_a_second_coordinator_in_the_same_directory_is_refused(tmp_path):
+    with alone_in(tmp_path), pytest.raises(ConfigError, match=r"another coordinator runs in .*: stop it first"):
+        alone_in(tmp_path).__enter__()
+    with alone_in(tmp_path):
+        pass  # the first one has ended
 
 
 def test_another_text_is_named_too(run, swarm, tmp_path):

@@ -23,7 +23,7 @@ from blocktrain.wire.messages import PROTOCOL_VERSION
 
 TOKEN, VIEWER = "a-token-for-the-workers", "a-token-for-the-viewers"
 CLOSED_PORT = 1  # nothing listens there: only the system may
-EVERY = ["Python", "torch", "device", "memory", "disk", "blocks"]
+EVERY = ["Python", "torch", "device", "memory", "disk", "blocks", "speed"]
 THERE = ["DNS", "reachable", "TLS", "clock", "access token", "protocol", "role", "download", "upload"]
 
 

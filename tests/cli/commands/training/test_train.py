@@ -32,6 +32,11 @@ def test_a_finished_run_is_reported_and_not_changed(run, trained):
     assert f"{blocks} is finished: nothing is left to train" in result.stderr
 
 
+def test_the_next_command_can_be_copied_although_the_directory_has_a_space(run, tiny, tmp_path):
+    result = run("train", *tiny, "--block", 0, "--out", tmp_path / "mein Lauf")
+    assert result.stdout.endswith(f"next: blocktrain eval '{tmp_path / 'mein Lauf'}'\n")
+
+
 def test_a_pipe_gets_plain_text(run, tiny):
     result = run("train", *tiny)
     assert not {"\x1b", "\r"} & set(result.stdout + result.stderr)

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from filelock import FileLock, Timeout
 
 from blocktrain.cli.console import say
 from blocktrain.cli.options import (
@@ -132,7 +135,7 @@ def coordinator(
     make_initial_blocks = partial(make_in_torch_process, describe=_describe)
     storage = StorageLimits(total_bytes=None if max_storage is None else int(max_storage * 1e9))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the shell that started it ignores interrupts
-    with opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start, presigned) as run:
+    with opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start, presigned) as run, alone_in(folder):
         if run.upgrade is not None:
             say(str(run.upgrade))
         try:
@@ -141,6 +144,23 @@ def coordinator(
         except SystemExit:
             say("stopped: everything is saved, run the same command again to continue")
             raise
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """A second coordinator would overwrite the invites of the first. The system frees the lock of a killed process."""
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"another coordinator runs in {folder}: stop it first, or choose another --dir; "
+            f"several coordinators of one run need one --dir each"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _require_own_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -104,7 +105,7 @@ def _describe(out: Path, run: RunDirectory, manifest: ModelManifest) -> None:
     print(f"{out} holds blocks {versions or 'none'}; {'training is finished' if finished else 'training continues'}")
     if not missing:
         elsewhere = "" if spec.corpus.has_name else f" --corpus PATH-OF-{spec.corpus.source}"
-        say(f"next: blocktrain eval {out}{elsewhere}")
+        say(f"next: blocktrain eval {quote(str(out))}{elsewhere}")
 
 
 def _write_hf(folder: Path, out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -45,4 +46,4 @@ def reference(
     describe(twin)
     show_parameters_side_by_side(spec, twin)
     train_into(out, twin, text, tensorboard=tensorboard)
-    print(f"{out} holds the reference; next: blocktrain eval RUN {out}")
+    print(f"{out} holds the reference; next: blocktrain eval RUN {quote(str(out))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -76,4 +77,4 @@ def train(
         memory_bytes=memory_bytes,
     )
     trained = ", ".join(map(str, sorted(run.manifest().blocks)))
-    print(f"{out} holds trained blocks {trained} of {spec.model.blocks}; next: blocktrain eval {out}")
+    print(f"{out} holds trained blocks {trained} of {spec.model.blocks}; next: blocktrain eval {quote(str(out))}")
