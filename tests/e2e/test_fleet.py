@@ -244,8 +244,8 @@ def test_a_fleet_with_a_database_loses_nothing_when_actors_and_the_coordinators_
     until(lambda: log_of(workers[0]).count("joins the run") == 2, "the worker to come back")
     lengths = [len(log_of(worker)) for worker in workers]
     nodes.preempt(second)
-    for worker, length in zip(workers, lengths, strict=True):
-        until(lambda worker=worker, length=length: trains(worker, since=length), f"{worker.name} to train again")
+    until(lambda: "joins the run" in log_of(workers[0])[lengths[0] :], "worker-1 to follow; its update is in")
+    until(lambda: trains(workers[1], since=lengths[1]), "worker-2 to train again")
     assert "room for" in nodes.fleet("scale", "--workers", 99, *name, code=2)
     nodes.fleet("scale", "--workers", 1, *name)
     members = nodes.status("long")
