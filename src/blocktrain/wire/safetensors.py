@@ -9,6 +9,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 import ml_dtypes
@@ -37,6 +38,7 @@ MAX_NAME = 200  # characters
 MAX_AXES = 8
 MAX_AXIS = 2**31 - 1
 MAX_DIGITS = 19  # of a number
+KNOWN_HEADERS, KNOWN_BYTES = 64, 2**14  # how many headers are remembered, and how long they are at most
 
 Encoded: TypeAlias = bytes | memoryview
 Array: TypeAlias = NDArray[Any]
@@ -122,7 +124,7 @@ def decode(
         _check_names_and_shapes(header, expected)
     whole = np.frombuffer(data, np.uint8)
     tensors = {name: _tensor(whole, header, name, in_place) for name in header.tensors}
-    return tensors, header.metadata
+    return tensors, dict(header.metadata)
 
 
 def _tensor(whole: NDArray[np.uint8], header: _Header, name: str, in_place: bool) -> Array:
@@ -136,8 +138,15 @@ def _tensor(whole: NDArray[np.uint8], header: _Header, name: str, in_place: bool
 
 def _read_header(data: Encoded, max_bytes: int) -> _Header:
     """What the header declares, checked against the bytes that follow it. Anyone may have sent it: every count and
-    number is bounded before anything is computed with it."""
-    entries, start = _parse(data, max_bytes)
+    number is bounded before anything is computed with it. The versions of a block have equal headers: a short one that
+    was just read is not parsed again."""
+    text = _header_text(data, max_bytes)
+    checked = _known_header if len(text) <= KNOWN_BYTES else _checked_header
+    return checked(text, len(data) - _LENGTH_BYTES - len(text))
+
+
+def _checked_header(text: bytes, tensor_bytes: int) -> _Header:
+    entries, start = _parse(text), _LENGTH_BYTES + len(text)
     metadata = entries.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _damaged("its metadata is not a table of strings")
@@ -152,8 +161,11 @@ def _read_header(data: Encoded, max_bytes: int) -> _Header:
         spans.append((begin, end))
         tensors[name] = dtype, shape
         offsets[name] = start + begin
-    _check_cover(sorted(spans), len(data) - start)
+    _check_cover(sorted(spans), tensor_bytes)
     return _Header(tensors, offsets, metadata)
+
+
+_known_header = lru_cache(KNOWN_HEADERS)(_checked_header)
 
 
 def _excess(num_axes: Mapping[str, int]) -> str | None:
@@ -168,28 +180,25 @@ def _excess(num_axes: Mapping[str, int]) -> str | None:
     return None
 
 
-def _parse(data: Encoded, max_bytes: int) -> tuple[dict[str, Any], int]:
-    """The header's JSON, and the place where the tensors' bytes start."""
+def _header_text(data: Encoded, max_bytes: int) -> bytes:
     if len(data) < _LENGTH_BYTES:
         raise _damaged(f"{len(data)} bytes hold no header")
     header_bytes = struct.unpack_from("<Q", data)[0]
-    start = _LENGTH_BYTES + header_bytes
-    if start > len(data):
+    if _LENGTH_BYTES + header_bytes > len(data):
         raise _damaged(f"a header of {header_bytes} bytes is declared and {len(data) - _LENGTH_BYTES} bytes follow")
     if header_bytes > max_bytes:
         raise _damaged(f"a header of {header_bytes} bytes is declared and at most {max_bytes} are accepted")
+    return bytes(data[_LENGTH_BYTES : _LENGTH_BYTES + header_bytes])
+
+
+def _parse(text: bytes) -> dict[str, Any]:
     try:
-        entries = json.loads(
-            bytes(data[_LENGTH_BYTES:start]),
-            object_pairs_hook=_table,
-            parse_int=_whole_number,
-            parse_float=_refuse_fraction,
-        )
+        entries = json.loads(text, object_pairs_hook=_table, parse_int=_whole_number, parse_float=_refuse_fraction)
     except (ValueError, RecursionError) as error:
         raise _damaged(f"its header is not JSON: {error}") from None
     if not isinstance(entries, dict):
         raise _damaged("its header is not a table")
-    return entries, start
+    return entries
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
