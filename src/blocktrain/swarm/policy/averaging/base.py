@@ -89,7 +89,13 @@ def _running_mean(values: Iterable[Floats], weights: Sequence[float], scales: Se
     mean, total = np.empty(0), 0.0
     for piece, weight, scale in zip(values, weights, scales, strict=True):
         scaled = piece.astype(np.float64, copy=False) if scale == 1.0 else piece * np.float64(scale)
-        mean = mean + (scaled - mean) * (weight / (total + weight)) if total else scaled
+        if total:  # mean + (scaled - mean) * share, in one new array
+            moved = scaled - mean
+            moved *= weight / (total + weight)
+            moved += mean
+            mean = moved
+        else:
+            mean = scaled
         total += weight
     return mean
 

@@ -26,7 +26,8 @@ def plain(theta: Array, delta: Floats, lr: float = 1.0) -> Array:
     flat_theta, flat_delta = theta.reshape(-1), delta.reshape(-1)
     for start in range(0, theta.size, PIECE):
         here = slice(start, start + PIECE)
-        after[here] = np.clip(flat_theta[here] - lr * flat_delta[here], -MAX_WEIGHT, MAX_WEIGHT)
+        moved = np.subtract(flat_theta[here], flat_delta[here] if lr == 1.0 else lr * flat_delta[here])
+        after[here] = np.clip(moved, -MAX_WEIGHT, MAX_WEIGHT, out=moved)
     return after.reshape(theta.shape)
 
 

@@ -12,6 +12,7 @@ from blocktrain.swarm.policy.averaging.base import WeightedUpdate
 from blocktrain.wire.safetensors import Floats
 
 GROUP = 32  # updates of which one piece each is in memory, twice
+ONE_THREAD = 2**18  # multiplications up to which OpenBLAS uses one thread
 
 
 def inner_products(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int]) -> Floats:
@@ -24,10 +25,19 @@ def inner_products(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int]) ->
             block = products[rows.start : rows.stop, columns.start : columns.stop]
             pairs = zip(_pieces(parts, rows, sizes), _pieces(parts, columns, sizes), strict=True)
             for one, other in pairs if rows != columns else ((x, x) for x in _pieces(parts, rows, sizes)):
-                block += np.einsum("in,jn->ij", one, other)  # not by BLAS, which would start threads
+                block += _products(one, other)
     upper = np.triu(products)
     scales = np.array([part.scale for part in parts])
     return np.asarray((upper + np.triu(upper, 1).T) * np.outer(scales, scales))
+
+
+def _products(one: Floats, other: Floats) -> Floats:
+    """One matrix product after the other, each so small that BLAS starts no threads for it."""
+    products, columns = np.zeros((len(one), len(other))), max(1, ONE_THREAD // (len(one) * len(other)))
+    for start in range(0, one.shape[1], columns):
+        here = slice(start, start + columns)
+        products += one[:, here] @ other[:, here].T
+    return products
 
 
 def _pieces(parts: Sequence[WeightedUpdate], which: range, sizes: Mapping[str, int]) -> Iterator[Floats]:
@@ -35,7 +45,7 @@ def _pieces(parts: Sequence[WeightedUpdate], which: range, sizes: Mapping[str, i
     opened = [parts[index].open() for index in which]
     for name in sizes:
         for pieces in zip(*(deltas(name) for deltas in opened), strict=True):
-            yield np.stack(pieces).astype(np.float64, copy=False)
+            yield np.stack(pieces, dtype=np.float64)
 
 
 def distances(products: Floats, centre: Floats) -> Floats:
