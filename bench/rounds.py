@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import math
 import os
 import tempfile
 import time
@@ -127,6 +128,8 @@ class Member:
             client, folder, shapes=shapes.__getitem__, make_initial=initial, keep_earlier=by_course
         )
         self._feedback = ErrorFeedback()
+        noise, size = np.random.default_rng(number), max(math.prod(shape) for shape in shapes[0].values())
+        self._noise = np.float32(1e-3) * noise.standard_normal(size, np.float32)
 
     def take_part(self) -> None:
         lease = self._client.lease(self._request)
@@ -166,8 +169,8 @@ class Member:
         return sign(said, self._key, self._run)
 
     def _moved(self, tensor: Array) -> Array:
-        noise = np.random.default_rng(self._number).standard_normal(tensor.shape, np.float32)
-        return np.asarray(tensor - np.float32(1e-3) * noise)
+        """Stands for training, which is no part of a round: the same noise again, one subtraction."""
+        return np.asarray(tensor - self._noise[: tensor.size].reshape(tensor.shape))
 
 
 def profile(spec: RunSpec, workers: int, rounds: int) -> dict[str, Any]:
