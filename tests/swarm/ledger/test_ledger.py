@@ -20,6 +20,7 @@ from ledger_steps import (
     merge,
     report,
 )
+from sqlalchemy import event
 
 from blocktrain.errors import ConfigError, LedgerConflict
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -123,6 +124,19 @@ def test_asking_again_renews_the_lease(started):
     assert lease(started, ADA, now_s=101.0) == lease(started, ADA, now_s=150.0)
     (renewed,) = started.open_rounds()[0].leases
     assert (renewed.granted_s, renewed.deadline_at_s) == (150.0, 210.0)
+
+
+def test_asking_again_for_a_lease_that_still_runs_writes_nothing(started):
+    lease(started, ADA)
+    round = started.open_rounds()[0]
+    (own,) = round.leases
+    said = list[str]()
+    event.listen(started.database.engine, "after_cursor_execute", lambda *facts: said.append(facts[2].split()[0]))
+    times = (own.due_s, own.deadline_at_s)
+    again = Grant(ADA, 0, 0, round.base, own.shard, 0, own.steps, *times, "it has it", granted_s=own.granted_s)
+    granted = started.grant(again, round, now_s=120.0)
+    assert granted is not None
+    assert (granted.granted_s, set(said)) == (own.granted_s, {"SELECT"})
 
 
 def test_a_grant_decided_on_an_older_state_is_not_given(started):

@@ -21,7 +21,7 @@ from blocktrain.swarm.policy.evaluations import MOST_LEASES, Seat, may_evaluate,
 from blocktrain.swarm.policy.leases import NoWork, OpenPhase, WorkerFacts, choose_work
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.swarm.policy.standing import refusal_of
-from blocktrain.swarm.policy.track_record import usual_steps_per_s
+from blocktrain.swarm.policy.track_record import TrackRecord, usual_steps_per_s
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import (
     MAX_LEASE_SHARDS,
@@ -131,9 +131,10 @@ class Granting:
     def _answer(self, ledger: Ledger, request: LeaseRequest, now_s: float, standing: Standing) -> LeaseReply:
         if standing.paused:
             return Wait(seconds=LONGEST_WAIT_S, reason="the run is paused")
-        newest = ledger.newest()
+        newest, known = ledger.newest(), ledger.track_record(request.worker)
         finished = sum(phase.finished for phase in standing.phases) == len(self._spec.phases)
-        if evaluation := self._evaluation(ledger, request, now_s, newest, finished):
+        can_evaluate = newest and (finished or not known.owed)
+        if can_evaluate and (evaluation := self._evaluation(ledger, request, now_s, newest, finished)):
             return evaluation
         if finished:
             return Finished(reason="every phase is trained: blocktrain export fetches the model")
@@ -143,12 +144,12 @@ class Granting:
             return audit
         if not standing.rounds:
             return Wait(seconds=OPENING_WAIT_S, reason="the next phase is being opened")
-        return self._training(ledger, request, now_s, newest, standing.rounds)
+        return self._training(ledger, self._facts(request, known), now_s, newest, standing.rounds)
 
     def _training(
         self,
         ledger: Ledger,
-        request: LeaseRequest,
+        worker: WorkerFacts,
         now_s: float,
         newest: Mapping[int, Version],
         rounds: Mapping[int, Round],
@@ -159,7 +160,7 @@ class Granting:
                 for x in self._spec.phases
                 if x.index in rounds
             ]
-            grant = choose_work(self._facts(ledger, request), phases, rounds, now_s, self._spec.swarm)
+            grant = choose_work(worker, phases, rounds, now_s, self._spec.swarm)
             if isinstance(grant, NoWork):
                 return Wait(seconds=min(grant.retry_s, LONGEST_WAIT_S), reason=grant.reason)
             if lease := ledger.grant(grant, rounds[grant.phase], now_s):
@@ -168,10 +169,9 @@ class Granting:
             rounds = ledger.open_rounds()  # another worker was given work in between
         return Wait(seconds=0.5, reason="many workers ask at once")
 
-    def _facts(self, ledger: Ledger, request: LeaseRequest) -> WorkerFacts:
+    def _facts(self, request: LeaseRequest, known: TrackRecord) -> WorkerFacts:
         """The speed that the worker claims buys nothing: what it has delivered counts."""
         held = () if request.phase is None else self._spec.phases[request.phase].blocks
-        known = ledger.track_record(request.worker)
         speed = None if known.steps_per_s is None else max(known.steps_per_s, SLOWEST_STEPS_PER_S)
         return WorkerFacts(
             name=request.worker,
@@ -201,7 +201,9 @@ class Granting:
         phase, reference, shards = self._spec.phases[lease.phase], self._blocks.reference, self._shards()
         end = lease.step_start + lease.steps
         steps, following = range(lease.step_start, end), range(end, end + STEPS_PER_SHARDS)
-        if lease.granted_s < now_s:  # renewed: around it are the versions of then, as an audit gets them
+        if lease.granted_s < now_s and (
+            phase.below or phase.ahead
+        ):  # renewed: around it are the versions of then, as an audit gets them
             newest = ledger.newest_at(lease.granted_s)
         return TrainLease(
             lease=lease.id,
@@ -223,8 +225,6 @@ class Granting:
     ) -> EvaluateLease | None:
         """Every so many rounds, and when all is trained, the next workers that ask score the composed model, each on
         its own. It consists of the blocks that have a version by then."""
-        if not newest or (ledger.track_record(request.worker).owed and not finished):
-            return None
         leases = ledger.evaluation_leases(limit=2 * MOST_LEASES)
         asked = [x for x in leases if x.versions == leases[-1].versions]  # for the newest model that is evaluated
         seats = [Seat(x.worker, x.reported, not x.reported and now_s < x.deadline_at_s) for x in asked]

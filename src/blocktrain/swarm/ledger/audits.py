@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
 
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
@@ -20,6 +20,7 @@ OPEN_AUDIT = t.audits.c.outcome.is_(None)
 MOST_OPEN = 100  # audits that are looked at when a worker asks for work
 _NEWEST = select(func.max(t.exclusions.c.number)).group_by(t.exclusions.c.worker)
 EXCLUDED = select(t.exclusions).where(t.exclusions.c.number.in_(_NEWEST), t.exclusions.c.kind != "lifted")
+_EXCLUSION = EXCLUDED.where(t.exclusions.c.worker == bindparam("of_worker"))
 
 
 def is_audit(lease_id: str) -> bool:
@@ -136,7 +137,7 @@ class AuditsPart(LedgerPart):
     def lift_exclusion(self, worker: str, now_s: float) -> bool:
         """False if the worker was not excluded."""
         with self._writing() as connection:
-            if not connection.execute(EXCLUDED.where(t.exclusions.c.worker == worker)).one_or_none():
+            if not connection.execute(_EXCLUSION, {"of_worker": worker}).one_or_none():
                 return False
             row = {"worker": worker, "kind": "lifted", "reason": "by an admin", "at_s": now_s}
             connection.execute(insert(t.exclusions).values(**row))
@@ -157,7 +158,7 @@ class AuditsPart(LedgerPart):
     def exclusion(self, worker: str) -> KeyStanding:
         """Whether the worker is excluded, and why; nothing else of its standing."""
         with self._reading() as connection:
-            row = connection.execute(EXCLUDED.where(t.exclusions.c.worker == worker)).one_or_none()
+            row = connection.execute(_EXCLUSION, {"of_worker": worker}).one_or_none()
             return KeyStanding(excluded=row.kind, reason=row.reason) if row else KeyStanding()
 
     def key_standing(self, worker: str) -> KeyStanding:

@@ -45,6 +45,7 @@ class LedgerPart:
         self._reading: Callable[..., AbstractContextManager[Connection]] = self.database.reading
         self._writing: Callable[..., AbstractContextManager[Connection]] = self.database.writing
         self._open = OpenRounds()
+        self._noted = set[str]()  # workers that are known to have come with an access token: that never changes
 
     def close(self) -> None:
         self.database.close()

@@ -56,6 +56,7 @@ _NEWEST_LEASE = (
     .order_by(t.evaluation_leases.c.number.desc())
     .limit(1)
 )
+_NEWEST_LEASES = _NEWEST_LEASE.limit(bindparam("at_most"))
 _EVALUATION_LEASE = _NEWEST_LEASE.where(t.evaluation_leases.c.number == bindparam("of_number"))
 _UPDATE = select(t.updates).where(t.updates.c.id == bindparam("of_id"))
 _LOCKED_PHASE = select(t.phases).where(t.phases.c.phase == bindparam("of_phase")).with_for_update()
@@ -128,7 +129,7 @@ def evaluation_of(row: Any) -> Evaluation:
 
 def evaluation_leases_of(connection: Connection, limit: int) -> tuple[EvaluationLease, ...]:
     """The newest, in order."""
-    rows = connection.execute(_NEWEST_LEASE.limit(limit)).all()
+    rows = connection.execute(_NEWEST_LEASES, {"at_most": limit}).all()
     return tuple(_evaluation_lease(row) for row in reversed(rows))
 
 

@@ -139,8 +139,11 @@ class RegistryPart(LedgerPart):
     def note_token(self, worker: str, access_token: str, most: int) -> bool:
         """Notes with which access token a key first came. False if so many other keys came with it before."""
         held = t.worker_tokens.c
+        if worker in self._noted:
+            return True
         with self._writing() as connection:
             if connection.execute(select(held.token).where(held.worker == worker)).one_or_none():
+                self._noted.add(worker)
                 return True
             mine = t.tokens.c.sha256 == _hash(access_token)
             number = connection.execute(select(t.tokens.c.number).where(mine)).scalar()

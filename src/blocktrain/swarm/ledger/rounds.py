@@ -221,7 +221,7 @@ class RoundsPart(LedgerPart):
         id = f"{grant.phase}-{grant.number}-{grant.worker}"
         wanted = {"of_phase": grant.phase, "of_number": grant.number, "of_lease": id}
         granted_s = now_s if grant.granted_s is None else grant.granted_s
-        deadline_at_s = decided_on.with_grant(grant, now_s).deadline_at_s
+        unchanged = grant.granted_s is not None and grant.deadline_at_s <= decided_on.deadline_at_s
         with self._writing() as connection:
             row = connection.execute(GRANTABLE, wanted).one_or_none()
             if row is None or self._open.of(connection, row) != decided_on:
@@ -239,6 +239,8 @@ class RoundsPart(LedgerPart):
                 deadline_at_s=grant.deadline_at_s,
                 state="open",
             )
+            if unchanged and row.lease is not None:  # it was asked for again
+                return lease
             if row.lease is None:
                 connection.execute(insert(t.leases), vars(lease))
             else:
@@ -246,6 +248,7 @@ class RoundsPart(LedgerPart):
                 if grant.granted_s is None:  # the lease that it had missed its deadline
                     missed = track_record_of(connection, grant.worker).with_miss()
                     keep_track_record(connection, grant.worker, missed)
+            deadline_at_s = decided_on.with_grant(grant, now_s).deadline_at_s
             self._open.change(
                 connection, grant.phase, lambda round: round.with_grant(grant, now_s), deadline_at_s=deadline_at_s
             )

@@ -120,22 +120,22 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
     round, why = candidate.round, f"block {candidate.open.phase.block}: {WISHES[candidate.order[0]]}"
     at_work, awaited = round.at_work(now_s), round.awaited(now_s, spec)
     own = next((x for x in at_work if x.worker == worker.name), None)
+    if decide(round, now_s, spec).action == "close":
+        return NoWork(f"round {round.number} is being merged", _retry_s(round, awaited, now_s))
+    if any(x.worker == worker.name for x in round.reported):
+        waits_for = f"its update of round {round.number} is in, {len(at_work)} still at work"
+        return NoWork(waits_for, _retry_s(round, awaited, now_s))
+    if own and now_s < own.deadline_at_s:
+        return _renewed(own, round, why)
     others = [x for x in (*awaited, *round.reported) if x.worker != worker.name]
     speed = _speed(worker, candidate.open, round)
     fewest_s = max(1.0, FEWEST_SHARE * round.steps) / speed
     pace_s = max(candidate.open.pace_s(round), fewest_s)
     time_s = min(_time_left_s(round, others, now_s, spec), pace_s)
-    retry_s = _retry_s(round, awaited, now_s)
-    if decide(round, now_s, spec).action == "close":
-        return NoWork(f"round {round.number} is being merged", retry_s)
-    if any(x.worker == worker.name for x in round.reported):
-        return NoWork(f"its update of round {round.number} is in, {len(at_work)} still at work", retry_s)
-    if own and now_s < own.deadline_at_s:
-        return _renewed(own, round, why)
     useful_s = JOIN_SHARE * min(round.steps / speed, pace_s, round.limit_s)
     if others and not own and time_s < useful_s:
         left = f"round {round.number} has {max(0.0, time_s):.1f} s left, joining is worth it from {useful_s:.1f} s on"
-        return NoWork(f"{left}: waiting for the next", retry_s)
+        return NoWork(f"{left}: waiting for the next", _retry_s(round, awaited, now_s))
     in_time = speed * time_s + (WAITED_FOR_STEPS if others else 0.0)
     steps = max(1, int(min(round.steps, in_time) + ROUNDING))
     return Grant(

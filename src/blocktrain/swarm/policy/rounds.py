@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from statistics import median
 from typing import Literal
@@ -75,7 +76,7 @@ class Round:
     leases: tuple[Lease, ...] = ()
     late: tuple[LateUpdate, ...] = ()
 
-    @property
+    @cached_property
     def reported(self) -> tuple[Lease, ...]:
         return tuple(lease for lease in self.leases if lease.reported_s is not None)
 
@@ -96,11 +97,22 @@ class Round:
     def at_work(self, now_s: float) -> tuple[Lease, ...]:
         """Leases that may still report. One that missed its deadline by a whole round is taken for dead. If it
         reports after all, its update counts."""
-        return tuple(x for x in self.leases if x.reported_s is None and now_s < x.deadline_at_s + self.limit_s)
+        seen_s, at_work = self.__dict__.get("_at_work", (None, ()))  # one decision asks several times
+        if seen_s != now_s:
+            at_work = tuple(x for x in self.leases if x.reported_s is None and now_s < x.deadline_at_s + self.limit_s)
+            self.__dict__["_at_work"] = now_s, at_work
+        return at_work
 
     def awaited(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
         """The leases at work that the round waits for. It does not wait for workers that owe updates. For workers that
         never delivered it waits until it has enough updates and is a few times as old as the delivered leases took."""
+        seen_s, seen_by, awaited = self.__dict__.get("_awaited", (None, None, ()))
+        if seen_s != now_s or seen_by is not spec:
+            awaited = self._awaited_at(now_s, spec)
+            self.__dict__["_awaited"] = now_s, spec, awaited
+        return awaited
+
+    def _awaited_at(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
         first_s = min((x.granted_s for x in self.reported), default=0.0)
         took_s = max(((x.reported_s or 0.0) - x.granted_s for x in self.reported), default=inf)
         few = len(self.reported) + len(self.late) < spec.min_updates
