@@ -11,7 +11,6 @@ Next: peers/work.py, what is averaged; peers/ours.py, flower_side.py and hivemin
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import venv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -263,8 +263,8 @@ def _python(side: str, envs: Path) -> Path:
         return Path(sys.executable)
     folder = envs / name
     python, ready = folder / "bin" / "python", folder / READY
-    ours = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()  # names what blocktrain needs
-    wanted = " ".join([_torch(), *REQUIREMENTS[name], "blocktrain", ours])
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wanted = " ".join([_torch(), *REQUIREMENTS[name], "blocktrain with", *ours])
     if not ready.exists() or ready.read_text() != wanted:
         print(f"making the environment {folder} …", flush=True)
         venv.create(folder, with_pip=True, clear=True)
