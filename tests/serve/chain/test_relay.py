@@ -157,6 +157,28 @@ def test_without_a_relay_a_hidden_stage_is_refused_with_the_remedy():
     asyncio.run(main())
 
 
+def test_a_link_can_be_closed_after_its_relay_has_hung_up(serve):
+    """With ZeroMQ's own SOCKS5 client the process ended here."""
+
+    async def main():
+        calls = []
+
+        async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            calls.append(await reader.read(1))
+            writer.close()
+
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        relay = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        network = Network(KEY, relay)
+        socket = network.connect(ADDRESSES[0])
+        socket.connect(network.tunnel(socket).address)
+        await serve.until(lambda: len(calls) > 1)
+        network.close()
+        server.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("name", ["", "A", "a.b", "a" * 41])
 def test_a_wrong_name_is_refused(name):
     with pytest.raises(ConfigError, match="is no name of a stage"):

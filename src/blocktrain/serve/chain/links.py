@@ -136,7 +136,7 @@ class Link:
         self._out_until_s = self._clock() + pause_s(self._failures_in_a_row)
 
     async def _watch(self) -> None:
-        async for standing in standings(self._socket, self.address):
+        async for standing in standings(self._socket, self.address, self._network.tunnel(self._socket)):
             if standing == "silent" and self.standing in ("reached", "refused"):
                 standing = "refused"  # something listens there and closes the connection during the handshake
             self.standing = standing

@@ -19,8 +19,9 @@ class Peers:
         peer = self._sockets.pop(address, None)
         if peer is None:
             peer = self._network.connect(address)
+            tunnel = self._network.tunnel(peer)
             with zmq_errors(address):
-                peer.connect(address)
+                peer.connect(tunnel.address if tunnel else address)
             if len(self._sockets) >= MAX_PEERS:
                 self._network.close_socket(self._sockets.pop(next(iter(self._sockets))))
         self._sockets[address] = peer

@@ -1,7 +1,7 @@
 """The relay: stages behind routers are reached through connections that they open themselves. A stage keeps some idle
 connections to the relay of a gateway. A caller, which is the gateway or another stage, asks the relay for the stage's
-name in SOCKS5, which ZeroMQ speaks; the relay joins the caller's connection to an idle one. What passes is encrypted
-from end to end with the key of the chain: the relay cannot read it. Next: sockets.py, which calls through it.
+name in SOCKS5; the relay joins the caller's connection to an idle one. What passes is encrypted from end to end with
+the key of the chain: the relay cannot read it. Next: tunnel.py, the caller's side.
 
     stage   "B", then after 32 random bytes of the relay: HMAC-SHA256, instance (16 bytes), length of the name, name
     relay   "+" (or "-": wrong key, "=": the name is taken), then 0 now and then while idle, then 1 for a caller
@@ -14,7 +14,6 @@ import hashlib
 import hmac
 import os
 import re
-import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,24 +22,31 @@ from typing import Any, Self
 
 from blocktrain.errors import ConfigError
 from blocktrain.serve.chain.sockets import RELAYED, ChainKey, parse_address
+from blocktrain.serve.chain.tunnel import (
+    BROKEN,
+    BY_NAME,
+    CONNECT,
+    DONE,
+    HANDSHAKE_S,
+    NO_LOGIN,
+    SOCKS,
+    UNKNOWN_COMMAND,
+    UNKNOWN_KIND,
+    UNREACHABLE,
+    Streams,
+    join,
+    notice_death,
+)
 
-STAGE, SOCKS = b"B", b"\x05"
+STAGE = b"B"
 ACCEPTED, WRONG_KEY, NAME_TAKEN = b"+", b"-", b"="
 IDLE, CALLED = b"\x00", b"\x01"
 NAME = re.compile(r"[a-z0-9-]{1,40}")
 NONCE_BYTES, PROOF_BYTES, INSTANCE_BYTES = 32, 32, 16
-CONNECT, BY_NAME = 1, 3
-DONE, UNREACHABLE, UNKNOWN_COMMAND, UNKNOWN_KIND = 0, 4, 7, 8  # answers of SOCKS5
-HANDSHAKE_S = 10.0
 IDLE_EVERY_S, SILENT_AFTER_S = 10.0, 35.0
-GONE_AFTER_MS = 30_000  # a peer that acknowledges no bytes for this time is gone
 SPARES = 3  # idle connections of a stage: the gateway and the stage before it call it, and one of them may reconnect
 MAX_IDLE, MAX_CONNECTIONS = 16, 4096
-CHUNK_BYTES = 2**16
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-BROKEN = (OSError, EOFError, TimeoutError)  # asyncio.IncompleteReadError is an EOFError
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def relayed_address(name: str) -> str:
@@ -106,7 +112,7 @@ class Relay:
         self._open.add(task)
         try:
             if len(self._open) <= MAX_CONNECTIONS:
-                _notice_death(writer)
+                notice_death(writer)
                 await self._serve((reader, writer))
         except (*BROKEN, asyncio.CancelledError):
             pass  # the peer is gone, or the relay ends
@@ -176,7 +182,7 @@ class Relay:
         """Answers in SOCKS5. Returns an idle connection of the stage that the caller names."""
         reader, writer = streams
         await reader.readexactly((await reader.readexactly(1))[0])  # the ways to log in; none is needed
-        writer.write(SOCKS + b"\x00")
+        writer.write(SOCKS + NO_LOGIN)
         _, command, _, kind = await reader.readexactly(4)
         if command != CONNECT or kind != BY_NAME:
             _answer(writer, UNKNOWN_COMMAND if command != CONNECT else UNKNOWN_KIND)
@@ -185,7 +191,7 @@ class Relay:
         await reader.readexactly(2)  # the port, which a relayed stage has not
         stage = self._stages.get(host.removesuffix(RELAYED))
         if stage is None or not stage.idle:
-            _answer(writer, UNREACHABLE)  # ZeroMQ tries again
+            _answer(writer, UNREACHABLE)  # the caller tries again
             return None
         _answer(writer, DONE)
         return stage.idle.popleft()
@@ -229,7 +235,7 @@ class Dialer:
         async with asyncio.timeout(HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(host, int(port))
         try:
-            _notice_death(writer)
+            notice_death(writer)
             async with asyncio.timeout(HANDSHAKE_S):
                 await self._introduce(reader, writer)
             if self._complaint:
@@ -274,35 +280,8 @@ class Dialer:
         self._complaint = complaint
 
 
-async def join(one: Streams, other: Streams) -> None:
-    """Passes bytes both ways until one side ends, then closes both."""
-    pumps = [asyncio.create_task(_pump(one[0], other[1])), asyncio.create_task(_pump(other[0], one[1]))]
-    try:
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-        one[1].close()
-        other[1].close()
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(CHUNK_BYTES):
-            writer.write(data)
-            await writer.drain()
-
-
 def _answer(writer: asyncio.StreamWriter, code: int) -> None:
     writer.write(SOCKS + bytes([code, 0, 1, 0, 0, 0, 0, 0, 0]))
-
-
-def _notice_death(writer: asyncio.StreamWriter) -> None:
-    connection: socket.socket = writer.get_extra_info("socket")
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_AFTER_MS)
 
 
 def _reason(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from blocktrain.errors import ConfigError, StageUnreachable
 from blocktrain.http.limits import is_loopback
+from blocktrain.serve.chain.tunnel import Tunnel
 
 MAX_PAYLOAD_BYTES = 2**28  # of one frame
 ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(\d{1,5}|\*)")
@@ -117,6 +118,7 @@ class Network:
         self._context = zmq.asyncio.Context()
         self._context.set(zmq.MAX_SOCKETS, 8192)
         self._open: set[Socket] = set()
+        self._tunnels: dict[Socket, Tunnel] = {}
         self._guard: Any = None
         if key is not None:
             self._guard = AsyncioAuthenticator(self._context)
@@ -145,16 +147,18 @@ class Network:
         return socket, socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def connect(self, address: str, identity: bytes | None = None) -> Socket:
-        """A DEALER socket that accepts messages only while the other side is connected."""
-        relay = self._relay if parse_address(address)[0].endswith(RELAYED) else ""
-        if relay is None:
+        """A DEALER socket that accepts messages only while the other side is connected. The caller connects it: to its
+        tunnel if it has one."""
+        host, _ = parse_address(address)
+        relayed = host.endswith(RELAYED)
+        if relayed and self._relay is None:
             raise StageUnreachable(
                 f"{address} is behind a relay: give the gateway --relay, and every stage of its chain --via"
             )
         socket = self._socket(zmq.DEALER, address)
         socket.set(zmq.IMMEDIATE, 1)
-        if relay:
-            socket.set_string(zmq.SOCKS_PROXY, relay)
+        if relayed and self._relay is not None:
+            self._tunnels[socket] = Tunnel(self._relay, host)
         if identity is not None:
             socket.set(zmq.ROUTING_ID, identity)
         if self.key is not None:
@@ -163,8 +167,14 @@ class Network:
             socket.set(zmq.CURVE_SECRETKEY, self.key.secret)
         return socket
 
+    def tunnel(self, socket: Socket) -> Tunnel | None:
+        """How the socket reaches a stage behind the relay."""
+        return self._tunnels.get(socket)
+
     def close_socket(self, socket: Socket) -> None:
         self._open.discard(socket)
+        if (tunnel := self._tunnels.pop(socket, None)) is not None:
+            tunnel.close()
         with suppress(zmq.ZMQError):
             socket.disable_monitor()
         socket.close(linger=0)
@@ -195,14 +205,15 @@ class Network:
         return socket
 
 
-async def standings(socket: Socket, address: str) -> AsyncIterator[Standing]:
-    """Connects and yields every change of the connection. ZeroMQ reports a refused handshake in no other way."""
+async def standings(socket: Socket, address: str, tunnel: Tunnel | None) -> AsyncIterator[Standing]:
+    """Connects and yields every change of the connection. ZeroMQ reports a refused handshake in no other way. A stage
+    that the tunnel does not reach is silent, although the tunnel takes the connection."""
     monitor: Any = socket.get_monitor_socket(sum(STANDINGS))
     with zmq_errors(address):
-        socket.connect(address)
+        socket.connect(tunnel.address if tunnel else address)
     while True:
         event = await recv_monitor_message(monitor)
-        yield STANDINGS[event["event"]]
+        yield "silent" if tunnel and not tunnel.joined else STANDINGS[event["event"]]
 
 
 async def send(socket: Socket, frames: Sequence[bytes], to: str) -> None:
