@@ -67,7 +67,7 @@ MANNERS: dict[str, dict[str, Any]] = {
     " with vetting": {"swarm.vetting": True},
 }
 PLAIN, AUDITED, VETTED = MANNERS
-MOST_COST, MOST_OVERHEAD = 0.02, 0.1
+MOST_COST, MOST_CLEAN_COST, MOST_OVERHEAD = 0.02, 0.005, 0.1
 HELD_OUT_WINDOWS = 400
 
 
@@ -289,29 +289,36 @@ def section(document: Document) -> str:
             f"per byte on held-out text. The cost is that above the same honest workers alone, by the same rule; for "
             f"rows without liars, above the plain mean without audits. Audits repeat a share of 0.05. Trigger: "
             f"how often the model goes on with the answer that the backdoor plants. Checks: steps "
-            f"that were computed again for audits, and forward passes for vetting, three to a step, of all steps.\n\n"
+            f"that were computed again for audits, and forward passes for vetting, three to a step, of all steps. "
+            f"If no lie was merged, a row still differs from the clean one by up to 0.02, since honest "
+            f"workers train on other shards: smaller costs mean nothing.\n\n"
         )
     return f"{intro}{markdown(*_table(document))}\n{goal_lines(verdicts(document))}"
 
 
 def verdicts(document: Document) -> list[Verdict]:
-    lines = [
-        (record, cost) for record, cost in _lines(document) if record["name"].startswith(f"{DEFAULT} with audits, ")
-    ]
+    return [verdict for manner in (PLAIN, AUDITED) for verdict in _verdicts_of(document, manner)]
+
+
+def _verdicts_of(document: Document, manner: str) -> list[Verdict]:
+    how, found = f"{DEFAULT}{manner}", list[Verdict]()
+    lines = [(record, cost) for record, cost in _lines(document) if record["name"].startswith(f"{how}, ")]
     clean = [(record, cost) for record, cost in lines if record["settings"]["lie"] == "clean"]
-    third = [(r, c) for r, c in lines if (r["settings"]["liars"], r["settings"]["workers"]) == (2, 6)]
-    found = []
+    third = [(record, cost) for record, cost in lines if _third(record)]
     if clean:
-        found.append(at_most("cost of screening and audits without liars", max(c for _, c in clean), 0.005, "+.4f"))
-        found.append(at_most("audits of honest workers, of all steps", max(r["overhead"] for r, _ in clean), 0.1))
+        found.append(at_most(f"{how}: cost without liars", max(c for _, c in clean), MOST_CLEAN_COST, "+.4f"))
+        found.append(
+            at_most(f"{how}: checks without liars, of all steps", max(r["overhead"] for r, _ in clean), MOST_OVERHEAD)
+        )
     if third:
-        worst, cost = max(third, key=lambda pair: pair[1])
-        about = f" ({worst['settings']['lie']})"
-        found.append(at_most("a third lying costs", cost, MOST_COST, "+.4f", about=about))
+        cost, lie = max((cost, record["settings"]["lie"]) for record, cost in third)
+        about = f" ({lie}, the worst of {len(third)} lies)"
+        found.append(at_most(f"{how}: a third lying costs", cost, MOST_COST, "+.4f", about=about))
     planted = [r for r, _ in third if r["settings"]["lie"] == "backdoor"]
-    if planted and clean:
-        usual = max(r["answers_trigger"] for r, _ in clean)
-        found.append(at_most("the backdoor answers", planted[0]["answers_trigger"], usual, ".2f"))
+    undefended = records_of(document, _name("backdoor", 2, 6, "mean", PLAIN))
+    usual = max((r["answers_trigger"] for r, _ in clean), default=1.0)
+    if planted and any(r["answers_trigger"] > usual for r in undefended):  # or the shape cannot tell
+        found.append(at_most(f"{how}: the backdoor answers", planted[0]["answers_trigger"], usual, ".2f"))
     return found
 
 

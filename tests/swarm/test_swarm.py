@@ -74,8 +74,10 @@ def locally(spec: RunSpec, path: Path) -> BlockModel:
     return load_model(run)
 
 
-def test_a_swarm_of_one_trains_exactly_what_local_training_trains(tmp_path, tiny):
-    spec = tiny(Stacked(), **EXACT)
+@pytest.mark.parametrize("audits", [{}, {"swarm.audit_share": 0.05, "swarm.round_steps": 10, "train.steps": 20}])
+def test_a_swarm_of_one_trains_exactly_what_local_training_trains(tmp_path, tiny, audits):
+    spec = tiny(Stacked(), **EXACT | audits)
+    assert spec.swarm.has_audits == bool(audits)
     with serving(spec, tmp_path / "coordinator") as invite:
         work(invite, tmp_path / "worker")
         together = swarm_model(invite, spec, tmp_path / "worker" / "blobs")

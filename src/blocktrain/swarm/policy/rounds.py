@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import inf
 from statistics import median
 from typing import Literal
@@ -18,6 +17,7 @@ WINDOW = 32  # past rounds that a time limit is learned from
 MIN_SAMPLES = 3
 SLACK_SHARE = 0.5  # of the median: rounds that always took the same time may once take longer
 NEWCOMER_PATIENCE = 4.0  # times as long as the others took, a round waits for a worker that never delivered
+MAJORITY_SHARE = 1 / 4  # of its time limit that a round waits for such workers at least, while they are most of it
 LONGEST_LIMITS = 4.0  # from its first delivered lease on, no round waits longer, whatever others claim to be doing
 
 
@@ -76,7 +76,7 @@ class Round:
     leases: tuple[Lease, ...] = ()
     late: tuple[LateUpdate, ...] = ()
 
-    @cached_property
+    @property
     def reported(self) -> tuple[Lease, ...]:
         return tuple(lease for lease in self.leases if lease.reported_s is not None)
 
@@ -97,26 +97,17 @@ class Round:
     def at_work(self, now_s: float) -> tuple[Lease, ...]:
         """Leases that may still report. One that missed its deadline by a whole round is taken for dead. If it
         reports after all, its update counts."""
-        seen_s, at_work = self.__dict__.get("_at_work", (None, ()))  # one decision asks several times
-        if seen_s != now_s:
-            at_work = tuple(x for x in self.leases if x.reported_s is None and now_s < x.deadline_at_s + self.limit_s)
-            self.__dict__["_at_work"] = now_s, at_work
-        return at_work
+        return tuple(x for x in self.leases if x.reported_s is None and now_s < x.deadline_at_s + self.limit_s)
 
     def awaited(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
         """The leases at work that the round waits for. It does not wait for workers that owe updates. For workers that
-        never delivered it waits until it has enough updates and is a few times as old as the delivered leases took."""
-        seen_s, seen_by, awaited = self.__dict__.get("_awaited", (None, None, ()))
-        if seen_s != now_s or seen_by is not spec:
-            awaited = self._awaited_at(now_s, spec)
-            self.__dict__["_awaited"] = now_s, spec, awaited
-        return awaited
-
-    def _awaited_at(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
+        never delivered it waits until it has enough updates and is a few times as old as the delivered leases took. It
+        waits longer while they are most of it: a few that send work at once, done or not, do not run ahead."""
         first_s = min((x.granted_s for x in self.reported), default=0.0)
         took_s = max(((x.reported_s or 0.0) - x.granted_s for x in self.reported), default=inf)
         few = len(self.reported) + len(self.late) < spec.min_updates
-        patient = few or now_s < first_s + max(spec.deadline_floor_s, NEWCOMER_PATIENCE * took_s)
+        least_s = MAJORITY_SHARE * self.limit_s if 2 * len(self.reported) < len(self.leases) else 0.0
+        patient = few or now_s < first_s + max(spec.deadline_floor_s, least_s, NEWCOMER_PATIENCE * took_s)
         return tuple(x for x in self.at_work(now_s) if not x.owed and (x.delivered or patient))
 
     @property
