@@ -9,7 +9,7 @@ from blocktrain.settings import Denoise, ModelSpec
 from blocktrain.spec import RunSpec
 
 LARGEST_SHARE = 1 / 3  # of the parameters
-NARROWEST = 16  # a small model with many tokens has larger shares rather than narrower tables
+NARROWEST = 24  # a small model with many tokens has larger shares rather than narrower tables
 MULTIPLE = 8  # ranks are multiples of it, for fast products
 
 

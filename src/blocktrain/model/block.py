@@ -51,6 +51,7 @@ class Block(nn.Module):
                 torch.randn(*shape, generator=generator, device=generator.device) / shape[1] ** 0.5
                 for shape in ((model.width, rank), (rank, model.width))
             )
+            down = down * (model.width / rank)  # Adam moves a logit by a step per column: so it learns as a wide one
             self.embedding_up = None if self.embedding is None else nn.Parameter(up)
             self.readout_down = nn.Parameter(down)
         cos, sin = rotary_table(model.context, model.width // model.heads)
