@@ -118,9 +118,7 @@ def test_a_stop_string_ends_the_text_inside_a_token(run, prepared):
         ("seed=1", r"tables +24 wide, \d+% of the parameters; use a smaller vocabulary or a larger model to make them"),
     ],
 )
-def test_train_says_how_wide_tables_are_and_what_makes_them_smaller(
-    run, prepared, tmp_path, change, said
-):
+def test_train_says_how_wide_tables_are_and_what_makes_them_smaller(run, prepared, tmp_path, change, said):
     options = [*TINY, "--corpus", prepared / "corpus", "--set", "train.steps=1", "--set", change]
     assert re.search(said, run("train", *options, "--out", tmp_path / "run").stderr)
 
