@@ -240,7 +240,7 @@ def train_on(corpus: str, steps: int = 200) -> None:
 
 def fetched_by_a_worker(spec: RunSpec) -> dict[str, float]:
     """What a worker that joins a swarm has on its disk when it has done one step, and FETCH_STEPS later."""
-    found, done = list[tuple[int, float]](), threading.Event()
+    found, done, left = list[tuple[int, float]](), threading.Event(), FETCH_STEPS
     with tempfile.TemporaryDirectory() as folder:
 
         def look(name: str, report: WorkReport) -> None:
@@ -254,7 +254,6 @@ def fetched_by_a_worker(spec: RunSpec) -> dict[str, float]:
                 done.set()
             left -= 1
 
-        left = FETCH_STEPS
         with local_swarm(spec, workers=1, folder=folder, report=look):
             done.wait(FETCH_LIMIT_S)
     (first, first_s), (later, later_s) = found

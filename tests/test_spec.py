@@ -66,6 +66,10 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path, text, comp
             "[model]\ntable_rank = 500",
             r"model.table_rank = 500 is larger than model.width = 128: give",
         ),
+        (
+            "[model]\ntable_rank = 16\n[objective]\nkind = 'stacked'\nstate_dropout = 0.2",
+            r"objective.state_dropout = 0.2 needs blocks that read the tokens themselves.*: set model.table_rank = 128",
+        ),
         ("[model]\nvocabulary = 1", r"model.vocabulary = 1: input should be greater than or equal to 2"),
         ("[model]\nwidth = 100\nheads = 8", r"model.width = 100 must be divisible by 2 \* model.heads = 16"),
         (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from blocktrain.model.block import build_block, physical_parameters, table_parameters
-from blocktrain.spec import RunSpec, preset
+from blocktrain.model.block import block_shapes, build_block, physical_parameters, table_parameters
+from blocktrain.spec import Denoise, EndToEnd, RunSpec, Stacked, preset
 from blocktrain.tables import LARGEST_SHARE, MULTIPLE, NARROWEST, with_vocabulary
 
 
@@ -17,7 +17,7 @@ def share(spec: RunSpec) -> float:
     return table_parameters(spec) / physical_parameters(spec)
 
 
-@pytest.mark.parametrize("width, vocabulary", [(256, 8192), (256, 4096), (512, 8192), (512, 50_257)])
+@pytest.mark.parametrize("width, vocabulary", [(256, 8192), (256, 4096), (512, 8192), (1024, 50_257)])
 def test_the_tables_of_many_tokens_are_as_wide_as_a_third_of_the_parameters_allows(width, vocabulary):
     spec = with_vocabulary(shape(width), vocabulary)
     wider = spec.with_(**{"model.table_rank": spec.model.table_rank + MULTIPLE})
@@ -33,6 +33,14 @@ def test_a_named_width_stays_and_the_models_own_needs_no_matrix_between():
     named = with_vocabulary(shape(128, **{"model.table_rank": 128}), 8192)
     assert named.model.table_rank == 128
     assert build_block(named, 0).state_dict().keys() == build_block(shape(128), 0).state_dict().keys()
+
+
+@pytest.mark.parametrize("objective, reading", [(Stacked(), [0]), (EndToEnd(), [0]), (Denoise(), [0, 1, 2, 3])])
+def test_with_narrow_tables_later_blocks_of_a_stack_have_no_embedding(objective, reading):
+    spec = with_vocabulary(shape(256, objective=objective), 8192)
+    shapes = [block_shapes(spec, block) for block in range(4)]
+    assert [block for block, each in enumerate(shapes) if "embedding" in each] == reading
+    assert share(spec) <= LARGEST_SHARE
 
 
 def test_the_tables_of_a_small_model_stay_usable():

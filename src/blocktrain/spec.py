@@ -109,6 +109,13 @@ class RunSpec(Settings):
                 f"train.micro_windows = {self.train.micro_windows}: denoise draws its noise for all windows of a step "
                 f"together, so leave it out; train.checkpoint_activations saves memory too"
             )
+        narrow = self.model.table_rank not in (None, self.model.width)
+        if narrow and isinstance(self.objective, Stacked) and self.objective.state_dropout:
+            raise ValueError(
+                f"objective.state_dropout = {self.objective.state_dropout:g} needs blocks that read the tokens "
+                f"themselves, which only the first one does with narrow tables: set model.table_rank = "
+                f"{self.model.width}, the model's width, or leave state_dropout out"
+            )
         phases = len(self._layout())
         if isinstance(self.train.steps, tuple) and len(self.train.steps) != phases:
             raise ValueError(

@@ -117,7 +117,7 @@ def test_a_run_takes_the_tokenizer_of_its_prepared_corpus(corpus):
 def test_a_run_with_many_tokens_gets_narrow_tables_unless_it_names_their_width(corpus):
     tiny = preset("tiny").with_(**{"corpus.source": str(corpus.folder)})
     loaded = load_corpus(tiny.corpus, 64)
-    assert with_tokenizer(tiny, loaded).model.table_rank == 16
+    assert with_tokenizer(tiny, loaded).model.table_rank == 24
     assert with_tokenizer(tiny.with_(**{"model.table_rank": 32}), loaded).model.table_rank == 32
 
 

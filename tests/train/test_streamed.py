@@ -86,16 +86,19 @@ def test_a_held_out_loss_is_the_same_and_changes_no_later_step(objective, tmp_pa
     assert plain.step().loss == streamed.step().loss == untouched.step().loss
 
 
-def test_blocks_of_different_depths_are_streamed_too(tmp_path):
-    spec = TINY.with_(objective=WHOLE, **{"model.layers": (1, 2, 1, 3)})
+@pytest.mark.parametrize("shape", [{"model.layers": (1, 2, 1, 3)}, {"model.table_rank": 8}], ids=["depths", "tables"])
+def test_blocks_that_are_not_alike_are_streamed_too(shape, tmp_path):
+    """Of blocks with narrow tables only the first one has an embedding."""
+    spec = TINY.with_(objective=WHOLE, **shape)
     plain, streamed = both(spec, tmp_path)
     for _ in range(2):
         plain.step(), streamed.step()
     assert_equal(plain, streamed)
 
 
-def test_a_pair_is_streamed_on_top_of_published_blocks(tmp_path):
-    spec = TINY.with_(objective=Stacked())
+@pytest.mark.parametrize("table_rank", [None, 8])
+def test_a_pair_is_streamed_on_top_of_published_blocks(tmp_path, table_rank):
+    spec = TINY.with_(objective=Stacked(), **{"model.table_rank": table_rank})
     first = BlockTrainer(spec, spec.phases[0], TEXT, {}, compile=False)
     first.step()
     plain, streamed = both(spec, tmp_path, phase=1, published=first.weights())

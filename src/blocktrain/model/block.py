@@ -17,15 +17,16 @@ from blocktrain.model import noise
 from blocktrain.model.kv_cache import CacheView
 from blocktrain.model.transformer import Layer, Modulation, lean_norm, rms_norm, rotary_table, span_mask
 from blocktrain.spec import Denoise, RunSpec
-from blocktrain.tables import narrow_rank
+from blocktrain.tables import narrow_rank, reads_tokens
 
 
 class Block(nn.Module):
-    """Byte embedding, layers and read-out: what both kinds have. Built from the spec and the seed alone, unless its
-    physical layers are given."""
+    """Embedding, layers and read-out: what both kinds have. With narrow tables a block may have no embedding. Built
+    from the spec and the seed alone, unless its physical layers are given."""
 
     cos: Tensor
     sin: Tensor
+    embedding: nn.Parameter | None
     embedding_up: nn.Parameter | None  # from the rank of the tables to the width, if they differ
     readout_down: nn.Parameter | None  # and back
     compute_again = False  # layers keep only what enters them, and are computed again in the backward pass
@@ -34,10 +35,13 @@ class Block(nn.Module):
         super().__init__()
         model = spec.model
         generator = torch.Generator().manual_seed(_init_seed(spec.seed, index))
-        self.index = index
+        self.index, self.width = index, model.width
         self.num_layers = model.layers_of(index)  # logical layers; `layers` holds the physical ones
         rank = narrow_rank(model) or model.width
-        self.embedding = nn.Parameter(torch.randn(model.vocabulary, rank, generator=generator, device=generator.device))
+        self.embedding = None
+        if reads_tokens(spec, index):
+            drawn = torch.randn(model.vocabulary, rank, generator=generator, device=generator.device)
+            self.embedding = nn.Parameter(drawn)
         initial = (Layer(model.width, model.heads, generator) for _ in range(model.physical_layers_of(index)))
         self.layers = nn.ModuleList(initial if layers is None else layers)
         self.readout = nn.Parameter(torch.zeros(model.vocabulary, rank))
@@ -47,7 +51,9 @@ class Block(nn.Module):
                 torch.randn(*shape, generator=generator, device=generator.device) / shape[1] ** 0.5
                 for shape in ((model.width, rank), (rank, model.width))
             )
-            self.embedding_up, self.readout_down = nn.Parameter(up), nn.Parameter(down)
+            down = down * (model.width / rank)  # Adam moves a logit by a step per column: so it learns as a wide one
+            self.embedding_up = None if self.embedding is None else nn.Parameter(up)
+            self.readout_down = nn.Parameter(down)
         cos, sin = rotary_table(model.context, model.width // model.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -57,11 +63,13 @@ class Block(nn.Module):
 
     def _rows(self, tokens: Tensor) -> Tensor:
         """The tokens' rows of the embedding."""
+        assert self.embedding is not None, "the block reads the state alone"
         rows = F.embedding(tokens, self.embedding)
         return rows if self.embedding_up is None else F.linear(rows, self.embedding_up)
 
     def embedding_table(self) -> Tensor:
         """The embedding of every token, [vocabulary, width]."""
+        assert self.embedding is not None, "the block reads the state alone"
         return self.embedding if self.embedding_up is None else F.linear(self.embedding, self.embedding_up)
 
     def _logits(self, normed: Tensor) -> Tensor:
@@ -121,32 +129,39 @@ class Block(nn.Module):
 
 
 class StackedBlock(Block):
-    """The state is the stream of hidden vectors: each block adds its own embedding of the bytes and continues the
-    stream.
+    """The state is the stream of hidden vectors: each block adds its own embedding of the bytes, if it has one, and
+    continues the stream.
 
     An initial block behind others adds nothing: its gain is zero and its layers are the identity. With the read-out of
     the previous block it starts where that block ended."""
 
     def __init__(self, spec: RunSpec, index: int, layers: Sequence[Layer] | None = None) -> None:
         super().__init__(spec, index, layers)
-        self.gain = nn.Parameter(torch.zeros(spec.model.width) if index else torch.ones(spec.model.width))
+        initial = torch.zeros(spec.model.width) if index else torch.ones(spec.model.width)
+        self.gain = None if self.embedding is None else nn.Parameter(initial)
 
     def forward(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> tuple[Tensor, Tensor]:
         state_BTD = self.advance(bytes_BT, state_BTD)
         return state_BTD, self.read_out(state_BTD)
 
     def step(self, bytes_T: Tensor, state_TD: Tensor | None, cache: CacheView) -> Tensor:
-        own = self.gain * lean_norm(self._rows(bytes_T))
-        return self.run_steps(own if state_TD is None else own + state_TD, cache)
+        return self.run_steps(self._entering(bytes_T, state_TD, lean_norm), cache)
 
     @property
-    def step_gain(self) -> Tensor:
+    def step_gain(self) -> Tensor | None:
         return self.gain
 
     def advance(self, bytes_BT: Tensor, state_BTD: Tensor | None) -> Tensor:
         """The next state alone, if the logits are not needed."""
-        own = self.gain * self.embed(bytes_BT)
-        return self.run_layers(own if state_BTD is None else own + state_BTD)
+        return self.run_layers(self._entering(bytes_BT, state_BTD, rms_norm))
+
+    def _entering(self, tokens: Tensor, state: Tensor | None, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        """The state and the block's own embedding. A block that has neither, since the first one is missing, gets
+        zeros."""
+        if self.gain is None:
+            return self.readout.new_zeros(*tokens.shape, self.width) if state is None else state
+        own = self.gain * norm(self._rows(tokens))
+        return own if state is None else own + state
 
 
 class DenoiseBlock(Block):
@@ -199,7 +214,7 @@ class DenoiseBlock(Block):
     def without_evidence(self, bytes_BT: Tensor) -> Tensor:
         """Logits for z = 0 (the mean path): a language model of the context alone."""
         B, T = bytes_BT.shape
-        scores_BTV = self.embedding.new_zeros(B, T, len(self.readout))
+        scores_BTV = self.readout.new_zeros(B, T, len(self.readout))
         return self.denoise(bytes_BT, scores_BTV, scores_BTV.new_full((B,), self.sigma_high))
 
     def step(self, bytes_T: Tensor, state_TD: Tensor | None, cache: CacheView) -> Tensor:
@@ -209,7 +224,7 @@ class DenoiseBlock(Block):
     @cached_property
     def step_modulation(self) -> Modulation:
         """Cached: steps are taken only after training."""
-        modulation = self._modulation(self.embedding.new_full((1,), self.sigma_high))
+        modulation = self._modulation(self.readout.new_full((1,), self.sigma_high))
         return tuple(each[0] for each in modulation)
 
     def answer(self, hidden_TD: Tensor) -> Tensor:

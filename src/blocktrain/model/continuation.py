@@ -53,7 +53,7 @@ class Continuation:
         """A new window. Its positions count from 0, so that nothing of the window before can be used."""
         self._start, self._done = start, 0
         self._window = ()
-        model, like = self._model, self._blocks[0].embedding
+        model, like = self._model, self._blocks[0].readout
         self._cache = KVCache(self._first_layers[-1], model.heads, model.width // model.heads, like)
         self._cache.reserve(model.context)
         if self._is_quick:
@@ -68,7 +68,7 @@ class Continuation:
     def _run(self, tokens: Sequence[int]) -> list[Tensor]:
         """Each block's stream at these new positions."""
         batch = PositionBatch([TextPositions(self._cache, self._done, len(tokens))])
-        tokens_T = torch.tensor(list(tokens), device=self._blocks[0].embedding.device)
+        tokens_T = torch.tensor(list(tokens), device=self._blocks[0].readout.device)
         streams: list[Tensor] = []
         for block, first_layer in zip(self._blocks, self._first_layers, strict=False):
             before = streams[-1] if streams else None

@@ -37,7 +37,7 @@ class DraftLayer:
 
 @dataclass(frozen=True)
 class DraftBlock:
-    table: Floats  # [256, D]: what each byte adds to the stream
+    table: Floats | None  # [256, D]: what each byte adds to the stream; None: the block reads the stream alone
     layers: tuple[DraftLayer, ...]
     first_layer: int  # its number in the KV caches
     continues: bool  # adds the stream of the previous block
@@ -47,14 +47,15 @@ class DraftBlock:
         """None if the block must draft with its own `step`: another device or precision, offloaded or large."""
         real = [layer for layer in block.layers if type(layer) is Layer]
         matrices = [matrix for layer in real for matrix in layer.parameters()]
-        usual = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (*matrices, block.embedding))
+        usual = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (*matrices, block.readout))
         if len(real) < len(block.layers) or not usual or sum(each.nbytes for each in matrices) > LARGEST_BYTES:
             return None
-        own = lean_norm(block.embedding_table().detach())
-        gain = block.step_gain
-        table = own if gain is None else gain.detach() * own
         layers = [_draft_layer(layer, block.step_modulation) for layer in real]
         shared = tuple(layers[index % len(layers)] for index in range(block.num_layers))
+        if block.embedding is None:
+            return cls(None, shared, first_layer, continues=True)
+        own, gain = lean_norm(block.embedding_table().detach()), block.step_gain
+        table = own if gain is None else gain.detach() * own
         return cls(table.numpy(), shared, first_layer, continues=gain is not None)
 
 
@@ -94,7 +95,8 @@ class DraftStepper:
         self._blocks, self._drafts = blocks, drafts
         cos, sin = rotary
         self._cos, self._sin = torch.cat([cos, cos], -1).numpy(), torch.cat([-sin, sin], -1).numpy()
-        rows, width, heads = sum(draft.rows for draft in drafts), blocks[0].table.shape[1], blocks[0].layers[0].heads
+        rows, first = sum(draft.rows for draft in drafts), blocks[0].layers[0]
+        width, heads = first.attention_out.size(0), first.heads
         self._draft_of_row = np.repeat(np.arange(len(drafts)), [draft.rows for draft in drafts])
         ends = np.cumsum([draft.rows for draft in drafts]).tolist()
         self.rows = [slice(end - draft.rows, end) for draft, end in zip(drafts, ends, strict=True)]
@@ -109,9 +111,7 @@ class DraftStepper:
         self._attention.move_to(self._cos[filled][:, None], self._sin[filled][:, None])
         each: list[Floats] = []
         for block in self._blocks:
-            hidden = block.table[bytes_T]
-            if block.continues and each:
-                hidden += each[-1]
+            hidden = self._entering(block, bytes_T, each[-1] if each else None)
             for number, layer in enumerate(block.layers, block.first_layer):
                 self._attend(layer, number, hidden)
                 self._mlp(layer, hidden)
@@ -119,6 +119,15 @@ class DraftStepper:
         for draft in self._drafts:
             draft.filled += 1
         return each
+
+    def _entering(self, block: DraftBlock, bytes_T: npt.NDArray[np.integer], before: Floats | None) -> Floats:
+        """A new array, which the layers change."""
+        if block.table is None:
+            return np.zeros_like(self._normed) if before is None else before.copy()
+        hidden: Floats = block.table[bytes_T]
+        if block.continues and before is not None:
+            hidden += before
+        return hidden
 
     def _attend(self, layer: DraftLayer, number: int, hidden: Floats) -> None:
         attention = self._attention

@@ -4,7 +4,7 @@ A multiplication counts one, an addition counts one. Norms, softmax and the opti
 from __future__ import annotations
 
 from blocktrain.spec import Denoise, Objective, Phase, RunSpec, Stacked
-from blocktrain.tables import narrow_rank
+from blocktrain.tables import narrow_rank, reads_tokens
 
 FORWARD, FROZEN, TRAINED = 1, 2, 3  # passes: forward; also back to the input; also back to the weights
 
@@ -37,8 +37,16 @@ def phase_flops(spec: RunSpec, phase: Phase) -> int:
     """One training step of a phase: all passes of its layers, and the read-outs that have a loss."""
     passes = ((phase.below, FORWARD), (phase.blocks, TRAINED), (phase.ahead, FROZEN))
     layers = sum(layers_flops(spec, block, times) for blocks, times in passes for block in blocks)
-    embeddings = sum(embedding_flops(spec, times) * len(blocks) for blocks, times in passes)
-    return layers + embeddings + _end_flops(spec, phase)
+    embeddings = sum(
+        embedding_flops(spec, times) for blocks, times in passes for block in blocks if reads_tokens(spec, block)
+    )
+    return layers - _spared_flops(spec, phase) + embeddings + _end_flops(spec, phase)
+
+
+def _spared_flops(spec: RunSpec, phase: Phase) -> int:
+    """A trained block that reads only the state of frozen ones needs no gradient of what enters its first layer: back
+    through query, key and value."""
+    return 0 if reads_tokens(spec, phase.block) else spec.step_bytes * 2 * 3 * spec.model.width**2
 
 
 def _end_flops(spec: RunSpec, phase: Phase) -> int:

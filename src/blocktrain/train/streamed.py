@@ -86,8 +86,8 @@ class StreamedTrainer(BlockTrainer):
     def _start(self, published: Weights) -> None:
         self.trained = []
         self._run = maybe_compile(_run_block, self._compiled)
-        self._modules: dict[tuple[int, int], StackedBlock] = {}
-        self._loaded: dict[tuple[int, int], int] = {}  # depth -> the block whose weights are in its module
+        self._modules: dict[tuple[int, int, bool], StackedBlock] = {}
+        self._loaded: dict[tuple[int, int, bool], int] = {}  # depth -> the block whose weights are in its module
         for index in self.phase.blocks:
             block = self._block(index, published)
             assert isinstance(block, StackedBlock)

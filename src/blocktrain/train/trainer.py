@@ -21,6 +21,7 @@ from blocktrain.io.allocator import keep_freed_memory
 from blocktrain.model import noise
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
 from blocktrain.spec import Denoise, Phase, RunSpec, Stacked
+from blocktrain.tables import reads_tokens
 from blocktrain.train.flops import own_losses_detached, phase_flops
 from blocktrain.train.optim import BlockOptimizer, lr_factor
 from blocktrain.wire.safetensors import continue_block
@@ -77,7 +78,7 @@ class BlockTrainer:
         self._compiled = compile if compile is not None else compile_pays(spec, phase)
         self._start(published)
         self._frozen = {index: self._block(index, {}).requires_grad_(False) for index in self._scratch_indices()}
-        self._in_scratch: dict[tuple[int, int], int] = {}  # depth -> the block whose weights are in its module
+        self._in_scratch: dict[tuple[int, int, bool], int] = {}  # depth -> the block whose weights are in its module
         self.refresh(published)
         self._stacked = maybe_compile(stacked_loss, self._compiled)
         self._denoise = maybe_compile(denoise_loss, self._compiled)
@@ -197,9 +198,10 @@ class BlockTrainer:
         by_depth = {self._depth(index): index for index in self.phase.below}
         return [*by_depth.values(), *self.phase.ahead]
 
-    def _depth(self, index: int) -> tuple[int, int]:
-        """The weights of blocks of equal depth can be loaded into the same module."""
-        return self.spec.model.layers_of(index), self.spec.model.physical_layers_of(index)
+    def _depth(self, index: int) -> tuple[int, int, bool]:
+        """The weights of blocks that are alike in this can be loaded into the same module."""
+        model = self.spec.model
+        return model.layers_of(index), model.physical_layers_of(index), reads_tokens(self.spec, index)
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         drawn = windows(

@@ -204,7 +204,7 @@ def about_tables(spec: RunSpec) -> str:
     said = f"{spec.model.table_rank or spec.model.width} wide, {share:.0%} of the parameters"
     if share <= LARGEST_SHARE:
         return said
-    named = spec.model.table_rank != chosen_rank(spec.model)
+    named = spec.model.table_rank != chosen_rank(spec)
     remedy = "leave model.table_rank out" if named else "use a smaller vocabulary or a larger model"
     return f"{said}; {remedy} to make them a third (docs: text)"
 

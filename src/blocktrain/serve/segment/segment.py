@@ -181,7 +181,7 @@ class Segment:
 
     def _new_cache(self) -> KVCache:
         model = self.spec.model
-        like = self._modules[self.blocks[0]].embedding
+        like = self._modules[self.blocks[0]].readout
         return KVCache(self._num_layers, model.heads, model.width // model.heads, like)
 
     def _compute(self, actives: Sequence[ActiveTraversal]) -> float:
@@ -209,7 +209,7 @@ class Segment:
         batch = PositionBatch(parts)
         each: list[Hidden] = [{} for _ in parts]
         tokens_T = tokens_T.to(self._device, torch.long)
-        state_TD = None if state_TD is None else state_TD.to(self._modules[present[0]].embedding)
+        state_TD = None if state_TD is None else state_TD.to(self._modules[present[0]].readout)
         for index in present:
             state_TD = self._modules[index].step(tokens_T, state_TD, CacheView(batch, self._first_layer[index]))
             for hidden, own in zip(each, torch.split(state_TD, batch.sizes), strict=True):

@@ -115,7 +115,7 @@ def test_a_stop_string_ends_the_text_inside_a_token(run, prepared):
     [
         ("model.table_rank=32", r"tables +32 wide, \d+% of the parameters; leave model.table_rank out to make them"),
         ("model.table_rank=8", r"tables +8 wide, \d+% of the parameters\n"),
-        ("seed=1", r"tables +16 wide, \d+% of the parameters; use a smaller vocabulary or a larger model to make them"),
+        ("seed=1", r"tables +24 wide, \d+% of the parameters; use a smaller vocabulary or a larger model to make them"),
     ],
 )
 def test_train_says_how_wide_tables_are_and_what_makes_them_smaller(run, prepared, tmp_path, change, said):
