@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from statistics import median
 from typing import Literal
@@ -76,7 +77,7 @@ class Round:
     leases: tuple[Lease, ...] = ()
     late: tuple[LateUpdate, ...] = ()
 
-    @property
+    @cached_property
     def reported(self) -> tuple[Lease, ...]:
         return tuple(lease for lease in self.leases if lease.reported_s is not None)
 
