@@ -29,7 +29,7 @@ from blocktrain.swarm.worker.worker import Worker, WorkReport
 from blocktrain.wire.invite import Invite
 from common import RESULTS, Document, Verdict, at_most, goal_lines, machine, markdown, portable, table, write_json
 from counting_proxy import CountingProxy
-from scale_out import servers, services
+from scale_out import servers, services  # type: ignore[attr-defined]  # of the tests, found by scale_out
 from swarm_processes import CoordinatorProcess, running_coordinator
 
 MEMORY_BYTES = 2**33
