@@ -185,7 +185,7 @@ def test_the_command_writes_the_folder_from_a_run(exported, tmp_path):
     "arguments, sentence",
     [
         (["RUN"], "no output was given"),
-        (["RUN", "out"], "run/invite cannot be read"),
+        (["RUN", "out"], "run is not the directory of a coordinator, it has no invite"),
         (["no-such-run", "--hf", "out"], "is not a run directory"),
         (["RUN", "--hf", "RUN/spec.toml"], "is a file"),
     ],

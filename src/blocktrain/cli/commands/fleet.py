@@ -193,7 +193,7 @@ def scale(
 
 @fleet.command(cls=Command, epilog="Example:  blocktrain fleet down")
 def down(ray: RayAddress = "auto", name: FleetName = "fleet", grace: Grace = 300.0) -> None:
-    """Stop a fleet; its run stays in the coordinator's directory or database.
+    """Stop a fleet; its run stays where the coordinator keeps it.
 
     Workers hand in what they have done first. A Ray cluster that fleet up started ends, too."""
     require_above_zero("--grace", grace)

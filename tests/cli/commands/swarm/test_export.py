@@ -58,7 +58,7 @@ def test_an_early_export_says_which_blocks_do_not_exist_yet(run, tmp_path, open_
             result = run("export", invite, tmp_path / "model", "--home", tmp_path)
             assert "not open yet" in run("status", invite).stdout
     assert result.exit_code == 0, result.stderr
-    assert "block 2, 3 of 4 does not exist yet" in result.stderr
+    assert "blocks 2 and 3 of 4 do not exist yet" in result.stderr
     assert "blocks 0 (version 0), 1 (version 0); training continues" in result.stdout
 
 

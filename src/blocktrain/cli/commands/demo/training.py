@@ -89,12 +89,12 @@ def _watch(client: CoordinatorClient, processes: Sequence[Process], killing: Kil
         while True:
             status = client.status()
             show(status, client.curves())
+            killing.look(status)  # also of a finished run: the worker that was killed comes back
             evaluated = status["evaluations"] and status["evaluations"][-1]["versions"] == status["versions"]
             if num_finished(status) == status["num_phases"] and evaluated:
                 return status
             for process in processes:
                 process.check(may_end=process.name != "coordinator")
-            killing.look(status)
             time.sleep(LOOK_EVERY_S)
 
 
