@@ -99,26 +99,6 @@ def test_a_round_waits_for_those_who_deliver_and_a_while_for_newcomers(silent, n
     assert (decision.action, decision.reason) == (action, reason)
 
 
-@pytest.mark.parametrize(
-    "number, fast, newcomers, now_s, action",
-    [
-        (0, 2, 4, 11, "wait"),
-        (0, 2, 4, 56, "wait"),
-        (0, 2, 4, 57, "close"),
-        (0, 4, 2, 11, "close"),
-        (0, 2, 2, 11, "close"),
-        (1, 2, 4, 11, "close"),
-    ],
-)
-def test_a_few_that_send_work_at_once_do_not_close_a_first_round_before_most_had_time(
-    number, fast, newcomers, now_s, action
-):
-    leases = [Lease(n, f"w{n}", 10, 0.0, 800.0, 900.0) for n in range(fast + newcomers)]
-    done = [replace(x, reported_s=1.0, steps_done=10) for x in leases[:fast]]
-    round = Round(0, number, {0: 0}, 0, 10, 0.0, 900.0, 900.0, (*done, *leases[fast:]))
-    assert decide(round, now_s, SPEC).action == action
-
-
 def test_a_round_with_too_few_updates_waits_no_longer_than_its_ceiling_for_ever_new_keys():
     round, now_s = a_round(reported=1), 50.0
     while (decision := decide(round, now_s, SPEC)).action != "close":

@@ -18,7 +18,6 @@ WINDOW = 32  # past rounds that a time limit is learned from
 MIN_SAMPLES = 3
 SLACK_SHARE = 0.5  # of the median: rounds that always took the same time may once take longer
 NEWCOMER_PATIENCE = 4.0  # times as long as the others took, a round waits for a worker that never delivered
-FIRST_ROUND_SHARE = 1 / 16  # of its time limit that a phase's first round waits for them, while they are most of it
 LONGEST_LIMITS = 4.0  # from its first delivered lease on, no round waits longer, whatever others claim to be doing
 
 
@@ -102,15 +101,11 @@ class Round:
 
     def awaited(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
         """The leases at work that the round waits for. It does not wait for workers that owe updates. For workers that
-        never delivered it waits until it has enough updates and is a few times as old as the delivered leases took. A
-        first round waits longer while they are most of it: a few that send work at once, done or not, do not run ahead
-        of the others for good. Later rounds do not: somebody with ever new keys would slow each of them."""
+        never delivered it waits until it has enough updates and is a few times as old as the delivered leases took."""
         first_s = min((x.granted_s for x in self.reported), default=0.0)
         took_s = max(((x.reported_s or 0.0) - x.granted_s for x in self.reported), default=inf)
         few = len(self.reported) + len(self.late) < spec.min_updates
-        crowded = self.number == 0 and 2 * len(self.reported) < len(self.leases)
-        least_s = FIRST_ROUND_SHARE * self.limit_s if crowded else 0.0
-        patient = few or now_s < first_s + max(spec.deadline_floor_s, least_s, NEWCOMER_PATIENCE * took_s)
+        patient = few or now_s < first_s + max(spec.deadline_floor_s, NEWCOMER_PATIENCE * took_s)
         return tuple(x for x in self.at_work(now_s) if not x.owed and (x.delivered or patient))
 
     @property
