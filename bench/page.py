@@ -71,7 +71,6 @@ EXPERIMENTS = (
     Experiment("scale_out", "scale_out", " --clients 200 --seconds 3 --busy"),
     _own("presigned"),
     _own("serve"),
-    Experiment("serve-drafter", "serve", " --name serve-drafter --parts model,reference --rtts 100"),
     _own("serve_quality"),
     _own("serve_via"),
     _own("generate"),

@@ -80,13 +80,7 @@ def report(document: Document, path: Path) -> None:
 def section(document: Document) -> str:
     first, _, rest = story(document).partition("\n\n")
     parts = [first + "\n", markdown(*cells_of(document)), rest + "\n", goal_lines(verdicts(document))]
-    title = "## Serving over distances" + (", with a drafter and trees" if drafted_by_tree(document) else "")
-    return "\n".join([f"{title}\n", *parts])
-
-
-def drafted_by_tree(document: Document) -> bool:
-    """Measured since drafts are trees and the first stage has a drafter."""
-    return "drafter" in document["settings"]["blocks"]["model"]
+    return "\n".join(["## Serving over distances\n", *parts])
 
 
 def cells_of(document: Document) -> tuple[list[str], list[list[str]]]:
