@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.data.corpus import Corpus
 from blocktrain.errors import RequestRefused
-from blocktrain.figures import Line, line_figure
+from blocktrain.figures import PALETTE, line_figure
 from blocktrain.io.arrays import as_tensors
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
@@ -326,18 +326,14 @@ def figures(document: Document) -> dict[str, go.Figure]:
     lines = [pair for pair in _lines(document) if pair[0]["settings"]["lie"] in LIES]
     manners = sorted({record["name"].partition(",")[0] for record, _ in lines})
 
-    def line(manner: str) -> Line:
+    title, y_title = "Two liars of six: lower is better", "nats/byte above a run without liars"
+    figure = line_figure([], title=title, x_title="", y_title=f"{y_title}, at most 1")
+    for color, manner in zip(PALETTE, manners, strict=False):
         here = [(r["settings"]["lie"], c) for r, c in lines if r["name"].startswith(f"{manner}, ") and _third(r)]
         costs = dict(here)
-        told = [number for number, lie in enumerate(LIES) if lie in costs]
-        return Line(manner, told, [min(1.0, costs[list(LIES)[number]]) for number in told])
-
-    figure = line_figure(
-        [line(manner) for manner in manners],
-        title="Two liars of six",
-        x_title=", ".join(f"{number} {lie}" for number, lie in enumerate(LIES)),
-        y_title="nats/byte above a run without liars, at most 1",
-    )
+        told = [lie for lie in LIES if lie in costs]
+        figure.add_bar(x=told, y=[min(1.0, costs[lie]) for lie in told], name=manner, marker_color=color)
+    figure.update_layout(barmode="group", xaxis={"type": "category", "categoryarray": list(LIES)}, showlegend=True)
     return {"byzantine": figure}
 
 
