@@ -201,9 +201,8 @@ class Granting:
         phase, reference, shards = self._spec.phases[lease.phase], self._blocks.reference, self._shards()
         end = lease.step_start + lease.steps
         steps, following = range(lease.step_start, end), range(end, end + STEPS_PER_SHARDS)
-        if lease.granted_s < now_s and (
-            phase.below or phase.ahead
-        ):  # renewed: around it are the versions of then, as an audit gets them
+        around = (*phase.below, *phase.ahead)
+        if around and lease.granted_s < now_s:  # renewed: with the versions of then, as an audit gets them
             newest = ledger.newest_at(lease.granted_s)
         return TrainLease(
             lease=lease.id,
