@@ -138,11 +138,12 @@ def _make(plan: FleetPlan, member: str, **options: Any) -> Any:
 
 
 def _coordinator_place(plan: FleetPlan) -> dict[str, Any]:
-    """Here, where its folder and the text are. If the run is in a database and a bucket, on any machine later."""
+    """Here, where its folder and the text are. If the run is in a database and a bucket, on any machine later.
+    It reserves one byte: Ray puts an actor that reserves nothing on any machine, whatever it prefers."""
     if not plan.store.is_shared:
         return {"resources": _at(plan.node)}
     here = ray.get_runtime_context().get_node_id()
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
+    return {"memory": 1, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
 
 
 def _make_stages(plan: FleetPlan) -> None:
