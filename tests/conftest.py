@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from blocktrain.spec import RunSpec
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+gc.disable()  # while tests are collected: nearly all that is made then is kept
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("house")
 
@@ -50,6 +51,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: the garbage collector need not look at it, which takes a tenth of many tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

