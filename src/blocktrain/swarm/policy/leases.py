@@ -131,7 +131,7 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
     speed = _speed(worker, candidate.open, round)
     fewest_s = max(1.0, FEWEST_SHARE * round.steps) / speed
     pace_s = max(candidate.open.pace_s(round), fewest_s)
-    time_s = min(_time_left_s(round, others, now_s, spec), pace_s)
+    time_s = min(_time_left_s(round, others, candidate.open, now_s, spec), pace_s)
     useful_s = JOIN_SHARE * min(round.steps / speed, pace_s, round.limit_s)
     if others and not own and time_s < useful_s:
         left = f"round {round.number} has {max(0.0, time_s):.1f} s left, joining is worth it from {useful_s:.1f} s on"
@@ -185,14 +185,17 @@ def _speed(worker: WorkerFacts, open: OpenPhase, round: Round) -> float:
     return round.steps / (FILL_SHARE * round.limit_s)
 
 
-def _time_left_s(round: Round, others: Sequence[Lease], now_s: float, spec: SwarmSpec) -> float:
-    """Until the others should report: a worker that joins does not keep them waiting, unless the round has too few
-    updates, or was extended because it had."""
+def _time_left_s(round: Round, others: Sequence[Lease], open: OpenPhase, now_s: float, spec: SwarmSpec) -> float:
+    """Until the others should report, or one of the usual speed would have: a worker that joins keeps nobody waiting
+    but those that are, or claim to be, faster than usual. Longer if the round has too few updates, or was extended
+    because it had."""
     if not others:
         return FILL_SHARE * round.limit_s
     time_left_s = FILL_SHARE * (round.deadline_at_s - now_s)
     wanted = len(others) < spec.min_updates or round.deadline_at_s > max(x.deadline_at_s for x in others)
-    return time_left_s if wanted else min(time_left_s, max(x.due_s for x in others) - now_s)
+    usual_s = open.pace_s(round) if open.usual_steps_per_s else 0.0
+    reported_at_s = max(*(x.due_s for x in others), min(x.granted_s for x in others) + usual_s)
+    return time_left_s if wanted else min(time_left_s, reported_at_s - now_s)
 
 
 def _retry_s(round: Round, awaited: Sequence[Lease], now_s: float) -> float:

@@ -105,8 +105,15 @@ class Round:
         first_s = min((x.granted_s for x in self.reported), default=0.0)
         took_s = max(((x.reported_s or 0.0) - x.granted_s for x in self.reported), default=inf)
         few = len(self.reported) + len(self.late) < spec.min_updates
-        patient = few or now_s < first_s + max(spec.deadline_floor_s, NEWCOMER_PATIENCE * took_s)
+        patient = few or now_s < first_s + max(spec.deadline_floor_s, self._patience(now_s) * took_s)
         return tuple(x for x in self.at_work(now_s) if not x.owed and (x.delivered or patient))
+
+    def _patience(self, now_s: float) -> float:
+        """Times as long as the delivered leases took, that the round waits for workers that never delivered. In the
+        first round nobody has shown its speed. A minority that reports early may have trained one step of each lease
+        only: the others then need as many times longer as a lease has steps."""
+        unknown = self.number == 0 and len(self.reported) < len(self.at_work(now_s))
+        return max(NEWCOMER_PATIENCE, (1 + SLACK_SHARE) * self.steps) if unknown else NEWCOMER_PATIENCE
 
     @property
     def ceiling_at_s(self) -> float:
