@@ -28,7 +28,7 @@ from blocktrain.wire.updates import EncodedUpdate, encode_difference, max_update
 
 Named = tuple[str, Floats]
 LEFT_OUT = {  # why a rule left an update out, for people
-    "screened": "it points elsewhere than the other updates of its round",
+    "screened": "it points elsewhere than the other updates of its round, or moved far less in as many steps",
     "krum": "it is further from its neighbours than the other updates of its round",
 }
 
@@ -173,7 +173,7 @@ class Merger:
 
             return lambda name: map(alone, encoded.pieces(name, base.get(name), earlier.get(name)))
 
-        return WeightedUpdate(opened, update.weight, update.norm)
+        return WeightedUpdate(opened, update.weight, update.norm, steps=update.steps)
 
     def _read(self, sha256: str, phase: int) -> tuple[EncodedUpdate, memoryview]:
         """The update, checked, and the bytes that it is read from."""

@@ -31,6 +31,19 @@ class WeightedUpdate:
     weight: float  # tokens, at most those of its lease, times its staleness weight and its worker's standing
     norm: float  # of the whole update, divided by the root of its steps
     scale: float = 1.0  # what a rule multiplies Δ with; 0: the update is left out
+    steps: int = 1
+    vote: float = 1.0  # share of its weight that decides what others are compared with
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What is known of the updates of a merge, one number for each."""
+
+    weights: Floats
+    votes: Floats
+    limits: Floats  # scales of the norm bound
+    moved: Floats  # how far, in the median (`movements`)
+    products: Floats  # inner products with these scales; 0 x 0 unless the rule needs them and there are three updates
 
 
 class Rule:
@@ -44,10 +57,9 @@ class Rule:
     def __init__(self, spec: SwarmSpec) -> None:
         self.spec = spec
 
-    def scales(self, weights: Floats, limits: Floats, products: Floats) -> Floats:
-        """One scale for each update. `limits` are the scales of the norm bound. `products` are the inner products of
-        the updates with these scales, and 0 × 0 unless the rule needs them and there are three updates."""
-        return np.ones_like(weights)
+    def scales(self, updates: Compared) -> Floats:
+        """One scale for each update."""
+        return np.ones_like(updates.weights)
 
     def reduce(self, values: Floats, weights: Floats, below: Floats) -> Floats:
         """For an elementwise rule: values, weights and cumulative weights, each sorted by value along the first
@@ -63,6 +75,16 @@ def limit_scales(norms: Sequence[float], recent_norms: Sequence[float], factor: 
         return np.ones(1)
     limit = factor * median_low([*norms, *recent_norms])
     return np.array([limit / norm if norm > limit else 1.0 for norm in norms])
+
+
+def movements(norms: Sequence[float], steps: Sequence[int]) -> Floats:
+    """How far each update moved for its steps, in the median of all. Updates grow faster than the root of their steps
+    and slower than the steps: of the two comparisons the one counts that is better for the update. Whoever trained all
+    of its steps therefore moved about as far as the others, whether these had longer or shorter leases."""
+    roots = np.sqrt(np.array(steps, np.float64))
+    by_root, by_step = np.array(norms), np.array(norms) / roots
+    usual = [median_low(x.tolist()) or 1.0 for x in (by_root, by_step)]
+    return np.maximum(by_root / usual[0], by_step / usual[1])
 
 
 def weighted_sum(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int]) -> Iterator[tuple[str, Floats]]:

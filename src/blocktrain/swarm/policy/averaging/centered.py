@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from blocktrain.swarm.policy.averaging.base import Rule
+from blocktrain.swarm.policy.averaging.base import Compared, Rule
 from blocktrain.swarm.policy.averaging.products import distances
 from blocktrain.wire.safetensors import Floats
 
@@ -18,7 +18,8 @@ class Centered(Rule):
     name = "centered"
     needs_products = True
 
-    def scales(self, weights: Floats, limits: Floats, products: Floats) -> Floats:
+    def scales(self, updates: Compared) -> Floats:
+        weights, limits, products = updates.weights, updates.limits, updates.products
         if not len(products):
             return limits
         centre = geometric_median(products, weights)

@@ -3,12 +3,12 @@ Next: base.py, the bound; screened.py, which also looks at directions."""
 
 from __future__ import annotations
 
-from blocktrain.swarm.policy.averaging.base import Rule
+from blocktrain.swarm.policy.averaging.base import Compared, Rule
 from blocktrain.wire.safetensors import Floats
 
 
 class Clipped(Rule):
     name = "clipped"
 
-    def scales(self, weights: Floats, limits: Floats, products: Floats) -> Floats:
-        return limits
+    def scales(self, updates: Compared) -> Floats:
+        return updates.limits

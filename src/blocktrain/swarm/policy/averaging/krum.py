@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from blocktrain.swarm.policy.averaging.base import Rule
+from blocktrain.swarm.policy.averaging.base import Compared, Rule
 from blocktrain.wire.safetensors import Floats
 
 ROUNDING = 1e-9
@@ -15,11 +15,11 @@ class Krum(Rule):
     name = "krum"
     needs_products = True
 
-    def scales(self, weights: Floats, limits: Floats, products: Floats) -> Floats:
-        if not len(products):
-            return limits
-        kept = nearest(products, int(self.spec.krum_share * len(weights)))
-        return np.where(kept, limits, 0.0)
+    def scales(self, updates: Compared) -> Floats:
+        if not len(updates.products):
+            return updates.limits
+        kept = nearest(updates.products, int(self.spec.krum_share * len(updates.weights)))
+        return np.where(kept, updates.limits, 0.0)
 
 
 def nearest(products: Floats, liars: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

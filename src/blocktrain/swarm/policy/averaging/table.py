@@ -11,7 +11,15 @@ from dataclasses import replace
 import numpy as np
 
 from blocktrain.spec import SwarmSpec
-from blocktrain.swarm.policy.averaging.base import Rule, WeightedUpdate, elementwise, limit_scales, weighted_sum
+from blocktrain.swarm.policy.averaging.base import (
+    Compared,
+    Rule,
+    WeightedUpdate,
+    elementwise,
+    limit_scales,
+    movements,
+    weighted_sum,
+)
 from blocktrain.swarm.policy.averaging.centered import Centered
 from blocktrain.swarm.policy.averaging.clipped import Clipped
 from blocktrain.swarm.policy.averaging.krum import Krum
@@ -39,7 +47,10 @@ def weigh(
     products: Floats = np.zeros((0, 0))
     if rule.needs_products and len(parts) >= FEWEST:
         products = inner_products([replace(x, scale=s) for x, s in zip(parts, limits.tolist(), strict=True)], sizes)
-    scales = rule.scales(np.array([part.weight for part in parts]), limits, products)
+    weights = np.array([part.weight for part in parts])
+    votes = weights * np.array([part.vote for part in parts])
+    moved = movements([part.norm for part in parts], [part.steps for part in parts])
+    scales = rule.scales(Compared(weights, votes, limits, moved, products))
     return [replace(x, scale=s, weight=x.weight if s else 0.0) for x, s in zip(parts, scales.tolist(), strict=True)]
 
 
