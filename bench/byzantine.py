@@ -159,11 +159,14 @@ def _train(
         keys = [Ed25519PrivateKey.from_private_bytes(bytes([number, spec.seed % 256] * 16)) for number in range(64)]
         num_liars = liars * (SYBIL_KEYS if lie == "sybil" else 1)
         bad = {keys[number].public_key().public_bytes_raw().hex() for number in range(num_liars)}
+        tokens = _access_tokens(ledger, len(keys))
         shared, planted = Conspiracy(), _planted(coordinator, corpus, spec.seed) if lie == "backdoor" else {}
         for number in range(num_liars + workers - liars):
             client = DirectClient(coordinator, clock, Faults(0.0, spec.seed, (1.0, 2.0)), number)
             if number < num_liars:
                 client = LyingClient(coordinator, clock, number, spec, lie, keys[number], shared, planted)
+            participant = number // SYBIL_KEYS if lie == "sybil" and number < num_liars else number
+            client.access_token = tokens[participant]
             clock.start(_worker(number, client, keys[number], clock, folder))
         clock.run()
         newest = {version.block: version for version in ledger.newest().values()}
@@ -172,6 +175,13 @@ def _train(
         return blocks, {path: list(weights) for path, weights in combine.items()}, _account(ledger, bad, spec)
     finally:
         ledger.close()
+
+
+def _access_tokens(ledger: Ledger, participants: int) -> list[str]:
+    """One for each participant, as operators are told to give them."""
+    for number in range(participants):
+        ledger.add_access_token(f"participant {number}", "worker", f"access token {number}", 0.0)
+    return [f"access token {number}" for number in range(participants)]
 
 
 def _chance(seed: int) -> Callable[[], float]:

@@ -118,12 +118,13 @@ class DirectClient:
     def __init__(self, coordinator: Coordinator, clock: VirtualClock, faults: Faults, worker: int) -> None:
         self._coordinator, self._clock, self._faults, self._worker = coordinator, clock, faults, worker
         self._number = count()
+        self.access_token: str | None = None
 
     def run_info(self) -> RunInfo:
         return self._coordinator.info()
 
     def lease(self, request: Callable[[], LeaseRequest]) -> LeaseReply:
-        return self._settled(lambda: self._coordinator.lease(request()))
+        return self._settled(lambda: self._coordinator.lease(request(), access_token=self.access_token))
 
     def download(self, blob: Blob, cache: Path) -> memoryview:
         return self._coordinator.blobs.get(blob.sha256)

@@ -23,7 +23,7 @@ from blocktrain.swarm.coordinator.trust.vetting import Vetting
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import MergeWeight, Standing, Update
 from blocktrain.swarm.policy.rounds import Round, decide, learned_limit_s, next_round, open_phases, open_round
-from blocktrain.swarm.policy.standing import weight_factor
+from blocktrain.swarm.policy.standing import vote_shares, weight_factor
 from blocktrain.swarm.run_clock import RunClock
 from blocktrain.wire.safetensors import continue_block, encode_chunks
 
@@ -190,9 +190,11 @@ class CoordinatorLoop:
                 self._prune(now_s)
 
     def _weights(self, phase: int, updates: Sequence[Update]) -> list[MergeWeight]:
-        standings = self._ledger.key_standings({update.worker for update in updates})
+        workers = {update.worker for update in updates}
+        standings, shares = self._ledger.key_standings(workers), vote_shares(self._ledger.participants(workers))
         factors = [weight_factor(standings[update.worker], self._spec.swarm) for update in updates]
-        return self._merger.weigh(phase, updates, self._ledger.recent_norms(phase), factors)
+        votes = [shares[update.worker] for update in updates]
+        return self._merger.weigh(phase, updates, self._ledger.recent_norms(phase), factors, votes)
 
     def _tidy(self, now_s: float) -> None:
         """Frees storage by time, and before anything that needs some: a full disk would allow no merge."""

@@ -47,12 +47,20 @@ class Merger:
         self._spec, self._blocks, self._blobs = spec, blocks, blobs
 
     def weigh(
-        self, phase: int, updates: Sequence[Update], recent_norms: Sequence[float] = (), factors: Sequence[float] = ()
+        self,
+        phase: int,
+        updates: Sequence[Update],
+        recent_norms: Sequence[float] = (),
+        factors: Sequence[float] = (),
+        votes: Sequence[float] = (),
     ) -> list[MergeWeight]:
-        """What each update weighs in a merge, by the run's rule. `factors` are those of their workers' standing."""
+        """What each update weighs in a merge, by the run's rule. `factors` are those of their workers' standing,
+        `votes` the shares of their weights that decide what is left out."""
         parts = [self._part(update) for update in updates]
         for index, factor in enumerate(factors):
             parts[index] = replace(parts[index], weight=parts[index].weight * factor)
+        for index, vote in enumerate(votes):
+            parts[index] = replace(parts[index], vote=vote)
         weighed = weigh(parts, self._sizes(phase), self._spec, recent_norms)
         why = LEFT_OUT.get(self._spec.averaging, "left out")
         return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import cast
 
@@ -19,6 +20,7 @@ from blocktrain.swarm.ledger.records import ROLES, AccessToken, Role, Run, Worke
 from blocktrain.swarm.policy.track_record import TrackRecord
 
 ROLES_BY_HASH = select(t.tokens.c.role, t.tokens.c.sha256).where(t.tokens.c.revoked_s.is_(None))
+OWN_INVITE = "worker"  # the name of its access token (../coordinator/server.py)
 SEE_AGAIN = update(t.workers).where(t.workers.c.id == bindparam("of_id"), t.workers.c.nonce < bindparam("of_nonce"))
 
 
@@ -153,6 +155,19 @@ class RegistryPart(LedgerPart):
                 return False
             connection.execute(insert(t.worker_tokens), {"worker": worker, "token": number})
             return True
+
+    def participants(self, workers: Collection[str]) -> dict[str, str]:
+        """Worker: to whom its key belongs. The keys of an access token that was added for somebody are one participant.
+        Those of the run's own invite, which the operator's machines have, are one each."""
+        held, given = t.worker_tokens.c, t.tokens.c
+        query = (
+            select(held.worker, given.number)
+            .join(t.tokens, given.number == held.token)
+            .where(held.worker.in_(workers), given.role == "worker", given.name != OWN_INVITE)
+        )
+        with self._reading() as connection:
+            added = {row.worker: f"token {row.number}" for row in connection.execute(query)}
+        return {worker: added.get(worker, worker) for worker in workers}
 
     def last_nonce(self, worker: str) -> int:
         """The number of the worker's last request."""

@@ -78,7 +78,7 @@ def waits_for_auditors(num_updates: int, num_present: int, num_auditing: int) ->
     return num_auditing > 0 and 3 * num_updates <= 2 * num_present
 
 
-def may_audit(worker: str, delivered: int, audited: str, asked: Sequence[str]) -> bool:
-    """Whether this worker may compute an audited lease again: it has delivered something, is not the audited worker,
-    and was not asked before."""
-    return delivered > 0 and worker != audited and worker not in asked
+def may_audit(participant: str, delivered: int, audited: str, asked: Sequence[str]) -> bool:
+    """Whether a worker of this participant may compute an audited lease again: the worker has delivered something, and
+    no other key of its participant sent the audited update or was asked before."""
+    return delivered > 0 and participant != audited and participant not in asked

@@ -1,10 +1,13 @@
 """Standing: how much a worker's updates weigh, by what it has shown. A newcomer weighs little until it has passed an
 audit: many new keys are worth little. A worker that is quarantined, by an audit, or banned, by an operator, gets no
-work, and what it sent and is not merged is left out. Pure: no clock, socket or disk.
+work, and what it sent and is not merged is left out. Where workers decide about each other, a participant has one vote,
+whatever the number of its keys. Pure: no clock, socket or disk.
 Next: audits.py, which decides who lied; ../ledger/audits.py, which keeps the facts."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +31,13 @@ def weight_factor(standing: KeyStanding, spec: SwarmSpec) -> float:
     if not spec.has_audits:
         return 1.0
     return spec.newcomer_weight if standing.suspected or not standing.passes else 1.0
+
+
+def vote_shares(participants: Mapping[str, str]) -> dict[str, float]:
+    """Worker: the share of its updates' weight with which it decides what is left out. `participants` says to whom a
+    key belongs: all keys of one participant that take part in a round together vote like one of them."""
+    keys = Counter(participants.values())
+    return {worker: 1 / keys[participant] for worker, participant in participants.items()}
 
 
 def refusal_of(standing: KeyStanding) -> str | None:

@@ -78,10 +78,11 @@ class Auditing:
             return None
         delivered = ledger.track_record(request.worker).delivered
         for audit in ledger.open_audits():
-            asked = [x.worker for x in audit.asked]
+            who = self._participants(ledger, audit, request.worker)
+            asked = [who[x.worker] for x in audit.asked]
             pending = sum(x.payload is None and now_s < x.deadline_at_s for x in audit.asked)
             most = votes_needed(len(self._voters(ledger, audit, now_s))) if audit.reports else 1
-            if pending >= most or not may_audit(request.worker, delivered, audit.update.worker, asked):
+            if pending >= most or not may_audit(who[request.worker], delivered, who[audit.update.worker], asked):
                 continue
             if self._memory_bytes(self._spec.phases[audit.update.phase]) > request.memory_bytes:
                 continue
@@ -142,7 +143,7 @@ class Auditing:
             audit = ledger.audit(number)
             assert audit is not None, "an audit is never deleted"
             voters = self._voters(ledger, audit, now_s)
-            left = voters - {audit.update.worker, *(x.worker for x in audit.asked)}
+            left = voters - set(self._participants(ledger, audit).values())
             pending = any(x.payload is None and now_s < x.deadline_at_s for x in audit.asked)
             exhausted = not left and not pending
             if found := finding(audit.update.worker, audit.reports, len(voters), exhausted, self._spec.swarm):
@@ -151,8 +152,14 @@ class Auditing:
                 self._say_dispute(ledger, audit, audit.reports[-1], now_s)
 
     def _voters(self, ledger: Ledger, audit: Audit, now_s: float) -> set[str]:
-        """Who could have a result: the workers that are there, have delivered and are not excluded."""
-        return ledger.present_workers(now_s - PRESENT_S) | {audit.update.worker, *(x.worker for x in audit.reports)}
+        """The participants that could have a result: those with a worker that is there, has delivered and is not
+        excluded."""
+        present = ledger.present_workers(now_s - PRESENT_S) | {audit.update.worker, *(x.worker for x in audit.reports)}
+        return set(ledger.participants(present).values())
+
+    def _participants(self, ledger: Ledger, audit: Audit, *more: str) -> dict[str, str]:
+        """Of the audited worker, those that were asked, and others."""
+        return ledger.participants({audit.update.worker, *(x.worker for x in audit.asked), *more})
 
     def _say_dispute(self, ledger: Ledger, audit: Audit, last: AuditReport, now_s: float) -> None:
         distance = last.distances.get(audit.update.worker, math.inf)

@@ -19,6 +19,7 @@ from blocktrain.wire.safetensors import Floats
 
 Deltas = Callable[[str], Iterable[Floats]]  # name of a tensor: its flat Δ, piece after piece
 Read = Callable[[int, int], Floats]  # elements start to stop of a flattened Δ
+ROUNDING = 1e-9
 SLICE_ELEMENTS = 1 << 19  # of all updates together that are in memory at once
 
 
@@ -32,7 +33,7 @@ class WeightedUpdate:
     norm: float  # of the whole update, divided by the root of its steps
     scale: float = 1.0  # what a rule multiplies Δ with; 0: the update is left out
     steps: int = 1
-    vote: float = 1.0  # share of its weight that decides what others are compared with
+    vote: float = 1.0  # share of its weight with which it decides what is left out
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,21 @@ def limit_scales(norms: Sequence[float], recent_norms: Sequence[float], factor: 
     return np.array([limit / norm if norm > limit else 1.0 for norm in norms])
 
 
-def movements(norms: Sequence[float], steps: Sequence[int]) -> Floats:
+def movements(norms: Sequence[float], steps: Sequence[int], votes: Floats) -> Floats:
     """How far each update moved for its steps, in the median of all. Updates grow faster than the root of their steps
     and slower than the steps: of the two comparisons the one counts that is better for the update. Whoever trained all
     of its steps therefore moved about as far as the others, whether these had longer or shorter leases."""
     roots = np.sqrt(np.array(steps, np.float64))
     by_root, by_step = np.array(norms), np.array(norms) / roots
-    usual = [median_low(x.tolist()) or 1.0 for x in (by_root, by_step)]
-    return np.maximum(by_root / usual[0], by_step / usual[1])
+    usual = [-upper_median(-x, votes) or 1.0 for x in (by_root, by_step)]  # of two middle ones the shorter
+    return np.asarray(np.maximum(by_root / usual[0], by_step / usual[1]))
+
+
+def upper_median(values: Floats, weights: Floats) -> float:
+    """The largest value that half of the weight reaches."""
+    order = np.argsort(-values, kind="stable")
+    reached = np.cumsum(weights[order]) >= weights.sum() / 2 * (1 - ROUNDING)
+    return float(values[order][np.argmax(reached)])
 
 
 def weighted_sum(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int]) -> Iterator[tuple[str, Floats]]:

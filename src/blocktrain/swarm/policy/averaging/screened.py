@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from blocktrain.swarm.policy.averaging.base import Compared, Rule
+from blocktrain.swarm.policy.averaging.base import Compared, Rule, upper_median
 from blocktrain.wire.safetensors import Floats
-
-ROUNDING = 1e-9
 
 
 class Screened(Rule):
@@ -36,10 +34,3 @@ def agreements(products: Floats, weights: Floats) -> Floats:
     cosines = products / np.outer(norms, norms)
     every = range(len(weights))
     return np.array([upper_median(np.delete(cosines[i], i), np.delete(weights, i)) for i in every])
-
-
-def upper_median(values: Floats, weights: Floats) -> float:
-    """The largest value that half of the weight reaches."""
-    order = np.argsort(-values, kind="stable")
-    reached = np.cumsum(weights[order]) >= weights.sum() / 2 * (1 - ROUNDING)
-    return float(values[order][np.argmax(reached)])
