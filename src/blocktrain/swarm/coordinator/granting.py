@@ -156,7 +156,12 @@ class Granting:
     ) -> LeaseReply:
         for _ in range(GRANT_TRIES):
             phases = [
-                OpenPhase(x, self._memory_bytes(x), self._usual_speed(ledger, rounds[x.index]))
+                OpenPhase(
+                    x,
+                    self._memory_bytes(x),
+                    self._usual_speed(ledger, rounds[x.index]),
+                    held=self._auditing.holds(ledger, rounds[x.index], now_s),
+                )
                 for x in self._spec.phases
                 if x.index in rounds
             ]

@@ -172,7 +172,7 @@ class CoordinatorLoop:
         updates = [x for x in self._ledger.waiting_updates(round.phase) if x.base != round.base or x.worker in reported]
         if not updates:
             return  # since the decision they were left out, or merged by another coordinator
-        if self._auditing.delays(round, len(updates), now_s):
+        if self._auditing.holds(self._ledger, round, now_s):
             return
         past_s = self._ledger.past_round_times_s(round.phase)
         limit_s, _ = learned_limit_s([*past_s, *([round.took_s] if round.took_s else [])], self._spec.swarm)

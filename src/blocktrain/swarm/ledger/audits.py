@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
 
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
@@ -97,11 +97,13 @@ class AuditsPart(LedgerPart):
         with self._writing() as connection:
             connection.execute(update(t.audit_leases).where(unreported).values(**facts, signature=signature))
 
-    def auditors(self, now_s: float) -> set[str]:
-        """The workers that compute an audit and may still report it."""
-        at_work = and_(t.audit_leases.c.payload.is_(None), t.audit_leases.c.deadline_at_s > now_s)
+    def auditors(self, now_s: float, since_s: float) -> set[str]:
+        """The workers that compute an audit and may still report it, or were given one since then."""
+        given = t.audit_leases.c
+        at_work = and_(given.payload.is_(None), given.deadline_at_s > now_s)
         with self._reading() as connection:
-            return set(connection.execute(select(t.audit_leases.c.worker).where(at_work)).scalars())
+            query = select(given.worker).where(or_(at_work, given.granted_s >= since_s))
+            return set(connection.execute(query).scalars())
 
     def is_in_company(self, lease: LeaseRecord) -> bool:
         """Whether the lease starts afresh: it is of its phase's first round, or an earlier round has an update of

@@ -40,6 +40,7 @@ class OpenPhase:
     phase: Phase
     memory_bytes: int  # that training it takes
     usual_steps_per_s: float | None = None  # of the workers that deliver; None while nobody has
+    held: bool = False  # its round could close, and waits for workers that computed audits
 
     def pace_s(self, round: Round) -> float:
         """The time that a lease of the round should take: slower workers get fewer steps."""
@@ -120,7 +121,8 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
     round, why = candidate.round, f"block {candidate.open.phase.block}: {WISHES[candidate.order[0]]}"
     at_work, awaited = round.at_work(now_s), round.awaited(now_s, spec)
     own = next((x for x in at_work if x.worker == worker.name), None)
-    if decide(round, now_s, spec).action == "close":
+    held = candidate.open.held
+    if decide(round, now_s, spec).action == "close" and not held:
         return NoWork(f"round {round.number} is being merged", _retry_s(round, awaited, now_s))
     if any(x.worker == worker.name for x in round.reported):
         waits_for = f"its update of round {round.number} is in, {len(at_work)} still at work"
@@ -131,7 +133,7 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
     speed = _speed(worker, candidate.open, round)
     fewest_s = max(1.0, FEWEST_SHARE * round.steps) / speed
     pace_s = max(candidate.open.pace_s(round), fewest_s)
-    time_s = min(_time_left_s(round, others, candidate.open, now_s, spec), pace_s)
+    time_s = min(_time_left_s(round, () if held else others, candidate.open, now_s, spec), pace_s)
     useful_s = JOIN_SHARE * min(round.steps / speed, pace_s, round.limit_s)
     if others and not own and time_s < useful_s:
         left = f"round {round.number} has {max(0.0, time_s):.1f} s left, joining is worth it from {useful_s:.1f} s on"
@@ -147,7 +149,7 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
         step_start=round.step_start,
         steps=steps,
         due_s=now_s + steps / speed,
-        deadline_at_s=round.deadline_at_s if others else now_s + round.limit_s,
+        deadline_at_s=round.deadline_at_s if others and not held else now_s + round.limit_s,
         reason=why,
         owed=after_a_miss(worker.owed) if any(x.worker == worker.name for x in round.leases) else worker.owed,
         delivered=worker.delivered,

@@ -24,7 +24,7 @@ from blocktrain.swarm.policy.audits import (
     votes_needed,
     waits_for_auditors,
 )
-from blocktrain.swarm.policy.rounds import Round
+from blocktrain.swarm.policy.rounds import Round, decide
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import LeaseRequest, TrainLease, UpdateNotice
 from blocktrain.wire.updates import EncodedUpdate, energy, read_update
@@ -73,8 +73,11 @@ class Auditing:
     def offer(
         self, ledger: Ledger, request: LeaseRequest, now_s: float, rounds: Mapping[int, Round]
     ) -> TrainLease | None:
-        """The oldest audit that this worker may do. Not while it has a lease: that comes first."""
+        """The oldest audit that this worker may do. Not while it has a lease, or a round waits for it: these come
+        first."""
         if not self._on or any(x.worker == request.worker for r in rounds.values() for x in r.at_work(now_s)):
+            return None
+        if any(self._is_awaited(ledger, request.worker, round, now_s) for round in rounds.values()):
             return None
         delivered = ledger.track_record(request.worker).delivered
         for audit in ledger.open_audits():
@@ -90,6 +93,9 @@ class Auditing:
             deadline_at_s = now_s + LIMITS * max(limit_s, self._spec.swarm.deadline_floor_s)
             return self._message(ledger, ledger.grant_audit(audit, request.worker, now_s, deadline_at_s), audit)
         return None
+
+    def _is_awaited(self, ledger: Ledger, worker: str, round: Round, now_s: float) -> bool:
+        return worker not in {x.worker for x in round.leases} and self.holds(ledger, round, now_s)
 
     def _message(self, ledger: Ledger, lease: AuditLease, audit: Audit) -> TrainLease:
         """What the audited worker got: the same versions, shard and steps."""
@@ -207,13 +213,23 @@ class Auditing:
 
     # What rounds wait for
 
-    def delays(self, round: Round, num_updates: int, now_s: float) -> bool:
-        """Whether the round should wait for workers that compute audits and have no lease in it yet."""
-        if not self._on or now_s >= round.deadline_at_s:
+    def holds(self, ledger: Ledger, round: Round, now_s: float) -> bool:
+        """Whether the round, which could close, waits for workers that compute audits or have just done so, and have no
+        lease in it yet. Not longer than any other round may take."""
+        if not self._on or decide(round, now_s, self._spec.swarm).action != "close":
             return False
-        auditing = self._ledger.auditors(now_s) - {lease.worker for lease in round.leases}
-        present = self._ledger.present_workers(now_s - PRESENT_S) if auditing else ()
-        return waits_for_auditors(num_updates, len(present), len(auditing))
+        if now_s >= min(round.deadline_at_s, round.ceiling_at_s - round.limit_s):
+            return False
+        auditing = ledger.auditors(now_s, round.opened_s) - {lease.worker for lease in round.leases}
+        if not auditing:
+            return False
+        present, in_round = (
+            ledger.present_workers(now_s - PRESENT_S),
+            {x.worker for x in (*round.reported, *round.late)},
+        )
+        who = ledger.participants(present | in_round | auditing)
+        counts = (len({who[worker] for worker in workers}) for workers in (in_round, present, auditing))
+        return waits_for_auditors(*counts)
 
     # What is no longer possible
 
