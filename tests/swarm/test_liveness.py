@@ -74,6 +74,16 @@ def test_a_worker_that_takes_a_lease_in_every_round_with_a_new_key_costs_a_bound
     assert took_s < 4 * 45
 
 
+def test_workers_that_claim_ten_steps_for_one_do_not_outrun_the_honest_ones(new_house):
+    house = new_house(**LONG, **{"swarm.round_steps": 10})
+    lazy = [Volunteer(house.member(), 10 * STEPS_PER_S) for _ in range(2)]
+    honest = [Volunteer(house.member()) for _ in range(4)]
+    seconds_of(house, [*lazy, *honest], 4, 600)
+    for round in range(4):
+        updates = {update.worker: update.steps for update in house.ledger.merged_updates(0, round)}
+        assert {updates.get(volunteer.member.id) for volunteer in honest} == {10}
+
+
 def test_one_worker_six_times_slower_does_not_make_the_run_six_times_longer(new_house):
     fast, mixed = (new_house(**LONG, **{"swarm.round_steps": 12}) for _ in range(2))
     fast_s = seconds_of(fast, [Volunteer(fast.member()) for _ in range(2)], 8, 2000)

@@ -104,6 +104,32 @@ def test_a_round_waits_until_its_deadline_for_workers_that_compute_audits(new_ho
     assert (house.weights() != before) == merged
 
 
+def test_who_has_computed_an_audit_joins_the_round_that_waited_for_it(new_house):
+    """It was told that the round was being merged, or computed the next audit, until liars were most of the round."""
+    house = new_house(**ALWAYS | {"swarm.min_updates": 1})
+    honest, newcomer = [house.member() for _ in range(4)], house.member()
+    one_round(honest)
+    audits = [member.lease() for member in honest]
+    lease = newcomer.lease()
+    assert newcomer.send(lease, newcomer.payload(lease)).status_code == 200
+    for member, audit in zip(honest, audits, strict=True):
+        assert member.send(audit, member.payload(audit, steps_of(audit))).status_code == 200
+    joined = honest[0].lease()
+    assert not is_audit(joined)
+    assert (joined.trained, joined.shard) == (lease.trained, lease.shard + 1)
+
+
+def test_no_key_audits_another_of_its_own_participant(audited):
+    audited.ledger.add_access_token("eve", "worker", "eves-token", 0.0)
+    eves = [audited.member() for _ in range(3)]
+    for member in eves:
+        audited.ask("POST", "/v1/leases", role="eves-token", json=member.request())
+    one_round(eves)
+    assert len(audited.ledger.open_audits()) == 3
+    answers = [audited.ask("POST", "/v1/leases", json=member.request()).json() for member in eves]
+    assert not any(is_audit(TrainLease.model_validate(answer)) for answer in answers)
+
+
 def test_audits_of_honest_workers_all_pass_and_nobody_is_excluded(audited):
     members = [audited.member() for _ in range(3)]
     one_round(members)

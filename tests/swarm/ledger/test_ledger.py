@@ -79,6 +79,19 @@ def test_a_name_is_of_one_access_token_until_that_is_revoked(ledger):
     assert (ledger.role_of("secret-2"), ledger.role_of("secret-3")) == (None, "viewer")
 
 
+def test_keys_of_an_added_access_token_are_one_participant_and_those_of_the_runs_own_invite_one_each(started):
+    for name, role in (("worker", "worker"), ("eve", "worker"), ("lab", "admin")):
+        started.add_access_token(name, role, f"secret of {name}", now_s=1.0)
+    keys = [f"{k:064x}" for k in range(6)]
+    for key, name in zip(keys, ("worker", "worker", "eve", "eve", "lab", "lab"), strict=True):
+        started.see_worker(key, "w", "cpu", 1, 1.0, now_s=1.0, nonce=1)
+        assert started.note_token(key, f"secret of {name}", most=9)
+    own, eve = keys[:2] + keys[4:], keys[2:4]
+    found = started.participants([*keys, ADA])
+    assert {key: found[key] for key in (*own, ADA)} == {key: key for key in (*own, ADA)}
+    assert found[eve[0]] == found[eve[1]] not in (*keys, ADA)
+
+
 def test_an_unknown_role_is_refused_with_those_there_are(ledger):
     with pytest.raises(ConfigError, match='no role "root": choose one of admin, worker, viewer'):
         ledger.add_access_token("lab", "root", "secret", now_s=1.0)

@@ -14,7 +14,7 @@ from blocktrain.swarm.policy.audits import (
     votes_needed,
     waits_for_auditors,
 )
-from blocktrain.swarm.policy.standing import KeyStanding, refusal_of, weight_factor
+from blocktrain.swarm.policy.standing import KeyStanding, refusal_of, vote_shares, weight_factor
 
 SPEC = SwarmSpec(audit_tolerance=0.1)
 SAME, OTHER = 0.01, 1.5
@@ -100,6 +100,10 @@ def test_nobody_audits_twice_or_itself_or_before_it_delivered(worker, delivered,
 def test_newcomers_and_suspects_weigh_little(standing, whole):
     spec = SwarmSpec(audit_share=0.05)
     assert weight_factor(standing, spec) == (1.0 if whole else spec.newcomer_weight)
+
+
+def test_the_keys_of_one_participant_vote_like_one_of_them():
+    assert vote_shares({"ada": "ada", "key 1": "eve", "key 2": "eve"}) == {"ada": 1.0, "key 1": 0.5, "key 2": 0.5}
 
 
 def test_the_user_of_an_excluded_worker_reads_why():

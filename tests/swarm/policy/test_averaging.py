@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from blocktrain.spec import SwarmSpec
 from blocktrain.swarm.policy.averaging import base
-from blocktrain.swarm.policy.averaging.base import WeightedUpdate, reduced
+from blocktrain.swarm.policy.averaging.base import WeightedUpdate, movements, reduced
 from blocktrain.swarm.policy.averaging.norms import check_against_weights, check_norm, norm_of
 from blocktrain.swarm.policy.averaging.outer import outer_step, plain
 from blocktrain.swarm.policy.averaging.products import inner_products
@@ -348,8 +349,39 @@ def test_two_liars_of_six_cannot_turn_distance_based_rules_around(kind, lie):
 def test_an_update_of_few_steps_is_not_taken_for_a_lie():
     noise = np.random.default_rng(2).standard_normal(200)
     short = 0.25 * np.ones(200) + 0.5 * noise  # a quarter of the steps: less direction, more noise
-    weighed = weigh(parts(honest_and(5, short)), {"tensor": 200}, SwarmSpec())
+    table = parts(honest_and(5, short))
+    steps = [4, 4, 4, 4, 4, 1]
+    leased = [replace(x, norm=x.norm / n**0.5, steps=n) for x, n in zip(table, steps, strict=True)]
+    weighed = weigh(leased, {"tensor": 200}, SwarmSpec())
     assert [part.scale for part in weighed] == [1.0] * 6
+
+
+@given(st.lists(st.integers(1, 50), min_size=3, max_size=9), st.floats(0.5, 1.0))
+def test_whoever_trained_all_its_steps_moved_about_as_far_as_the_others(steps, growth):
+    norms = [n ** (growth - 0.5) for n in steps]  # of n steps n**growth, divided by the root
+    assert movements(norms, steps, np.ones(len(steps))).min() > 1 - 1e-9
+
+
+@pytest.mark.parametrize("honest, lazy", [(4, 2), (9, 7), (2, 1)])
+def test_the_default_leaves_out_updates_of_far_fewer_steps_than_were_claimed(honest, lazy):
+    one_of_ten = 0.1 * (np.ones(200) + NOISE)
+    table = honest_and(honest, *[one_of_ten] * lazy)
+    assert np.allclose(merged(SwarmSpec().averaging, table), mean(table[:honest]))
+
+
+def test_many_keys_of_one_participant_do_not_outvote_the_others():
+    table = parts(honest_and(4, *[LIES["turned around"]] * 6))
+    by_key = weigh(table, {"tensor": 200}, SwarmSpec())
+    by_participant = weigh(
+        [replace(x, vote=1 if k < 4 else 1 / 3) for k, x in enumerate(table)], {"tensor": 200}, SwarmSpec()
+    )
+    assert [part.scale for part in by_key] == [0.0] * 4 + [1.0] * 6
+    assert [part.scale for part in by_participant] == [1.0] * 4 + [0.0] * 6
+
+
+def test_many_long_updates_of_one_participant_do_not_make_the_others_short():
+    table = [replace(x, vote=1 if k < 4 else 0.1) for k, x in enumerate(parts(honest_and(4, *[np.full(200, 9.0)] * 8)))]
+    assert all(part.scale for part in weigh(table, {"tensor": 200}, SwarmSpec())[:4])
 
 
 def test_the_norm_bound_knows_the_rounds_before():

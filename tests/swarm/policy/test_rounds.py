@@ -99,6 +99,35 @@ def test_a_round_waits_for_those_who_deliver_and_a_while_for_newcomers(silent, n
     assert (decision.action, decision.reason) == (action, reason)
 
 
+@pytest.mark.parametrize(
+    "number, reported, now_s, action",
+    [(0, 2, 14, "wait"), (0, 2, 16, "close"), (0, 3, 5, "close"), (5, 2, 5, "close"), (5, 2, 3, "wait")],
+    ids=["a minority is early", "too early even so", "half are in", "a later round", "a newcomer's usual wait"],
+)
+def test_in_a_first_round_a_minority_that_may_have_trained_one_step_does_not_outrun_the_others(
+    number, reported, now_s, action
+):
+    leases = [Lease(k, f"w{k}", 10, 0.0, 40.0, 60.0, 1.0 if k < reported else None, 10) for k in range(6)]
+    round = replace(a_round(), number=number, leases=tuple(leases))
+    assert decide(round, now_s, SPEC).action == action
+
+
+def test_a_worker_of_the_usual_speed_joins_beside_one_that_claims_to_be_faster():
+    """Workers that trained one step of ten were due at once, and kept all others out of every round."""
+    fast = [Lease(k, f"w{k}", 10, 0.0, 1.0, 60.0) for k in range(2)]
+    opened = [OpenPhase(PHASE, 1000, usual_steps_per_s=1.0)]
+    grant = choose_work(worker(speed=1.0), opened, {0: replace(a_round(), leases=tuple(fast))}, 0.1, SPEC)
+    assert isinstance(grant, Grant)
+    assert grant.steps == 10
+
+
+def test_a_round_that_is_held_for_its_auditors_is_joined_by_them():
+    opened = [OpenPhase(PHASE, 1000, usual_steps_per_s=0.5, held=True)]
+    grant = choose_work(worker(speed=0.5), opened, {0: a_round(reported=3)}, 50.0, SPEC)
+    assert isinstance(grant, Grant)
+    assert (grant.shard, grant.steps, grant.deadline_at_s) == (3, 10, 110)
+
+
 def test_a_round_with_too_few_updates_waits_no_longer_than_its_ceiling_for_ever_new_keys():
     round, now_s = a_round(reported=1), 50.0
     while (decision := decide(round, now_s, SPEC)).action != "close":
