@@ -314,12 +314,10 @@ class SwarmSpec(Settings):
     deadline_spreads: Weight = 6.0  # the deadline: so many median absolute deviations above the median of past rounds
     max_lag: Annotated[int, Field(ge=0)] = 4  # versions that an update may be behind
     staleness_exponent: Weight = 0.5  # a: an update that is n versions behind has the weight (1 + n)^-a
-    # how the updates of a round become one; screened leaves out what points elsewhere than the others
+    # how the updates of a round become one; screened leaves out what points elsewhere than the others,
     # or moved far less in as many steps
     averaging: Literal["screened", "mean", "clipped", "trimmed", "median", "krum", "centered"] = "screened"
-    screen_share: Annotated[float, Field(ge=0.0, lt=1.0)] = (
-        0.5  # screened: least agreement and movement, in the medians
-    )
+    screen_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5  # screened: least agreement and movement, in medians
     krum_share: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.34  # krum: share of the updates to leave out
     trim_share: Annotated[float, Field(ge=0.0, le=0.45)] = 0.2  # trimmed: share of the weight to cut at each end
     clip_factor: Annotated[float, Field(ge=1.0)] = 2.0  # longest update, in median norms; centered: also the radius
