@@ -223,10 +223,8 @@ class Auditing:
         auditing = ledger.auditors(now_s, round.opened_s) - {lease.worker for lease in round.leases}
         if not auditing:
             return False
-        present, in_round = (
-            ledger.present_workers(now_s - PRESENT_S),
-            {x.worker for x in (*round.reported, *round.late)},
-        )
+        present = ledger.present_workers(now_s - PRESENT_S)
+        in_round = {x.worker for x in round.reported} | {x.worker for x in round.late}
         who = ledger.participants(present | in_round | auditing)
         counts = (len({who[worker] for worker in workers}) for workers in (in_round, present, auditing))
         return waits_for_auditors(*counts)
