@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
+from sqlalchemy import and_, bindparam, func, select, update
 
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.aliases import alias_of
@@ -32,6 +32,7 @@ from blocktrain.swarm.ledger.records import (
     RoundRecord,
     Standing,
 )
+from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.rounds import MIN_SAMPLES, WINDOW, Grant, Round
 
 MAX_LATE_EVENTS = 20  # of one round
@@ -69,10 +70,26 @@ TIMES = (  # a round's as `Round.took_s` has it: of the leases that reported in 
     .limit(WINDOW)
 )
 CHANGE_OPEN = update(t.rounds).where(IS_OPEN)
+MOMENTS = tuple(
+    select(func.max(column))
+    for column in (
+        t.run.c.created_s,
+        t.rounds.c.opened_s,
+        t.leases.c.granted_s,
+        t.updates.c.received_s,
+        t.events.c.at_s,
+        t.workers.c.last_seen_s,
+        t.evaluation_leases.c.granted_s,
+    )
+)
 MOVE = update(t.phases).where(t.phases.c.phase == bindparam("of_phase"))
 MERGED = update(t.updates).where(
     WAITING, t.updates.c.phase == bindparam("of_phase"), t.updates.c.id.in_(bindparam("ids", expanding=True))
 )
+MERGED_IN = select(t.updates.c.number, t.updates.c.id, t.updates.c.worker).where(
+    t.updates.c.merged_phase == bindparam("of_phase"), t.updates.c.merged_round == bindparam("of_round")
+)
+WAITING_IDS = select(t.updates.c.id).where(WAITING, t.updates.c.phase == bindparam("of_phase"))
 MISSED = and_(
     t.leases.c.phase == bindparam("of_phase"), t.leases.c.round == bindparam("of_round"), t.leases.c.state == "open"
 )
@@ -97,10 +114,10 @@ class RoundsPart(LedgerPart):
     def open_phase(self, first: Round) -> bool:
         """Records the phase and its first round. False if it was opened before."""
         with self._writing() as connection:
-            if connection.execute(select(t.phases).where(t.phases.c.phase == first.phase)).one_or_none():
+            if lock_phase(connection, first.phase):
                 return False
             row = {"phase": first.phase, "step": first.step_start, "finished": False}
-            connection.execute(insert(t.phases).values(**row))
+            connection.execute(t.insert_into(t.phases), row)
             insert_round(connection, first, new_mark())
             return True
 
@@ -156,10 +173,8 @@ class RoundsPart(LedgerPart):
 
     def latest_moment_s(self) -> float:
         """The latest time in the ledger that something happened; 0 in an empty one."""
-        moments = (t.run.c.created_s, t.rounds.c.opened_s, t.leases.c.granted_s, t.updates.c.received_s)
-        seen = (t.events.c.at_s, t.workers.c.last_seen_s, t.evaluation_leases.c.granted_s)
         with self._reading() as connection:
-            latest = (connection.execute(select(func.max(column))).scalar() for column in (*moments, *seen))
+            latest = (connection.execute(moment).scalar() for moment in MOMENTS)
             return max((moment_s for moment_s in latest if moment_s is not None), default=0.0)
 
     def extend_round(self, round: Round, deadline_at_s: float, reason: str) -> bool:
@@ -242,7 +257,7 @@ class RoundsPart(LedgerPart):
             if unchanged and row.lease is not None:  # it was asked for again
                 return lease
             if row.lease is None:
-                connection.execute(insert(t.leases), vars(lease))
+                connection.execute(t.insert_into(t.leases), vars(lease))
             else:
                 connection.execute(RENEW, {"of_id": id, **vars(lease)})
                 if grant.granted_s is None:  # the lease that it had missed its deadline
@@ -274,7 +289,7 @@ def _insert_versions(connection: Connection, closed: Round, new_versions: Sequen
                 f"{closed.phase + 1}, which is based on {dict(closed.base)}: versions follow each other, decide again"
             )
         where_from = {"phase": closed.phase, "round": closed.number, "parent": parent, "created_s": now_s}
-        connection.execute(insert(t.versions), {**vars(new), **where_from})
+        connection.execute(t.insert_into(t.versions), {**vars(new), **where_from})
 
 
 def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
@@ -293,12 +308,11 @@ def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
 def _record_weights(connection: Connection, closed: Round, weights: Collection[MergeWeight], now_s: float) -> None:
     """What each update weighed. One that was left out is an event."""
     by_id = {weight.update: weight for weight in weights}
-    merged_in = and_(t.updates.c.merged_phase == closed.phase, t.updates.c.merged_round == closed.number)
-    rows = connection.execute(select(t.updates.c.number, t.updates.c.id, t.updates.c.worker).where(merged_in)).all()
+    rows = connection.execute(MERGED_IN, {"of_phase": closed.phase, "of_round": closed.number}).all()
     values = [(row, by_id[row.id]) for row in rows]
     for row, x in values:
         facts = {"number": row.number, "weight": x.weight, "scale": x.scale, "reason": x.reason}
-        connection.execute(insert(t.merge_weights), facts)
+        connection.execute(t.insert_into(t.merge_weights), facts)
     for row, weight in [pair for pair in values if not pair[1].weight][:MAX_LATE_EVENTS]:
         data = {**_names(closed.phase, closed.number), "worker": row.worker, "update": row.id}
         text = f"{alias_of(row.worker)} in phase {closed.phase + 1}, round {closed.number}: {weight.reason}"
@@ -325,5 +339,4 @@ def _expire_leases(connection: Connection, phase: int, round: int, now_s: float)
 
 def _covers_all_waiting(connection: Connection, phase: int, ids: set[str]) -> bool:
     """Whether these are all acknowledged updates of the phase that wait."""
-    waiting = connection.execute(select(t.updates.c.id).where(WAITING, t.updates.c.phase == phase)).scalars()
-    return ids.issuperset(waiting)
+    return ids.issuperset(connection.execute(WAITING_IDS, {"of_phase": phase}).scalars())
