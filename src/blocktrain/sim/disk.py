@@ -21,7 +21,7 @@ from blocktrain.swarm.ledger.chain import HEAD_FILE
 from blocktrain.swarm.ledger.database import LOCK_TIMEOUT_S, Database
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.queries import OpenRounds
-from blocktrain.swarm.ledger.sqlite import Connection, SqliteConnection
+from blocktrain.swarm.ledger.sqlite import Connection, SqliteConnection, SqliteFile
 
 DISK_BYTES = 2**40
 TORN_SHARE = 0.5  # of lost files of which a part is there after a power cut
@@ -160,22 +160,33 @@ class SimBlobs(Blobs):
 
 
 class SimDatabase(Database):
-    """The real database in a file that another one replaces after a power cut. Its tables are in the template."""
+    """The real database. Its tables are in the template."""
 
     def __init__(self, disk: SimDisk) -> None:
-        self._disk, self._has_log, self._limited = disk, WeakSet[SqliteConnection](), WeakSet[SqliteConnection]()
         super().__init__(disk.ledger_path, None, LOCK_TIMEOUT_S)
+        self.file = SimFile(disk, self._as_ours)
 
-    def _begin(self, driver: SqliteConnection, for_writing: bool, synced: bool) -> None:
-        """A full disk gives SQLite no new page. The log is kept: a power cut may take its end."""
-        if driver not in self._has_log:
+
+class SimFile(SqliteFile):
+    def __init__(self, disk: SimDisk, as_ours: Callable[[Exception], Exception]) -> None:
+        super().__init__(str(disk.ledger_path), LOCK_TIMEOUT_S, as_ours)
+        self._disk, self._limited = disk, WeakSet[SqliteConnection]()
+
+    def take(self) -> SqliteConnection:
+        """The log is kept: a power cut may take its end."""
+        is_new = not self._idle
+        driver = super().take()
+        if is_new:
             driver.execute("PRAGMA wal_autocheckpoint = 0")
-            self._has_log.add(driver)
-        if self._disk.is_ledger_full or driver in self._limited:
-            (pages,) = driver.execute("PRAGMA page_count").fetchone()
-            driver.execute(f"PRAGMA max_page_count = {pages if self._disk.is_ledger_full else 2**30}")
-            (self._limited.add if self._disk.is_ledger_full else self._limited.discard)(driver)
-        super()._begin(driver, for_writing, synced)
+        return driver
+
+    def begin(self, connection: SqliteConnection, for_writing: bool, synced: bool) -> None:
+        """A full disk gives SQLite no new page."""
+        if self._disk.is_ledger_full or connection in self._limited:
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.execute(f"PRAGMA max_page_count = {pages if self._disk.is_ledger_full else 2**30}")
+            (self._limited.add if self._disk.is_ledger_full else self._limited.discard)(connection)
+        super().begin(connection, for_writing, synced)
 
 
 class SimLedger(Ledger):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import re
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, wraps
@@ -19,17 +18,14 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError,
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.schema import CreateSchema
 
-from blocktrain.errors import ConfigError, LedgerConflict, LedgerUnavailable, StorageError
+from blocktrain.errors import BlockTrainError, ConfigError, LedgerConflict, LedgerUnavailable, StorageError
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.migrations.schema import prepare
 from blocktrain.swarm.ledger.queries import OpenRounds
 from blocktrain.swarm.ledger.sqlite import (
     Connection,
-    QuickConnection,
     Rows,
-    SqliteConnection,
     SqliteFile,
-    begin,
     is_busy,
     set_up,
 )
@@ -107,12 +103,7 @@ class Database:
         self._url, self._schema = _without_schema(url)
         self._lock_timeout_s = lock_timeout_s
         self.where = str(url.database) if is_sqlite else _shown(self._url, self._schema)
-        self.file = SqliteFile(self._path, lock_timeout_s)
-        self._heard_statements: list[Callable[[str], None]] = []
-        self._heard_commits: list[Callable[[bool], None]] = []
-        # SQLite has one writer at a time, and polls while it is busy. A lock wakes our own threads sooner.
-        self._turn = threading.Lock() if is_sqlite else nullcontext()
-        self._thread = threading.local()
+        self.file = SqliteFile(str(url.database), lock_timeout_s, self._as_ours)
         try:
             if tables is not None:
                 self._create(tables)
@@ -122,52 +113,15 @@ class Database:
 
     # What the ledger's parts use
 
-    @contextmanager
-    def quick_reading(self) -> Iterator[Connection]:
+    def quick_reading(self) -> AbstractContextManager[Connection]:
         """One transaction: what is read in it is of one moment."""
-        if self.is_sqlite:
-            with self._border(), self._quickly(for_writing=False) as quick:
-                yield quick
-        else:
-            with self.reading() as connection:
-                yield cast("Connection", connection)
+        return self.file.transaction(for_writing=False) if self.is_sqlite else cast("Any", self.reading())
 
-    @contextmanager
-    def quick_writing(self, synced: bool = True) -> Iterator[Connection]:
+    def quick_writing(self, synced: bool = True) -> AbstractContextManager[Connection]:
         """One transaction: all of it is kept, and safe, when the block is left; none of it after an exception. Not
         `synced`, an SQLite file has it after a kill, but after a power cut only if something synced was written since:
         nothing is kept without what was written before it. A thread has one at a time."""
-        if self.is_sqlite:
-            with self._border(), self._alone(), self._quickly(for_writing=True, synced=synced) as quick:
-                yield quick
-        else:
-            with self.writing() as connection:
-                yield cast("Connection", connection)
-
-    @contextmanager
-    def _quickly(self, for_writing: bool, synced: bool = True) -> Iterator[Connection]:
-        driver = self.file.take()
-        try:
-            self._begin(driver, for_writing, synced)
-            yield QuickConnection(driver, self._heard_statements)
-            for hear in self._heard_commits:
-                hear(for_writing)
-            driver.commit()
-        finally:
-            self.file.give_back(driver)
-
-    def _begin(self, driver: SqliteConnection, for_writing: bool, synced: bool) -> None:
-        begin(driver, for_writing, synced)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        assert not getattr(self._thread, "writes", False), "use the transaction that this thread is in"
-        with self._turn:
-            self._thread.writes = True
-            try:
-                yield
-            finally:
-                self._thread.writes = False
+        return self.file.transaction(True, synced) if self.is_sqlite else cast("Any", self.writing())
 
     def watch(
         self, statement: Callable[[str], None] = lambda sql: None, commit: Callable[[bool], None] = lambda writes: None
@@ -175,8 +129,8 @@ class Database:
         """For tests and measurements: `statement` is called after each one, `commit` before a transaction is kept, with
         whether it may have written."""
         if self.is_sqlite:
-            self._heard_statements.append(statement)
-            self._heard_commits.append(commit)
+            self.file.heard_statements.append(statement)
+            self.file.heard_commits.append(commit)
         else:
             event.listen(self.engine, "after_cursor_execute", lambda *facts: statement(facts[2]))
             event.listen(self.engine, "commit", lambda x: commit(x.get_execution_options().get(_FOR_WRITING, False)))
@@ -196,7 +150,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[SqlConnection]:
-        with self._border(), self._alone(), self._writer.begin() as connection:
+        with self._border(), self.file.turn(), self._writer.begin() as connection:
             yield connection
 
     @property
@@ -206,8 +160,8 @@ class Database:
     @contextmanager
     def migrating(self) -> Iterator[SqlConnection]:
         """One transaction in which tables may be replaced: SQLite looks at foreign keys only after it."""
-        with self._border(), self._turn, self._writer.connect() as connection:
-            if connection.dialect.name == "sqlite":
+        with self._border(), self.file.turn(), self._writer.connect() as connection:
+            if self.is_sqlite:
                 driver: Any = connection.connection.driver_connection
                 driver.execute("PRAGMA foreign_keys = OFF").close()
             with connection.begin():
@@ -217,9 +171,6 @@ class Database:
         self.file.close()
         if "engine" in vars(self):
             self.engine.dispose()
-
-    def _path(self) -> str:
-        return str(self._url.database)
 
     def _open(self, url: URL, lock_timeout_s: float) -> Engine:
         try:
@@ -246,24 +197,27 @@ class Database:
 
     @contextmanager
     def _border(self) -> Iterator[None]:
-        """Raises SQLAlchemy's exceptions as ours, split by whether a retry can help."""
         try:
             yield
-        except (IntegrityError, DataError, sqlite3.IntegrityError, sqlite3.DataError) as error:
-            raise LedgerConflict(
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            raise self._as_ours(error) from error
+
+    def _as_ours(self, error: Exception) -> BlockTrainError:
+        """An exception of SQLAlchemy or SQLite as ours, split by whether a retry can help."""
+        if isinstance(error, IntegrityError | DataError | sqlite3.IntegrityError | sqlite3.DataError):
+            return LedgerConflict(
                 f"the ledger at {self.where} refused a contradiction ({_sentence(error)}): "
                 f"fetch the present state and decide again"
-            ) from error
-        except (SQLAlchemyError, sqlite3.Error) as error:
-            if _may_pass(error):
-                raise LedgerUnavailable(
-                    f"the ledger at {self.where} does not answer ({_sentence(error)}): check that it runs and that "
-                    f"this user may use it, and try again"
-                ) from error
-            raise StorageError(
-                f"the ledger at {self.where} cannot be used ({_sentence(error)}): make it readable and writable, give "
-                f"its disk space, or restore it"
-            ) from error
+            )
+        if _may_pass(error):
+            return LedgerUnavailable(
+                f"the ledger at {self.where} does not answer ({_sentence(error)}): check that it runs and that "
+                f"this user may use it, and try again"
+            )
+        return StorageError(
+            f"the ledger at {self.where} cannot be used ({_sentence(error)}): make it readable and writable, give "
+            f"its disk space, or restore it"
+        )
 
 
 def _url(url_or_path: str | Path) -> URL:
@@ -314,11 +268,8 @@ def _postgres_settings(schema: str | None) -> dict[str, Any]:
 
 def _begin_sqlite(connection: SqlConnection) -> None:
     """As `sqlite.begin` does it."""
-    options, cursor = connection.get_execution_options(), connection.connection.cursor()
-    if not options.get(_FOR_WRITING):
-        cursor.execute("BEGIN")
-        return
-    cursor.execute("BEGIN IMMEDIATE")
+    for_writing = connection.get_execution_options().get(_FOR_WRITING)
+    connection.connection.cursor().execute("BEGIN IMMEDIATE" if for_writing else "BEGIN")
 
 
 def _may_pass(error: Exception) -> bool:

@@ -5,9 +5,11 @@ Next: database.py, whose transactions use it; queries.py, the statements."""
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -34,25 +36,38 @@ class SqliteConnection(sqlite3.Connection):
 
 
 class SqliteFile:
-    """The connections to one file. Who takes one has it alone until it is given back."""
+    """The connections to one file, and its transactions. Who takes a connection has it alone until it is given back.
+    `as_ours` makes one of our exceptions of the driver's. `heard_statements` get every statement that was run,
+    `heard_commits` whether the transaction that is about to be kept may have written."""
 
-    def __init__(self, path: Callable[[], str], lock_timeout_s: float) -> None:
-        self._path, self._lock_timeout_s = path, lock_timeout_s
+    def __init__(self, path: str, lock_timeout_s: float, as_ours: Callable[[Exception], Exception]) -> None:
+        self._path, self._lock_timeout_s, self.as_ours = path, lock_timeout_s, as_ours
         self._idle, self._is_closed = deque[SqliteConnection](), False
+        # SQLite has one writer at a time, and polls while it is busy. A lock wakes our own threads sooner.
+        self._turn, self._thread = threading.Lock(), threading.local()
+        self.heard_statements: list[Callable[[str], None]] = []
+        self.heard_commits: list[Callable[[bool], None]] = []
+
+    def transaction(self, for_writing: bool, synced: bool = True) -> QuickTransaction:
+        return QuickTransaction(self, for_writing, synced)
 
     def take(self) -> SqliteConnection:
         try:
             return self._idle.pop()
         except IndexError:
             connection = sqlite3.connect(
-                self._path(), self._lock_timeout_s, check_same_thread=False, factory=SqliteConnection
+                self._path, self._lock_timeout_s, check_same_thread=False, factory=SqliteConnection
             )
             set_up(connection)
             return connection
 
     def give_back(self, connection: SqliteConnection) -> None:
         if connection.in_transaction:  # it was not kept
-            connection.rollback()
+            try:
+                connection.rollback()
+            except sqlite3.Error:
+                connection.close()
+                return
         if self._is_closed or len(self._idle) >= MOST_IDLE:
             connection.close()
         else:
@@ -63,16 +78,76 @@ class SqliteFile:
         while self._idle:
             self._idle.pop().close()
 
+    def begin(self, connection: SqliteConnection, for_writing: bool, synced: bool) -> None:
+        """A writer takes the lock at once: after a first read it could no longer wait for another writer."""
+        if not for_writing:
+            connection.execute("BEGIN")
+            return
+        if connection.is_synced != synced:
+            connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            connection.is_synced = synced
+        connection.execute("BEGIN IMMEDIATE")
 
-def begin(connection: SqliteConnection, for_writing: bool, synced: bool) -> None:
-    """A writer takes the lock at once: after a first read it could no longer wait for another writer."""
-    if not for_writing:
-        connection.execute("BEGIN")
-        return
-    if connection.is_synced != synced:
-        connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-        connection.is_synced = synced
-    connection.execute("BEGIN IMMEDIATE")
+    # Whose turn it is to write
+
+    def take_turn(self) -> None:
+        assert not getattr(self._thread, "writes", False), "use the transaction that this thread is in"
+        self._turn.acquire()
+        self._thread.writes = True
+
+    def end_turn(self) -> None:
+        self._thread.writes = False
+        self._turn.release()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        self.take_turn()
+        try:
+            yield
+        finally:
+            self.end_turn()
+
+
+class QuickTransaction:
+    """One transaction in an SQLite file, as a `with` block. Every request makes several: no generators."""
+
+    def __init__(self, file: SqliteFile, for_writing: bool, synced: bool = True) -> None:
+        self._file, self._for_writing, self._synced = file, for_writing, synced
+        self._driver: SqliteConnection | None = None
+
+    def __enter__(self) -> QuickConnection:
+        file = self._file
+        if self._for_writing:
+            file.take_turn()
+        try:
+            self._driver = file.take()
+            file.begin(self._driver, self._for_writing, self._synced)
+        except BaseException as error:
+            self._end()
+            if isinstance(error, sqlite3.Error):
+                raise file.as_ours(error) from error
+            raise
+        return QuickConnection(self._driver, file.heard_statements)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                for hear in self._file.heard_commits:
+                    hear(self._for_writing)
+                assert self._driver is not None
+                self._driver.commit()
+            elif isinstance(error, sqlite3.Error):
+                raise self._file.as_ours(error) from error
+        except sqlite3.Error as refused:
+            raise self._file.as_ours(refused) from refused
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if self._driver is not None:
+            self._file.give_back(self._driver)
+        if self._for_writing:
+            self._file.end_turn()
 
 
 def set_up(connection: sqlite3.Connection) -> None:
