@@ -25,6 +25,8 @@ COORDINATOR_KEYS = select(t.coordinator_keys.c.public_key).order_by(
     t.coordinator_keys.c.added_s, t.coordinator_keys.c.public_key
 )
 TOKEN_OF = select(t.worker_tokens.c.token).where(t.worker_tokens.c.worker == bindparam("of_worker"))
+TOKEN_NUMBER = select(t.tokens.c.number).where(t.tokens.c.sha256 == bindparam("of_sha256"))
+KEYS_OF_TOKEN = select(func.count(t.worker_tokens.c.worker)).where(t.worker_tokens.c.token == bindparam("of_token"))
 
 
 class RegistryPart(LedgerPart):
@@ -142,18 +144,16 @@ class RegistryPart(LedgerPart):
 
     def note_token(self, worker: str, access_token: str, most: int) -> bool:
         """Notes with which access token a key first came. False if so many other keys came with it before."""
-        held = t.worker_tokens.c
         if worker in self._noted:
             return True
         with self._writing() as connection:
             if connection.execute(TOKEN_OF, {"of_worker": worker}).one_or_none():
                 self._noted.add(worker)
                 return True
-            mine = t.tokens.c.sha256 == _hash(access_token)
-            number = connection.execute(select(t.tokens.c.number).where(mine)).scalar()
+            number = connection.execute(TOKEN_NUMBER, {"of_sha256": _hash(access_token)}).scalar()
             if number is None:
                 return True  # a coordinator in a test has no tokens
-            if connection.execute(select(func.count()).where(held.token == number)).scalar_one() >= most:
+            if connection.execute(KEYS_OF_TOKEN, {"of_token": number}).scalar_one() >= most:
                 return False
             connection.execute(t.insert_into(t.worker_tokens), {"worker": worker, "token": number})
             return True

@@ -263,10 +263,8 @@ class RoundsPart(LedgerPart):
                 if grant.granted_s is None:  # the lease that it had missed its deadline
                     missed = track_record_of(connection, grant.worker).with_miss()
                     keep_track_record(connection, grant.worker, missed)
-            deadline_at_s = decided_on.with_grant(grant, now_s).deadline_at_s
-            self._open.change(
-                connection, grant.phase, lambda round: round.with_grant(grant, now_s), deadline_at_s=deadline_at_s
-            )
+            after = decided_on.with_grant(grant, now_s)
+            self._open.change(connection, grant.phase, lambda _: after, deadline_at_s=after.deadline_at_s)
             return lease
 
     def lease(self, id: str) -> LeaseRecord | None:

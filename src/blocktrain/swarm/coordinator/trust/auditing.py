@@ -74,7 +74,7 @@ class Auditing:
         self, ledger: Ledger, request: LeaseRequest, now_s: float, rounds: Mapping[int, Round]
     ) -> TrainLease | None:
         """The oldest audit that this worker may do. Not while it has a lease: that comes first."""
-        if not self._on or any(x.worker == request.worker for r in rounds.values() for x in r.at_work(now_s)):
+        if not self._on or any(x.is_at_work(request.worker, now_s) for x in rounds.values()):
             return None
         delivered = ledger.track_record(request.worker).delivered
         for audit in ledger.open_audits():
