@@ -195,7 +195,7 @@ class SimLedger(Ledger):
 
     def __init__(self, disk: SimDisk, between: Callable[[], None]) -> None:
         self.database = SimDatabase(disk)
-        self._open = OpenRounds()
+        self._open, self._noted, self._seen = OpenRounds(), set(), set()
         self._between, self._disk = between, disk
         self._reading, self._writing = self._read, self._write
 

@@ -49,6 +49,7 @@ class LedgerPart:
         self._writing: Callable[..., AbstractContextManager[Connection]] = self.database.quick_writing
         self._open = OpenRounds()
         self._noted = set[str]()  # workers that are known to have come with an access token: that never changes
+        self._seen = set[str]()  # workers that are known to have a row: that never changes
 
     def close(self) -> None:
         self.database.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import BindParameter, and_, bindparam, func, or_, select, true, update
+from sqlalchemy import BindParameter, Table, and_, bindparam, func, insert, or_, select, true, update
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.records import Evaluation, EvaluationLease, PhaseRecord, RoundRecord, Run, Update, Version
@@ -100,6 +100,8 @@ _OPEN_AUDITS = select(t.audits.c.number, t.audits.c.update).where(t.audits.c.out
 _AUDITED = select(_OPEN_AUDITS.c.update)
 _AUDITS_SENT = select(t.audit_leases.c.payload).join(_OPEN_AUDITS, _OPEN_AUDITS.c.number == t.audit_leases.c.audit)
 
+ROWS = 1000  # that one statement inserts: no database allows endless parameters
+
 Change = Callable[[Round], Round]
 
 
@@ -157,8 +159,12 @@ def track_record_of(connection: Connection, worker: str) -> TrackRecord:
     return TrackRecord(**row._asdict()) if row else TrackRecord()
 
 
-def keep_track_record(connection: Connection, worker: str, record: TrackRecord) -> None:
-    if not connection.execute(_KEEP_RECORD, {"of_worker": worker, **vars(record)}).rowcount:
+def change_track_record(connection: Connection, worker: str, change: Callable[[TrackRecord], TrackRecord]) -> None:
+    row = connection.execute(_TRACK_RECORD, {"of_worker": worker}).one_or_none()
+    record = change(TrackRecord(**row._asdict()) if row else TrackRecord())
+    if row:
+        connection.execute(_KEEP_RECORD, {"of_worker": worker, **vars(record)})
+    else:
         connection.execute(t.insert_into(t.track_records), {"worker": worker, **vars(record)})
 
 
@@ -168,12 +174,21 @@ def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
     return PhaseRecord(**row._asdict()) if row else None
 
 
+def event_row(kind: str, text: str, now_s: float, data: Any = None) -> dict[str, Any]:
+    return {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
+
+
 def insert_event(connection: Connection, kind: str, text: str, now_s: float, data: Any = None) -> int:
     """Returns its number."""
-    row = {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
-    key = connection.execute(t.insert_into(t.events), row).inserted_primary_key
+    key = connection.execute(t.insert_into(t.events), event_row(kind, text, now_s, data)).inserted_primary_key
     assert key is not None
     return int(key.number)
+
+
+def insert_all(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """In one statement, unless there are very many."""
+    for start in range(0, len(rows), ROWS):
+        connection.execute(insert(table).values([dict(row) for row in rows[start : start + ROWS]]))
 
 
 def insert_round(connection: Connection, round: Round, mark: str) -> None:

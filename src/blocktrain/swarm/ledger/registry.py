@@ -134,10 +134,9 @@ class RegistryPart(LedgerPart):
         said = {"name": name, "device": device, "memory_bytes": memory_bytes, "steps_per_s": steps_per_s}
         seen = {**said, "nonce": nonce, "last_seen_s": now_s}
         with self._writing() as connection:
-            if changed(connection.execute(SEE_AGAIN, {"of_id": id, "of_nonce": nonce, **seen})):
-                return True
-            if connection.execute(NONCE, {"of_id": id}).one_or_none():
-                return False
+            if id in self._seen or connection.execute(NONCE, {"of_id": id}).one_or_none():
+                self._seen.add(id)
+                return changed(connection.execute(SEE_AGAIN, {"of_id": id, "of_nonce": nonce, **seen})) > 0
             connection.execute(t.insert_into(t.workers), {"id": id, "first_seen_s": now_s, **seen})
             insert_event(connection, "joined", f"{alias_of(id)}, {device}", now_s, {"worker": id})
             return True

@@ -15,14 +15,15 @@ from blocktrain.swarm.ledger.queries import (
     IS_OPEN,
     STANDING,
     WAITING,
+    change_track_record,
+    event_row,
+    insert_all,
     insert_event,
     insert_round,
-    keep_track_record,
     lock_phase,
     new_mark,
     phases_of,
     rounds_of,
-    track_record_of,
 )
 from blocktrain.swarm.ledger.records import (
     LeaseRecord,
@@ -34,6 +35,7 @@ from blocktrain.swarm.ledger.records import (
 )
 from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.rounds import MIN_SAMPLES, WINDOW, Grant, Round
+from blocktrain.swarm.policy.track_record import TrackRecord
 
 MAX_LATE_EVENTS = 20  # of one round
 PACE_ROUNDS = 4  # whose workers set the pace
@@ -261,8 +263,7 @@ class RoundsPart(LedgerPart):
             else:
                 connection.execute(RENEW, {"of_id": id, **vars(lease)})
                 if grant.granted_s is None:  # the lease that it had missed its deadline
-                    missed = track_record_of(connection, grant.worker).with_miss()
-                    keep_track_record(connection, grant.worker, missed)
+                    change_track_record(connection, grant.worker, TrackRecord.with_miss)
             after = decided_on.with_grant(grant, now_s)
             self._open.change(connection, grant.phase, lambda _: after, deadline_at_s=after.deadline_at_s)
             return lease
@@ -279,6 +280,7 @@ def _round_times_s(connection: Connection, phase: int) -> list[float]:
 
 
 def _insert_versions(connection: Connection, closed: Round, new_versions: Sequence[NewVersion], now_s: float) -> None:
+    rows = []
     for new in new_versions:
         parent = closed.base.get(new.block)
         if new.version - 1 != parent:
@@ -287,7 +289,8 @@ def _insert_versions(connection: Connection, closed: Round, new_versions: Sequen
                 f"{closed.phase + 1}, which is based on {dict(closed.base)}: versions follow each other, decide again"
             )
         where_from = {"phase": closed.phase, "round": closed.number, "parent": parent, "created_s": now_s}
-        connection.execute(t.insert_into(t.versions), {**vars(new), **where_from})
+        rows.append({**vars(new), **where_from})
+    insert_all(connection, t.versions, rows)
 
 
 def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
@@ -308,13 +311,14 @@ def _record_weights(connection: Connection, closed: Round, weights: Collection[M
     by_id = {weight.update: weight for weight in weights}
     rows = connection.execute(MERGED_IN, {"of_phase": closed.phase, "of_round": closed.number}).all()
     values = [(row, by_id[row.id]) for row in rows]
-    for row, x in values:
-        facts = {"number": row.number, "weight": x.weight, "scale": x.scale, "reason": x.reason}
-        connection.execute(t.insert_into(t.merge_weights), facts)
+    facts = [{"number": row.number, "weight": x.weight, "scale": x.scale, "reason": x.reason} for row, x in values]
+    insert_all(connection, t.merge_weights, facts)
+    events = []
     for row, weight in [pair for pair in values if not pair[1].weight][:MAX_LATE_EVENTS]:
         data = {**_names(closed.phase, closed.number), "worker": row.worker, "update": row.id}
         text = f"{alias_of(row.worker)} in phase {closed.phase + 1}, round {closed.number}: {weight.reason}"
-        insert_event(connection, "left out", text, now_s, data)
+        events.append(event_row("left out", text, now_s, data))
+    insert_all(connection, t.events, events)
 
 
 def _names(phase: int, round: int) -> dict[str, int]:
@@ -326,11 +330,13 @@ def _expire_leases(connection: Connection, phase: int, round: int, now_s: float)
     of_round = {"of_phase": phase, "of_round": round}
     missed = connection.execute(LATE, of_round).scalars().all()
     for worker in missed:
-        keep_track_record(connection, worker, track_record_of(connection, worker).with_miss())
+        change_track_record(connection, worker, TrackRecord.with_miss)
+    events = []
     for worker in missed[:MAX_LATE_EVENTS]:
         data = {**_names(phase, round), "worker": worker}
         text = f"{alias_of(worker)} in phase {phase + 1}, round {round}: it closed without"
-        insert_event(connection, "late", text, now_s, data)
+        events.append(event_row("late", text, now_s, data))
+    insert_all(connection, t.events, events)
     if missed:
         connection.execute(EXPIRE, {**of_round, "state": "expired"})
 

@@ -13,7 +13,7 @@ from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.chain import START, ChainHead, link
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, retry_on_conflict
-from blocktrain.swarm.ledger.queries import WAITING, keep_track_record, track_record_of, update_of
+from blocktrain.swarm.ledger.queries import WAITING, change_track_record, update_of
 from blocktrain.swarm.ledger.records import Contribution, MergeWeight, NewUpdate, RoundLoss, Update, Version
 from blocktrain.swarm.policy.rounds import LateUpdate, Round
 
@@ -74,8 +74,7 @@ class UpdatesPart(LedgerPart):
                 connection.execute(REPORT, {"of_lease": new.lease, "state": "reported"})
                 assert lease is not None, "the database refuses an update without a lease"
                 took_s = new.received_s - lease.granted_s
-                record = track_record_of(connection, new.worker).with_delivery(new.steps, took_s)
-                keep_track_record(connection, new.worker, record)
+                change_track_record(connection, new.worker, lambda known: known.with_delivery(new.steps, took_s))
                 self._open.change(connection, new.phase, _reported(lease, new))
             assert key is not None
             previous = connection.execute(NEWEST_LINK).scalar() or START
