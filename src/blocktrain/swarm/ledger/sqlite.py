@@ -24,7 +24,7 @@ MOST_IDLE = 8  # connections that are kept open while nobody uses them
 WAL_ATTEMPTS, WAL_PAUSE_S = 500, 0.01
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _EXTENDED = 0xFF  # the bits of an SQLite error code that name the error; the other bits are details
-_DIALECT = pysqlite.dialect(paramstyle="named")  # type: ignore[no-untyped-call]
+_DIALECT = pysqlite.dialect(paramstyle="named")
 
 Process = Callable[[Any], Any]
 
