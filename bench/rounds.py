@@ -27,7 +27,6 @@ from unittest.mock import patch
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import event
 
 from blocktrain.data.corpus import load_corpus
 from blocktrain.http.server import served_in_thread
@@ -64,7 +63,7 @@ class Counting:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        engine, real = self._ledger.database.engine, hashlib.sha256
+        real = hashlib.sha256
         slices = EncodedUpdate.__init__
 
         def counted_hash(data: Any = b"", **options: Any) -> Any:
@@ -74,20 +73,15 @@ class Counting:
         def opened(update: EncodedUpdate, codec: Any, layout: Any, values: Any, from_course: bool) -> None:
             slices(update, codec, layout, _CountedValues(values, self.counts), from_course)
 
-        def statement(*_: Any) -> None:
+        def statement(sql: str) -> None:
             self.counts["statements"] += 1
 
-        def commit(*_: Any) -> None:
+        def commit(writes: bool) -> None:
             self.counts["transactions"] += 1
 
-        event.listen(engine, "after_cursor_execute", statement)
-        event.listen(engine, "commit", commit)
-        try:
-            with patch.object(hashlib, "sha256", counted_hash), patch.object(EncodedUpdate, "__init__", opened):
-                yield
-        finally:
-            event.remove(engine, "after_cursor_execute", statement)
-            event.remove(engine, "commit", commit)
+        self._ledger.database.watch(statement, commit)
+        with patch.object(hashlib, "sha256", counted_hash), patch.object(EncodedUpdate, "__init__", opened):
+            yield
 
     def now(self) -> Counter[str]:
         lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())

@@ -9,6 +9,7 @@ import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -151,7 +152,7 @@ class RunSpec(Settings):
         """Tokens of text per training step: bytes, unless the run has another tokenizer."""
         return self.train.windows * self.model.context
 
-    @property
+    @cached_property
     def phases(self) -> tuple[Phase, ...]:
         return tuple(Phase(index, *layout, self._steps(index)) for index, layout in enumerate(self._layout()))
 
@@ -204,6 +205,11 @@ class RunSpec(Settings):
         """Without what concerns the memory of one machine only."""
         train = self.train.model_copy(update=dict.fromkeys(MACHINE_SETTINGS))
         return self.model_copy(update={"train": train})
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        vars(copied).pop("phases", None)  # they follow from the settings, which may be others now
+        return copied
 
     def with_(self, **changes: Any) -> RunSpec:
         """A copy with some settings replaced, checked again: spec.with_(**{"train.steps": 10})."""

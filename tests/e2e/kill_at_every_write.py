@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import event
 
 from blocktrain.data.corpus import load_corpus
 from blocktrain.io import files
@@ -40,7 +39,6 @@ from blocktrain.wire.safetensors import Array, decode
 from blocktrain.wire.updates import encode_update
 
 NOTICE, PLACE, NOW_S = "notice.json", "place.json", 1000.0
-WRITES = "blocktrain_for_writing"  # of swarm/ledger/database.py
 
 
 def spec_of(text: Path) -> RunSpec:
@@ -114,12 +112,9 @@ def die_at(write: int, ledger: Ledger) -> None:
         return call
 
     files.os.fsync, files.os.replace = watched(os.fsync, after=False), watched(os.replace, after=True)
-    if ledger.database.engine.dialect.name != "sqlite":
+    if not ledger.database.is_sqlite:
         Blobs._write = watched(Blobs._write, after=True)  # type: ignore[method-assign]
-    writes = "blocktrain_for_writing"
-    event.listen(
-        ledger.database.engine, "commit", lambda x: moment() if x.get_execution_options().get(writes) else None
-    )
+    ledger.database.watch(commit=lambda writes: moment() if writes else None)
 
 
 def live(text: Path, folder: Path, write: int) -> None:

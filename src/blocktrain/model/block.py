@@ -4,8 +4,8 @@ block(bytes, state) -> (state', logits). Two kinds, one per family of objectives
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -255,6 +255,11 @@ def block_shapes(spec: RunSpec, index: int) -> dict[str, tuple[int, ...]]:
     """The names and shapes of a block's tensors: what a checkpoint of it must hold. It takes almost no memory. The
     layers are on the meta device. What is drawn or computed is not: for that torch would import its compiler, which
     costs a process 80 MB and a second."""
+    return dict(_block_shapes(spec, index))
+
+
+@lru_cache(maxsize=256)
+def _block_shapes(spec: RunSpec, index: int) -> Mapping[str, tuple[int, ...]]:
     with torch.device("meta"):
         block = build_block(spec, index)
     return {name: tuple(tensor.shape) for name, tensor in block.state_dict().items()}

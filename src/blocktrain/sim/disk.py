@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
-
-from sqlalchemy import URL, Connection, Engine, MetaData, event
+from weakref import WeakSet
 
 from blocktrain.swarm.coordinator.blobs import BLOBS, Blobs, Data
-from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.chain import HEAD_FILE
 from blocktrain.swarm.ledger.database import LOCK_TIMEOUT_S, Database
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.queries import OpenRounds
+from blocktrain.swarm.ledger.sqlite import Connection, SqliteConnection, SqliteFile
 
 DISK_BYTES = 2**40
 TORN_SHARE = 0.5  # of lost files of which a part is there after a power cut
@@ -161,65 +160,53 @@ class SimBlobs(Blobs):
 
 
 class SimDatabase(Database):
-    """The real database. Its engine is used again by the next simulation, which spares it to compile all statements."""
+    """The real database. Its tables are in the template."""
 
-    def __init__(self, disk: SimDisk, slot: str) -> None:
-        self._disk, self._slot = disk, slot
-        super().__init__(disk.ledger_path, t.tables, LOCK_TIMEOUT_S)
-
-    def _open(self, url: URL, lock_timeout_s: float) -> Engine:
-        engine = _ENGINES.get(self._slot)
-        if engine is None:
-            engine = _ENGINES[self._slot] = super()._open(url, lock_timeout_s)
-            slot = self._slot
-            event.listen(engine, "do_connect", lambda _, __, cargs, ___: _connect_to(_DISKS[slot], cargs))
-            event.listen(engine, "begin", lambda connection: _limit(_DISKS[slot], connection))
-        engine.dispose()
-        _DISKS[self._slot] = self._disk
-        return engine
-
-    def _create(self, tables: MetaData) -> None:
-        """They are in the template."""
+    def __init__(self, disk: SimDisk) -> None:
+        super().__init__(disk.ledger_path, None, LOCK_TIMEOUT_S)
+        self.file = SimFile(disk, self._as_ours)
 
 
-_ENGINES: dict[str, Engine] = {}
-_DISKS: dict[str, SimDisk] = {}
+class SimFile(SqliteFile):
+    def __init__(self, disk: SimDisk, as_ours: Callable[[Exception], Exception]) -> None:
+        super().__init__(str(disk.ledger_path), LOCK_TIMEOUT_S, as_ours)
+        self._disk, self._limited = disk, WeakSet[SqliteConnection]()
 
+    def take(self) -> SqliteConnection:
+        """The log is kept: a power cut may take its end."""
+        is_new = not self._idle
+        driver = super().take()
+        if is_new:
+            driver.execute("PRAGMA wal_autocheckpoint = 0")
+        return driver
 
-def _connect_to(disk: SimDisk, cargs: list[str]) -> None:
-    cargs[0] = str(disk.ledger_path)
-
-
-def _limit(disk: SimDisk, connection: Connection) -> None:
-    """A full disk gives SQLite no new page. The log is kept: a power cut may take its end."""
-    cursor, info = connection.connection.cursor(), connection.connection.info
-    if "log" not in info:
-        cursor.execute("PRAGMA wal_autocheckpoint = 0")
-        info["log"] = True
-    if disk.is_ledger_full or info.get("limited"):
-        pages = cursor.execute("PRAGMA page_count").fetchone()[0]
-        cursor.execute(f"PRAGMA max_page_count = {pages if disk.is_ledger_full else 2**30}")
-        info["limited"] = disk.is_ledger_full
+    def begin(self, connection: SqliteConnection, for_writing: bool, synced: bool) -> None:
+        """A full disk gives SQLite no new page."""
+        if self._disk.is_ledger_full or connection in self._limited:
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.execute(f"PRAGMA max_page_count = {pages if self._disk.is_ledger_full else 2**30}")
+            (self._limited.add if self._disk.is_ledger_full else self._limited.discard)(connection)
+        super().begin(connection, for_writing, synced)
 
 
 class SimLedger(Ledger):
     """The real ledger on a simulated disk. `between` is called before each of its transactions: other tasks may run
-    there. `slot` names the machine."""
+    there."""
 
-    def __init__(self, disk: SimDisk, slot: str, between: Callable[[], None]) -> None:
-        self.database = SimDatabase(disk, slot)
-        self._open = OpenRounds()
+    def __init__(self, disk: SimDisk, between: Callable[[], None]) -> None:
+        self.database = SimDatabase(disk)
+        self._open, self._noted, self._seen = OpenRounds(), set(), set()
         self._between, self._disk = between, disk
         self._reading, self._writing = self._read, self._write
 
     def _read(self) -> AbstractContextManager[Connection]:
         self._between()
-        return self.database.reading()
+        return self.database.quick_reading()
 
     @contextmanager
     def _write(self, synced: bool = True) -> Iterator[Connection]:
         self._between()
-        with self.database.writing(synced) as connection:
+        with self.database.quick_writing(synced) as connection:
             yield connection
         if synced:
             self._disk.ledger_synced()

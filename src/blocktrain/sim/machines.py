@@ -71,7 +71,7 @@ class Machine:
         if self.coordinator is not None:
             return True
         around = self._around
-        ledger = SimLedger(around.disk, self.name, self._gap)
+        ledger = SimLedger(around.disk, self._gap)
         try:
             noted = NotedHead(around.disk.head_path)
             try:

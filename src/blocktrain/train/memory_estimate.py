@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from blocktrain.model.block import build_block
 from blocktrain.spec import Denoise, Phase, RunSpec
@@ -36,6 +36,7 @@ class MemoryPlan:
         return named + (["train.checkpoint_activations = true"] if self.checkpoint_activations else [])
 
 
+@lru_cache(maxsize=64)
 def memory_plan(spec: RunSpec, phase: Phase, memory_bytes: int | None) -> MemoryPlan:
     """The fastest plan that fits this much memory (None: any), or the smallest one if none does."""
     plans = list(_plans(spec, phase))
@@ -43,6 +44,7 @@ def memory_plan(spec: RunSpec, phase: Phase, memory_bytes: int | None) -> Memory
     return fitting[0] if fitting else min(plans, key=lambda plan: plan.memory_bytes)
 
 
+@lru_cache(maxsize=64)
 def least_memory_bytes(spec: RunSpec, phase: Phase) -> int:
     """What a worker needs at least to train a phase."""
     return min(plan.memory_bytes for plan in _plans(spec, phase))

@@ -33,10 +33,10 @@ from ledger_steps import (
     report,
     start,
 )
-from sqlalchemy import event
+from sqlalchemy import text
 
 from blocktrain.errors import ConfigError, LedgerUnavailable, StorageError
-from blocktrain.swarm.ledger import database as ledger_database
+from blocktrain.swarm.ledger import sqlite as ledger_sqlite
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import NewUpdate
 from blocktrain.swarm.policy.rounds import Round, next_round
@@ -55,8 +55,7 @@ def test_a_process_that_dies_inside_a_merge_leaves_the_old_state(started, where)
             if next(statements) == statement:
                 os._exit(9)
 
-        event.listen(ledger.database.engine, "after_cursor_execute", planned)
-        event.listen(ledger.database.engine, "commit", planned)
+        ledger.database.watch(statement=planned, commit=planned)
         merge(ledger, closed, ids)
         os._exit(0)
 
@@ -111,8 +110,8 @@ def test_a_url_that_can_hold_no_ledger_is_refused_with_an_example(url):
 
 
 def test_sqlite_syncs_every_commit_and_lets_readers_read(tmp_path):
-    with closing(Ledger(tmp_path / "ledger.db")) as ledger, ledger.database.reading() as connection:
-        pragmas = [connection.exec_driver_sql(f"PRAGMA {x}").scalar() for x in ("journal_mode", "synchronous")]
+    with closing(Ledger(tmp_path / "ledger.db")) as ledger, ledger.database.quick_reading() as connection:
+        pragmas = [connection.execute(text(f"PRAGMA {x}")).scalar() for x in ("journal_mode", "synchronous")]
         ledger.add_event("kind", "while another reads", now_s=1.0)
     assert pragmas == ["wal", 2]
 
@@ -121,7 +120,7 @@ def test_sqlite_syncs_every_commit_and_lets_readers_read(tmp_path):
 def test_what_a_power_cut_may_take_is_not_synced_and_the_next_that_it_may_not_take_is(tmp_path, synced, level):
     def look(synced: bool) -> int:
         with ledger.transaction(synced) as transaction, transaction._writing() as connection:
-            return connection.exec_driver_sql("PRAGMA synchronous").scalar()
+            return connection.execute(text("PRAGMA synchronous")).scalar()
 
     with closing(Ledger(tmp_path / "ledger.db")) as ledger:
         assert look(not synced) == 3 - level
@@ -131,7 +130,7 @@ def test_what_a_power_cut_may_take_is_not_synced_and_the_next_that_it_may_not_ta
 def test_a_new_file_that_another_is_opening_is_waited_for(tmp_path, monkeypatch):
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        monkeypatch.setattr(ledger_database.time, "sleep", lambda seconds: other.execute("ROLLBACK"))
+        monkeypatch.setattr(ledger_sqlite.time, "sleep", lambda seconds: other.execute("ROLLBACK"))
         Ledger(tmp_path / "ledger.db", lock_timeout_s=0.01).close()
 
 

@@ -20,7 +20,6 @@ from ledger_steps import (
     merge,
     report,
 )
-from sqlalchemy import event
 
 from blocktrain.errors import ConfigError, LedgerConflict
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -144,7 +143,7 @@ def test_asking_again_for_a_lease_that_still_runs_writes_nothing(started):
     round = started.open_rounds()[0]
     (own,) = round.leases
     said = list[str]()
-    event.listen(started.database.engine, "after_cursor_execute", lambda *facts: said.append(facts[2].split()[0]))
+    started.database.watch(lambda sql: said.append(sql.split()[0]))
     times = (own.due_s, own.deadline_at_s)
     again = Grant(ADA, 0, 0, round.base, own.shard, 0, own.steps, *times, "it has it", granted_s=own.granted_s)
     granted = started.grant(again, round, now_s=120.0)

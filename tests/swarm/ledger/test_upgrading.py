@@ -16,13 +16,12 @@ import pytest
 from sqlalchemy import Connection, MetaData, inspect, select, text
 
 from blocktrain.errors import ConfigError
-from blocktrain.swarm.ledger import schema
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LOCK_TIMEOUT_S, Database
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.migrations import upgrading
+from blocktrain.swarm.ledger.migrations import schema, upgrading
+from blocktrain.swarm.ledger.migrations.schema import newest_revision, revision_of
 from blocktrain.swarm.ledger.migrations.upgrading import copy_rows, migrate, upgrade_ledger
-from blocktrain.swarm.ledger.schema import newest_revision, revision_of
 
 RELEASE = Path(__file__).parent / "ledger_0.1.0.sql"
 Place = str | Path

@@ -3,16 +3,17 @@ Next: ../policy/audits.py, which decides; tables.py."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import BindParameter, and_, bindparam, func, or_, select, update
 
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed
 from blocktrain.swarm.ledger.queries import WAITING, insert_event
 from blocktrain.swarm.ledger.records import Audit, AuditLease, AuditSummary, LeaseRecord, NewUpdate, Update
+from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.audits import AuditVerdict
 from blocktrain.swarm.policy.standing import Exclusion, KeyStanding
 
@@ -21,6 +22,44 @@ MOST_OPEN = 100  # audits that are looked at when a worker asks for work
 _NEWEST = select(func.max(t.exclusions.c.number)).group_by(t.exclusions.c.worker)
 EXCLUDED = select(t.exclusions).where(t.exclusions.c.number.in_(_NEWEST), t.exclusions.c.kind != "lifted")
 _EXCLUSION = EXCLUDED.where(t.exclusions.c.worker == bindparam("of_worker"))
+_WORKERS: BindParameter[str] = bindparam("workers", expanding=True)
+_EXCLUDED_OF = EXCLUDED.where(t.exclusions.c.worker.in_(_WORKERS))
+_PASSES = select(t.audits.c.worker, func.count()).where(t.audits.c.outcome == "passed").group_by(t.audits.c.worker)
+_PASSES_OF = _PASSES.where(t.audits.c.worker.in_(_WORKERS))
+OPEN_AUDITS = select(t.audits).where(OPEN_AUDIT).order_by(t.audits.c.number).limit(MOST_OPEN)
+_IN_COMPANY = (
+    select(t.updates.c.number)
+    .where(t.updates.c.merged_phase == bindparam("of_phase"), t.updates.c.merged_round < bindparam("of_round"))
+    .where(t.updates.c.worker != bindparam("of_worker"))
+    .limit(1)
+)
+_AUDITORS = select(t.audit_leases.c.worker).where(
+    or_(
+        and_(t.audit_leases.c.payload.is_(None), t.audit_leases.c.deadline_at_s > bindparam("now_s")),
+        t.audit_leases.c.granted_s >= bindparam("since_s"),
+    )
+)
+_PRESENT = (
+    select(t.workers.c.id)
+    .join(t.track_records, t.track_records.c.worker == t.workers.c.id)
+    .where(t.workers.c.last_seen_s >= bindparam("since_s"), t.track_records.c.delivered > 0)
+)
+_SUSPECTS = (
+    select(t.audits.c.worker, t.audit_leases.c.worker.label("other"))
+    .join(
+        t.audit_leases,
+        and_(t.audit_leases.c.audit == t.audits.c.number, t.audit_leases.c.payload.is_not(None)),
+    )
+    .where(OPEN_AUDIT)
+)
+_AUDITED = select(t.updates).where(t.updates.c.id == bindparam("of_id"))
+_LEASE = select(*t.columns(t.leases)).where(t.leases.c.id == bindparam("of_id"))
+_AUDIT_LEASE = select(*t.columns(t.audit_leases)).where(t.audit_leases.c.id == bindparam("of_id"))
+_ASKED = (
+    select(*t.columns(t.audit_leases))
+    .where(t.audit_leases.c.audit == bindparam("of_audit"))
+    .order_by(t.audit_leases.c.granted_s, t.audit_leases.c.id)
+)
 
 
 def is_audit(lease_id: str) -> bool:
@@ -36,13 +75,12 @@ class AuditsPart(LedgerPart):
     def open_audit(self, audited: NewUpdate, now_s: float) -> None:
         with self._writing() as connection:
             row = {"update": audited.id, "worker": audited.worker, "opened_s": now_s}
-            connection.execute(insert(t.audits).values(**row))
+            connection.execute(t.insert_into(t.audits), row)
 
     def open_audits(self) -> tuple[Audit, ...]:
         """The oldest, in order."""
-        query = select(t.audits).where(OPEN_AUDIT).order_by(t.audits.c.number).limit(MOST_OPEN)
         with self._reading() as connection:
-            return tuple(_audit(connection, row) for row in connection.execute(query).all())
+            return tuple(_audit(connection, row) for row in connection.execute(OPEN_AUDITS).all())
 
     def audit(self, number: int) -> Audit | None:
         with self._reading() as connection:
@@ -76,13 +114,12 @@ class AuditsPart(LedgerPart):
         row = {"id": id, "audit": audit.number, "worker": worker, "granted_s": now_s, "deadline_at_s": deadline_at_s}
         unset = dict.fromkeys(("payload", "num_bytes", "loss", "distances", "signature"))
         with self._writing() as connection:
-            connection.execute(insert(t.audit_leases), {**row, **unset})
+            connection.execute(t.insert_into(t.audit_leases), {**row, **unset})
         return AuditLease(**row, **unset)  # type: ignore[arg-type]
 
     def audit_lease(self, id: str) -> tuple[AuditLease, Audit] | None:
-        query = select(*t.columns(t.audit_leases)).where(t.audit_leases.c.id == id)
         with self._reading() as connection:
-            row = connection.execute(query).one_or_none()
+            row = connection.execute(_AUDIT_LEASE, {"of_id": id}).one_or_none()
             if row is None:
                 return None
             audit = connection.execute(select(t.audits).where(t.audits.c.number == row.audit)).one()
@@ -99,21 +136,17 @@ class AuditsPart(LedgerPart):
 
     def auditors(self, now_s: float, since_s: float) -> set[str]:
         """The workers that compute an audit and may still report it, or were given one since then."""
-        given = t.audit_leases.c
-        at_work = and_(given.payload.is_(None), given.deadline_at_s > now_s)
         with self._reading() as connection:
-            query = select(given.worker).where(or_(at_work, given.granted_s >= since_s))
-            return set(connection.execute(query).scalars())
+            return set(connection.execute(_AUDITORS, {"now_s": now_s, "since_s": since_s}).scalars())
 
     def is_in_company(self, lease: LeaseRecord) -> bool:
         """Whether the lease starts afresh: it is of its phase's first round, or an earlier round has an update of
         another worker. Earlier rounds never change, so that the answer stays the same."""
         if lease.round == 0:
             return True
-        earlier = and_(t.updates.c.merged_phase == lease.phase, t.updates.c.merged_round < lease.round)
-        query = select(t.updates.c.number).where(earlier, t.updates.c.worker != lease.worker).limit(1)
+        before = {"of_phase": lease.phase, "of_round": lease.round, "of_worker": lease.worker}
         with self._reading() as connection:
-            return connection.execute(query).first() is not None
+            return connection.execute(_IN_COMPANY, before).first() is not None
 
     def close_audit(self, audit: Audit, found: AuditVerdict, now_s: float) -> bool:
         """Records the outcome, and excludes who lied. False if it was closed before."""
@@ -142,20 +175,15 @@ class AuditsPart(LedgerPart):
             if not connection.execute(_EXCLUSION, {"of_worker": worker}).one_or_none():
                 return False
             row = {"worker": worker, "kind": "lifted", "reason": "by an admin", "at_s": now_s}
-            connection.execute(insert(t.exclusions).values(**row))
+            connection.execute(t.insert_into(t.exclusions), row)
             insert_event(connection, "lifted", f"{alias_of(worker)} may work again", now_s, {"worker": worker})
             return True
 
     def present_workers(self, since_s: float) -> set[str]:
         """Those that asked for something since then, have delivered an update, and are not excluded."""
-        query = (
-            select(t.workers.c.id)
-            .join(t.track_records, t.track_records.c.worker == t.workers.c.id)
-            .where(t.workers.c.last_seen_s >= since_s, t.track_records.c.delivered > 0)
-        )
         with self._reading() as connection:
             out = {row.worker for row in connection.execute(EXCLUDED)}
-            return set(connection.execute(query).scalars()) - out
+            return set(connection.execute(_PRESENT, {"since_s": since_s}).scalars()) - out
 
     def exclusion(self, worker: str) -> KeyStanding:
         """Whether the worker is excluded, and why; nothing else of its standing."""
@@ -168,14 +196,11 @@ class AuditsPart(LedgerPart):
 
     def key_standings(self, workers: Collection[str] | None = None) -> dict[str, KeyStanding]:
         """Of these workers, or of all that are known for something."""
-        passed = select(t.audits.c.worker, func.count()).where(t.audits.c.outcome == "passed")
-        excluded = EXCLUDED
-        if workers is not None:
-            passed = passed.where(t.audits.c.worker.in_(workers))
-            excluded = excluded.where(t.exclusions.c.worker.in_(workers))
+        passed, excluded = (_PASSES, EXCLUDED) if workers is None else (_PASSES_OF, _EXCLUDED_OF)
+        which = {} if workers is None else {"workers": list(workers)}
         with self._reading() as connection:
-            passes = {row[0]: row[1] for row in connection.execute(passed.group_by(t.audits.c.worker))}
-            out = {row.worker: row for row in connection.execute(excluded)}
+            passes = {row[0]: row[1] for row in connection.execute(passed, which)}
+            out = {row.worker: row for row in connection.execute(excluded, which)}
             suspects = _suspects(connection)
         known = {*passes, *out, *suspects} if workers is None else workers
         return {
@@ -193,7 +218,7 @@ class AuditsPart(LedgerPart):
         query = select(t.updates.c.number, t.updates.c.phase).where(WAITING, chosen)
         rows = connection.execute(query).all()
         for row in rows:
-            connection.execute(insert(t.left_out), {"number": row.number, "reason": reason, "at_s": now_s})
+            connection.execute(t.insert_into(t.left_out), {"number": row.number, "reason": reason, "at_s": now_s})
         for phase in {row.phase for row in rows}:
             self._open.change(connection, phase)
         return len(rows)
@@ -206,7 +231,7 @@ class AuditsPart(LedgerPart):
 
     def _exclude(self, connection: Connection, worker: str, kind: Exclusion, reason: str, now_s: float) -> None:
         row = {"worker": worker, "kind": kind, "reason": reason, "at_s": now_s}
-        connection.execute(insert(t.exclusions).values(**row))
+        connection.execute(t.insert_into(t.exclusions), row)
         num_updates = self.leave_out(connection, t.updates.c.worker == worker, f"{kind}: {reason}", now_s)
         left = f"; {num_updates} waiting updates are left out" if num_updates else ""
         data = {"worker": worker, "reason": reason}
@@ -214,11 +239,9 @@ class AuditsPart(LedgerPart):
 
 
 def _audit(connection: Connection, row: Any) -> Audit:
-    found = connection.execute(select(t.updates).where(t.updates.c.id == row.update)).one()
-    lease = connection.execute(select(*t.columns(t.leases)).where(t.leases.c.id == found.lease)).one()
-    asked = select(*t.columns(t.audit_leases)).where(t.audit_leases.c.audit == row.number)
-    order = (t.audit_leases.c.granted_s, t.audit_leases.c.id)
-    leases = tuple(AuditLease(**x._asdict()) for x in connection.execute(asked.order_by(*order)))
+    found = connection.execute(_AUDITED, {"of_id": row.update}).one()
+    lease = connection.execute(_LEASE, {"of_id": found.lease}).one()
+    leases = tuple(AuditLease(**x._asdict()) for x in connection.execute(_ASKED, {"of_audit": row.number}))
     return Audit(
         number=row.number,
         update=Update(**found._asdict()),
@@ -230,7 +253,5 @@ def _audit(connection: Connection, row: Any) -> Audit:
 
 def _suspects(connection: Connection) -> set[str]:
     """The workers of open audits that have reports: the first one that agrees closes an audit, so these differ."""
-    reported = and_(t.audit_leases.c.audit == t.audits.c.number, t.audit_leases.c.payload.is_not(None))
-    query = select(t.audits.c.worker, t.audit_leases.c.worker.label("other")).join(t.audit_leases, reported)
-    rows: Sequence[Any] = connection.execute(query.where(OPEN_AUDIT)).all()
+    rows = connection.execute(_SUSPECTS).all()
     return {x for row in rows for x in (row.worker, row.other)}

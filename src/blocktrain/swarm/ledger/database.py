@@ -6,32 +6,35 @@ from __future__ import annotations
 import copy
 import re
 import sqlite3
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from sqlalchemy import URL, Connection, CursorResult, Engine, MetaData, create_engine, event, make_url
+from sqlalchemy import URL, Engine, MetaData, create_engine, event, make_url
+from sqlalchemy import Connection as SqlConnection
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.schema import CreateSchema
 
-from blocktrain.errors import ConfigError, LedgerConflict, LedgerUnavailable, StorageError
+from blocktrain.errors import BlockTrainError, ConfigError, LedgerConflict, LedgerUnavailable, StorageError
 from blocktrain.swarm.ledger import tables as t
+from blocktrain.swarm.ledger.migrations.schema import prepare
 from blocktrain.swarm.ledger.queries import OpenRounds
-from blocktrain.swarm.ledger.schema import prepare
+from blocktrain.swarm.ledger.sqlite import (
+    Connection,
+    Rows,
+    SqliteFile,
+    is_busy,
+    set_up,
+)
 
-WAL_ATTEMPTS, WAL_PAUSE_S = 500, 0.01
 LOCK_TIMEOUT_S = 30.0
 SCHEMA = re.compile("[a-z_][a-z0-9_]{0,62}")
 PAGE = 100
 
-_FOR_WRITING, _UNSYNCED = "blocktrain_for_writing", "blocktrain_unsynced"
-_SQLITE_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_EXTENDED = 0xFF  # the bits of an SQLite error code that name the error; the other bits are details
+_FOR_WRITING = "blocktrain_for_writing"
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -42,10 +45,11 @@ class LedgerPart:
 
     def __init__(self, url_or_path: str | Path, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         self.database = Database(url_or_path, t.tables, lock_timeout_s)
-        self._reading: Callable[..., AbstractContextManager[Connection]] = self.database.reading
-        self._writing: Callable[..., AbstractContextManager[Connection]] = self.database.writing
+        self._reading: Callable[..., AbstractContextManager[Connection]] = self.database.quick_reading
+        self._writing: Callable[..., AbstractContextManager[Connection]] = self.database.quick_writing
         self._open = OpenRounds()
         self._noted = set[str]()  # workers that are known to have come with an access token: that never changes
+        self._seen = set[str]()  # workers that are known to have a row: that never changes
 
     def close(self) -> None:
         self.database.close()
@@ -86,7 +90,7 @@ def retry_on_conflict(record: Callable[Given, Result]) -> Callable[Given, Result
     return twice
 
 
-def changed(result: CursorResult[Any]) -> int:
+def changed(result: Rows) -> int:
     return result.rowcount
 
 
@@ -96,17 +100,11 @@ class Database:
     def __init__(self, url_or_path: str | Path, tables: MetaData | None, lock_timeout_s: float) -> None:
         """Without `tables` it is opened as it is, of whatever version."""
         url = _url(url_or_path)
-        is_sqlite = url.get_backend_name() == "sqlite"
-        url, self._schema = _without_schema(url)
-        self.where = str(url.database) if is_sqlite else _shown(url, self._schema)
-        self.engine = self._open(url, lock_timeout_s)
-        self._writer = self.engine.execution_options(**{_FOR_WRITING: True})
-        self._hasty_writer = self._writer.execution_options(**{_UNSYNCED: True})
-        # All reads of one transaction see the same moment. SQLite promises it anyway.
-        self._reader = self.engine if is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
-        # SQLite has one writer at a time, and polls while it is busy. A lock wakes our own threads sooner.
-        self._turn = threading.Lock() if is_sqlite else nullcontext()
-        self._thread = threading.local()
+        self.is_sqlite = is_sqlite = url.get_backend_name() == "sqlite"
+        self._url, self._schema = _without_schema(url)
+        self._lock_timeout_s = lock_timeout_s
+        self.where = str(url.database) if is_sqlite else _shown(self._url, self._schema)
+        self.file = SqliteFile(str(url.database), lock_timeout_s, self._as_ours)
         try:
             if tables is not None:
                 self._create(tables)
@@ -114,38 +112,66 @@ class Database:
             self.close()
             raise
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """One transaction: what is read in it is of one moment."""
-        with self._border(), self._reader.begin() as connection:
-            yield connection
+    # What the ledger's parts use
 
-    @contextmanager
-    def writing(self, synced: bool = True) -> Iterator[Connection]:
+    def quick_reading(self) -> AbstractContextManager[Connection]:
+        """One transaction: what is read in it is of one moment."""
+        return self.file.transaction(for_writing=False) if self.is_sqlite else cast("Any", self.reading())
+
+    def quick_writing(self, synced: bool = True) -> AbstractContextManager[Connection]:
         """One transaction: all of it is kept, and safe, when the block is left; none of it after an exception. Not
         `synced`, an SQLite file has it after a kill, but after a power cut only if something synced was written since:
         nothing is kept without what was written before it. A thread has one at a time."""
-        assert not getattr(self._thread, "writes", False), "use the transaction that this thread is in"
-        writer = self._writer if synced else self._hasty_writer
-        with self._border(), self._turn, writer.begin() as connection:
-            self._thread.writes = True
-            try:
-                yield connection
-            finally:
-                self._thread.writes = False
+        return self.file.transaction(True, synced) if self.is_sqlite else cast("Any", self.writing())
+
+    def watch(
+        self, statement: Callable[[str], None] = lambda sql: None, commit: Callable[[bool], None] = lambda writes: None
+    ) -> None:
+        """For tests and measurements: `statement` is called after each one, `commit` before a transaction is kept, with
+        whether it may have written."""
+        if self.is_sqlite:
+            self.file.heard_statements.append(statement)
+            self.file.heard_commits.append(commit)
+        else:
+            event.listen(self.engine, "after_cursor_execute", lambda *facts: statement(facts[2]))
+            event.listen(self.engine, "commit", lambda x: commit(x.get_execution_options().get(_FOR_WRITING, False)))
+
+    # With all that SQLAlchemy can
+
+    @cached_property
+    def engine(self) -> Engine:
+        return self._open(self._url, self._lock_timeout_s)
 
     @contextmanager
-    def migrating(self) -> Iterator[Connection]:
+    def reading(self) -> Iterator[SqlConnection]:
+        # All reads of one transaction see the same moment. SQLite promises it anyway.
+        level = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        with self._border(), self.engine.execution_options(**level).begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[SqlConnection]:
+        with self._border(), self.file.turn(), self._writer.begin() as connection:
+            yield connection
+
+    @property
+    def _writer(self) -> Engine:
+        return self.engine.execution_options(**{_FOR_WRITING: True})
+
+    @contextmanager
+    def migrating(self) -> Iterator[SqlConnection]:
         """One transaction in which tables may be replaced: SQLite looks at foreign keys only after it."""
-        with self._border(), self._turn, self._writer.connect() as connection:
-            if connection.dialect.name == "sqlite":
+        with self._border(), self.file.turn(), self._writer.connect() as connection:
+            if self.is_sqlite:
                 driver: Any = connection.connection.driver_connection
                 driver.execute("PRAGMA foreign_keys = OFF").close()
             with connection.begin():
                 yield connection
 
     def close(self) -> None:
-        self.engine.dispose()
+        self.file.close()
+        if "engine" in vars(self):
+            self.engine.dispose()
 
     def _open(self, url: URL, lock_timeout_s: float) -> Engine:
         try:
@@ -157,7 +183,7 @@ class Database:
                 f"{self.where} cannot hold a ledger ({error}): give a file's path, or a URL like "
                 f"postgresql://user@host/name with its driver installed (pip install 'blocktrain[postgres]')"
             ) from None
-        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "connect", lambda connection, _: set_up(connection))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
 
@@ -172,24 +198,27 @@ class Database:
 
     @contextmanager
     def _border(self) -> Iterator[None]:
-        """Raises SQLAlchemy's exceptions as ours, split by whether a retry can help."""
         try:
             yield
-        except (IntegrityError, DataError) as error:
-            raise LedgerConflict(
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            raise self._as_ours(error) from error
+
+    def _as_ours(self, error: Exception) -> BlockTrainError:
+        """An exception of SQLAlchemy or SQLite as ours, split by whether a retry can help."""
+        if isinstance(error, IntegrityError | DataError | sqlite3.IntegrityError | sqlite3.DataError):
+            return LedgerConflict(
                 f"the ledger at {self.where} refused a contradiction ({_sentence(error)}): "
                 f"fetch the present state and decide again"
-            ) from error
-        except (SQLAlchemyError, sqlite3.Error) as error:
-            if _may_pass(error):
-                raise LedgerUnavailable(
-                    f"the ledger at {self.where} does not answer ({_sentence(error)}): check that it runs and that "
-                    f"this user may use it, and try again"
-                ) from error
-            raise StorageError(
-                f"the ledger at {self.where} cannot be used ({_sentence(error)}): make it readable and writable, give "
-                f"its disk space, or restore it"
-            ) from error
+            )
+        if _may_pass(error):
+            return LedgerUnavailable(
+                f"the ledger at {self.where} does not answer ({_sentence(error)}): check that it runs and that "
+                f"this user may use it, and try again"
+            )
+        return StorageError(
+            f"the ledger at {self.where} cannot be used ({_sentence(error)}): make it readable and writable, give "
+            f"its disk space, or restore it"
+        )
 
 
 def _url(url_or_path: str | Path) -> URL:
@@ -238,45 +267,16 @@ def _postgres_settings(schema: str | None) -> dict[str, Any]:
     }
 
 
-def _set_up_sqlite(connection: Any, record: object) -> None:
-    """With WAL, reads go on during a write. With FULL, a commit is synced: what is acknowledged is safe."""
-    connection.isolation_level = None  # or the driver would begin transactions late, after the first read
-    try:
-        _use_wal(connection)
-        for pragma in ("synchronous = FULL", "foreign_keys = ON"):
-            connection.execute(f"PRAGMA {pragma}").close()
-    except sqlite3.Error:
-        connection.close()
-        raise
-
-
-def _use_wal(connection: Any) -> None:
-    """The first process that opens a new file changes it to WAL. For this change alone SQLite does not wait."""
-    for attempts_left in reversed(range(WAL_ATTEMPTS)):
-        try:
-            connection.execute("PRAGMA journal_mode = WAL").close()
-            return
-        except sqlite3.OperationalError as error:
-            if attempts_left == 0 or not _may_pass(error):
-                raise
-            time.sleep(WAL_PAUSE_S)
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    """A writer takes the lock at once: after a first read it could no longer wait for another writer. Uses the driver's
-    own call, since SQLAlchemy's costs as much as the rest of a small transaction."""
-    options, cursor = connection.get_execution_options(), connection.connection.cursor()
-    if not options.get(_FOR_WRITING):
-        cursor.execute("BEGIN")
-        return
-    cursor.execute(f"PRAGMA synchronous = {'NORMAL' if options.get(_UNSYNCED) else 'FULL'}")
-    cursor.execute("BEGIN IMMEDIATE")
+def _begin_sqlite(connection: SqlConnection) -> None:
+    """As `sqlite.begin` does it."""
+    for_writing = connection.get_execution_options().get(_FOR_WRITING)
+    connection.connection.cursor().execute("BEGIN IMMEDIATE" if for_writing else "BEGIN")
 
 
 def _may_pass(error: Exception) -> bool:
     origin = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(origin, sqlite3.Error):
-        return getattr(origin, "sqlite_errorcode", 0) & _EXTENDED in _SQLITE_BUSY
+        return is_busy(origin)
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
     return isinstance(error, OperationalError | PoolTimeout)

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, and_, bindparam, func, insert, or_, select, true, update
+from sqlalchemy import BindParameter, Table, and_, bindparam, func, insert, or_, select, true, update
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.records import Evaluation, EvaluationLease, PhaseRecord, RoundRecord, Run, Update, Version
+from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.evaluations import MOST_LEASES
 from blocktrain.swarm.policy.rounds import LateUpdate, Lease, Round
 from blocktrain.swarm.policy.track_record import TrackRecord
@@ -58,6 +59,8 @@ _NEWEST_LEASE = (
 )
 _NEWEST_LEASES = _NEWEST_LEASE.limit(bindparam("at_most"))
 _EVALUATION_LEASE = _NEWEST_LEASE.where(t.evaluation_leases.c.number == bindparam("of_number"))
+_RUN = select(*t.columns(t.run, "id"))
+_NEWEST_EVALUATIONS = EVALUATIONS.limit(bindparam("at_most"))
 _UPDATE = select(t.updates).where(t.updates.c.id == bindparam("of_id"))
 _LOCKED_PHASE = select(t.phases).where(t.phases.c.phase == bindparam("of_phase")).with_for_update()
 
@@ -93,11 +96,17 @@ _UPDATES_TAKEN_IN = (
 _TRACK_RECORD = select(*t.columns(t.track_records, "worker")).where(t.track_records.c.worker == bindparam("of_worker"))
 _KEEP_RECORD = update(t.track_records).where(t.track_records.c.worker == bindparam("of_worker"))
 
+_OPEN_AUDITS = select(t.audits.c.number, t.audits.c.update).where(t.audits.c.outcome.is_(None)).subquery()
+_AUDITED = select(_OPEN_AUDITS.c.update)
+_AUDITS_SENT = select(t.audit_leases.c.payload).join(_OPEN_AUDITS, _OPEN_AUDITS.c.number == t.audit_leases.c.audit)
+
+ROWS = 1000  # that one statement inserts: no database allows endless parameters
+
 Change = Callable[[Round], Round]
 
 
 def run_of(connection: Connection) -> Run | None:
-    row = connection.execute(select(*t.columns(t.run, "id"))).one_or_none()
+    row = connection.execute(_RUN).one_or_none()
     return Run(**row._asdict()) if row else None
 
 
@@ -118,7 +127,8 @@ def phases_of(connection: Connection) -> tuple[PhaseRecord, ...]:
 
 def newest_evaluations(connection: Connection, limit: int = 2 * MOST_LEASES) -> tuple[Evaluation, ...]:
     """In order."""
-    return tuple(evaluation_of(row) for row in reversed(connection.execute(EVALUATIONS.limit(limit)).all()))
+    rows = connection.execute(_NEWEST_EVALUATIONS, {"at_most": limit}).all()
+    return tuple(evaluation_of(row) for row in reversed(rows))
 
 
 def evaluation_of(row: Any) -> Evaluation:
@@ -134,8 +144,8 @@ def evaluation_leases_of(connection: Connection, limit: int) -> tuple[Evaluation
 
 
 def evaluation_lease_of(connection: Connection, id: int | None = None) -> EvaluationLease | None:
-    query = _NEWEST_LEASE if id is None else _EVALUATION_LEASE.params(of_number=id)
-    row = connection.execute(query).one_or_none()
+    query, which = (_NEWEST_LEASE, {}) if id is None else (_EVALUATION_LEASE, {"of_number": id})
+    row = connection.execute(query, which).one_or_none()
     return None if row is None else _evaluation_lease(row)
 
 
@@ -149,9 +159,13 @@ def track_record_of(connection: Connection, worker: str) -> TrackRecord:
     return TrackRecord(**row._asdict()) if row else TrackRecord()
 
 
-def keep_track_record(connection: Connection, worker: str, record: TrackRecord) -> None:
-    if not connection.execute(_KEEP_RECORD, {"of_worker": worker, **vars(record)}).rowcount:
-        connection.execute(insert(t.track_records), {"worker": worker, **vars(record)})
+def change_track_record(connection: Connection, worker: str, change: Callable[[TrackRecord], TrackRecord]) -> None:
+    row = connection.execute(_TRACK_RECORD, {"of_worker": worker}).one_or_none()
+    record = change(TrackRecord(**row._asdict()) if row else TrackRecord())
+    if row:
+        connection.execute(_KEEP_RECORD, {"of_worker": worker, **vars(record)})
+    else:
+        connection.execute(t.insert_into(t.track_records), {"worker": worker, **vars(record)})
 
 
 def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
@@ -160,19 +174,28 @@ def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
     return PhaseRecord(**row._asdict()) if row else None
 
 
+def event_row(kind: str, text: str, now_s: float, data: Any = None) -> dict[str, Any]:
+    return {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
+
+
 def insert_event(connection: Connection, kind: str, text: str, now_s: float, data: Any = None) -> int:
     """Returns its number."""
-    row = {"kind": kind, "text": text, "at_s": now_s, "data": {} if data is None else data}
-    key = connection.execute(insert(t.events), row).inserted_primary_key
+    key = connection.execute(t.insert_into(t.events), event_row(kind, text, now_s, data)).inserted_primary_key
     assert key is not None
     return int(key.number)
+
+
+def insert_all(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """In one statement, unless there are very many."""
+    for start in range(0, len(rows), ROWS):
+        connection.execute(insert(table).values([dict(row) for row in rows[start : start + ROWS]]))
 
 
 def insert_round(connection: Connection, round: Round, mark: str) -> None:
     columns = ("phase", "number", "step_start", "steps", "opened_s", "limit_s", "deadline_at_s")
     row = {name: getattr(round, name) for name in columns}
     row |= {"base": dict(round.base), "extensions": 0, "reason": "open", "mark": mark}
-    connection.execute(insert(t.rounds), row)
+    connection.execute(t.insert_into(t.rounds), row)
 
 
 def rounds_of(connection: Connection, rows: Sequence[Any]) -> tuple[RoundRecord, ...]:
@@ -215,9 +238,7 @@ def _record(row: Any, leases: Sequence[Lease], late: Sequence[LateUpdate]) -> Ro
 
 def audited_blobs(connection: Connection) -> set[str | None]:
     """The results that open audits compare. The versions that they were built on are young enough to be kept anyway."""
-    audits = select(t.audits.c.number, t.audits.c.update).where(t.audits.c.outcome.is_(None)).subquery()
-    sent = select(t.audit_leases.c.payload).join(audits, audits.c.number == t.audit_leases.c.audit)
-    return {*connection.execute(select(audits.c.update)).scalars(), *connection.execute(sent).scalars()}
+    return {*connection.execute(_AUDITED).scalars(), *connection.execute(_AUDITS_SENT).scalars()}
 
 
 def new_mark() -> str:

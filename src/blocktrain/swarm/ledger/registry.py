@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import cast
 
-from sqlalchemy import and_, bindparam, func, insert, select, update
+from sqlalchemy import and_, bindparam, func, select, update
 
 from blocktrain.errors import ConfigError, LedgerConflict
 from blocktrain.swarm.aliases import alias_of
@@ -22,6 +22,13 @@ from blocktrain.swarm.policy.track_record import TrackRecord
 ROLES_BY_HASH = select(t.tokens.c.role, t.tokens.c.sha256).where(t.tokens.c.revoked_s.is_(None))
 OWN_INVITE = "worker"  # the name of its access token (../coordinator/server.py)
 SEE_AGAIN = update(t.workers).where(t.workers.c.id == bindparam("of_id"), t.workers.c.nonce < bindparam("of_nonce"))
+NONCE = select(t.workers.c.nonce).where(t.workers.c.id == bindparam("of_id"))
+COORDINATOR_KEYS = select(t.coordinator_keys.c.public_key).order_by(
+    t.coordinator_keys.c.added_s, t.coordinator_keys.c.public_key
+)
+TOKEN_OF = select(t.worker_tokens.c.token).where(t.worker_tokens.c.worker == bindparam("of_worker"))
+TOKEN_NUMBER = select(t.tokens.c.number).where(t.tokens.c.sha256 == bindparam("of_sha256"))
+KEYS_OF_TOKEN = select(func.count(t.worker_tokens.c.worker)).where(t.worker_tokens.c.token == bindparam("of_token"))
 
 
 class RegistryPart(LedgerPart):
@@ -36,7 +43,7 @@ class RegistryPart(LedgerPart):
         with self._writing() as connection:
             there = run_of(connection)
             if there is None:
-                connection.execute(insert(t.run).values(id=1, **asdict(new)))
+                connection.execute(t.insert_into(t.run), {"id": 1, **asdict(new)})
                 return new
         for what, old, wanted in (
             ("a run with another spec", there.spec_digest, new.spec_digest),
@@ -73,14 +80,13 @@ class RegistryPart(LedgerPart):
     def add_coordinator_key(self, public_key: str, now_s: float) -> None:
         """A repeat changes nothing."""
         with self._writing() as connection:
-            if public_key not in connection.execute(select(t.coordinator_keys.c.public_key)).scalars().all():
-                connection.execute(insert(t.coordinator_keys), {"public_key": public_key, "added_s": now_s})
+            if public_key not in connection.execute(COORDINATOR_KEYS).scalars().all():
+                connection.execute(t.insert_into(t.coordinator_keys), {"public_key": public_key, "added_s": now_s})
 
     def coordinator_keys(self) -> tuple[str, ...]:
         """The public keys that sign receipts, or have signed some."""
         with self._reading() as connection:
-            keys = t.coordinator_keys.c
-            return tuple(connection.execute(select(keys.public_key).order_by(keys.added_s, keys.public_key)).scalars())
+            return tuple(connection.execute(COORDINATOR_KEYS).scalars())
 
     # Access tokens
 
@@ -91,7 +97,7 @@ class RegistryPart(LedgerPart):
         try:
             with self._writing() as connection:
                 values = {"name": name, "role": role, "sha256": _hash(access_token), "created_s": now_s}
-                connection.execute(insert(t.tokens).values(**values))
+                connection.execute(t.insert_into(t.tokens), values)
         except LedgerConflict:
             raise ConfigError(
                 f'there is an access token "{name}" already: choose another name, or revoke that one first'
@@ -130,30 +136,27 @@ class RegistryPart(LedgerPart):
         said = {"name": name, "device": device, "memory_bytes": memory_bytes, "steps_per_s": steps_per_s}
         seen = {**said, "nonce": nonce, "last_seen_s": now_s}
         with self._writing() as connection:
-            if changed(connection.execute(SEE_AGAIN, {"of_id": id, "of_nonce": nonce, **seen})):
-                return True
-            if connection.execute(select(t.workers.c.id).where(t.workers.c.id == id)).one_or_none():
-                return False
-            connection.execute(insert(t.workers).values(id=id, first_seen_s=now_s, **seen))
+            if id in self._seen or connection.execute(NONCE, {"of_id": id}).one_or_none():
+                self._seen.add(id)
+                return changed(connection.execute(SEE_AGAIN, {"of_id": id, "of_nonce": nonce, **seen})) > 0
+            connection.execute(t.insert_into(t.workers), {"id": id, "first_seen_s": now_s, **seen})
             insert_event(connection, "joined", f"{alias_of(id)}, {device}", now_s, {"worker": id})
             return True
 
     def note_token(self, worker: str, access_token: str, most: int) -> bool:
         """Notes with which access token a key first came. False if so many other keys came with it before."""
-        held = t.worker_tokens.c
         if worker in self._noted:
             return True
         with self._writing() as connection:
-            if connection.execute(select(held.token).where(held.worker == worker)).one_or_none():
+            if connection.execute(TOKEN_OF, {"of_worker": worker}).one_or_none():
                 self._noted.add(worker)
                 return True
-            mine = t.tokens.c.sha256 == _hash(access_token)
-            number = connection.execute(select(t.tokens.c.number).where(mine)).scalar()
+            number = connection.execute(TOKEN_NUMBER, {"of_sha256": _hash(access_token)}).scalar()
             if number is None:
                 return True  # a coordinator in a test has no tokens
-            if connection.execute(select(func.count()).where(held.token == number)).scalar_one() >= most:
+            if connection.execute(KEYS_OF_TOKEN, {"of_token": number}).scalar_one() >= most:
                 return False
-            connection.execute(insert(t.worker_tokens), {"worker": worker, "token": number})
+            connection.execute(t.insert_into(t.worker_tokens), {"worker": worker, "token": number})
             return True
 
     def participants(self, workers: Collection[str]) -> dict[str, str]:
@@ -172,7 +175,7 @@ class RegistryPart(LedgerPart):
     def last_nonce(self, worker: str) -> int:
         """The number of the worker's last request."""
         with self._reading() as connection:
-            return connection.execute(select(t.workers.c.nonce).where(t.workers.c.id == worker)).scalar() or 0
+            return connection.execute(NONCE, {"of_id": worker}).scalar() or 0
 
     def track_record(self, worker: str) -> TrackRecord:
         with self._reading() as connection:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, insert, select
+from sqlalchemy import bindparam, select
 from sqlalchemy import delete as delete_rows
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, changed, retry_on_conflict
 from blocktrain.swarm.ledger.queries import (
-    EVALUATIONS,
     evaluation_lease_of,
     evaluation_leases_of,
-    evaluation_of,
     insert_event,
+    newest_evaluations,
 )
 from blocktrain.swarm.ledger.records import Evaluation, EvaluationLease, Event
 
@@ -27,8 +26,10 @@ EVENTS = (
     .order_by(t.events.c.number.desc())
     .limit(bindparam("at_most"))
 )
-
-
+EVALUATION = select(t.evaluations.c.number).where(
+    t.evaluations.c.lease == bindparam("of_lease"), t.evaluations.c.split == bindparam("of_split")
+)
+_OLDEST_GONE = select(t.events.c.number).order_by(t.events.c.number.desc()).offset(bindparam("keep")).limit(1)
 EVALUATED = select(t.events).where(t.events.c.kind == "evaluated").order_by(t.events.c.number.desc())
 
 
@@ -42,7 +43,7 @@ class ReportsPart(LedgerPart):
     ) -> EvaluationLease:
         values = {"worker": worker, "versions": dict(versions), "granted_s": now_s, "deadline_at_s": deadline_at_s}
         with self._writing() as connection:
-            key = connection.execute(insert(t.evaluation_leases).values(**values)).inserted_primary_key
+            key = connection.execute(t.insert_into(t.evaluation_leases), values).inserted_primary_key
             assert key is not None
         return EvaluationLease(
             id=key.number,
@@ -75,12 +76,11 @@ class ReportsPart(LedgerPart):
     ) -> bool:
         """False if the lease has reported this split before. The samples are part of the event."""
         weights = {path: list(values) for path, values in combine.items()}
-        there = select(t.evaluations.c.number).where(t.evaluations.c.lease == lease, t.evaluations.c.split == split)
         with self._writing() as connection:
-            if connection.execute(there).one_or_none():
+            if connection.execute(EVALUATION, {"of_lease": lease, "of_split": split}).one_or_none():
                 return False
             row = {"lease": lease, "split": split, "scores": scores, "combine": weights, "at_s": now_s}
-            connection.execute(insert(t.evaluations).values(**row))
+            connection.execute(t.insert_into(t.evaluations), row)
             data = {"lease": lease, "samples": list(samples)}
             insert_event(connection, "evaluated", f"the {split} split, lease {lease}", now_s, data)
             return True
@@ -88,8 +88,7 @@ class ReportsPart(LedgerPart):
     def evaluations(self, limit: int = PAGE) -> tuple[Evaluation, ...]:
         """The newest `limit`, in order."""
         with self._reading() as connection:
-            rows = connection.execute(EVALUATIONS.limit(limit)).all()
-            return tuple(evaluation_of(row) for row in reversed(rows))
+            return newest_evaluations(connection, limit)
 
     def sampled(self, limit: int) -> tuple[Event, ...]:
         """The events of the newest evaluations, in order: their data holds samples of what the model wrote."""
@@ -117,7 +116,7 @@ class ReportsPart(LedgerPart):
         """Deletes all but the newest. Returns how many were deleted."""
         number = t.events.c.number
         with self._writing() as connection:
-            oldest_gone = connection.execute(select(number).order_by(number.desc()).offset(keep).limit(1)).scalar()
+            oldest_gone = connection.execute(_OLDEST_GONE, {"keep": keep}).scalar()
             if oldest_gone is None:
                 return 0
             return changed(connection.execute(delete_rows(t.events).where(number <= oldest_gone)))

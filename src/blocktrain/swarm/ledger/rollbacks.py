@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, insert, select, update
+from sqlalchemy import and_, select, update
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.audits import AuditsPart
@@ -44,11 +44,11 @@ class RollbacksPart(AuditsPart):
             connection.execute(update(t.leases).where(open_ones).values(state="expired"))
             for new in new_versions:
                 where_from = {"phase": None, "round": None, "parent": new.version - 1, "created_s": now_s}
-                connection.execute(insert(t.versions), {**vars(new), **where_from})
+                connection.execute(t.insert_into(t.versions), {**vars(new), **where_from})
                 row: dict[str, Any] = {"phase": closed.phase, "round": following.number, "block": new.block}
                 row |= {"version": new.version, "source": sources[new.block], "worker": worker}
                 row |= {"reason": reason, "at_s": now_s}
-                connection.execute(insert(t.rollbacks).values(**row))
+                connection.execute(t.insert_into(t.rollbacks), row)
             position = {"step": following.step_start, "finished": False}
             connection.execute(update(t.phases).where(t.phases.c.phase == closed.phase).values(**position))
             insert_round(connection, following, new_mark())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
+from sqlalchemy import and_, bindparam, func, select, update
 
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.aliases import alias_of
@@ -15,14 +15,15 @@ from blocktrain.swarm.ledger.queries import (
     IS_OPEN,
     STANDING,
     WAITING,
+    change_track_record,
+    event_row,
+    insert_all,
     insert_event,
     insert_round,
-    keep_track_record,
     lock_phase,
     new_mark,
     phases_of,
     rounds_of,
-    track_record_of,
 )
 from blocktrain.swarm.ledger.records import (
     LeaseRecord,
@@ -32,7 +33,9 @@ from blocktrain.swarm.ledger.records import (
     RoundRecord,
     Standing,
 )
+from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.rounds import MIN_SAMPLES, WINDOW, Grant, Round
+from blocktrain.swarm.policy.track_record import TrackRecord
 
 MAX_LATE_EVENTS = 20  # of one round
 PACE_ROUNDS = 4  # whose workers set the pace
@@ -69,10 +72,26 @@ TIMES = (  # a round's as `Round.took_s` has it: of the leases that reported in 
     .limit(WINDOW)
 )
 CHANGE_OPEN = update(t.rounds).where(IS_OPEN)
+MOMENTS = tuple(
+    select(func.max(column))
+    for column in (
+        t.run.c.created_s,
+        t.rounds.c.opened_s,
+        t.leases.c.granted_s,
+        t.updates.c.received_s,
+        t.events.c.at_s,
+        t.workers.c.last_seen_s,
+        t.evaluation_leases.c.granted_s,
+    )
+)
 MOVE = update(t.phases).where(t.phases.c.phase == bindparam("of_phase"))
 MERGED = update(t.updates).where(
     WAITING, t.updates.c.phase == bindparam("of_phase"), t.updates.c.id.in_(bindparam("ids", expanding=True))
 )
+MERGED_IN = select(t.updates.c.number, t.updates.c.id, t.updates.c.worker).where(
+    t.updates.c.merged_phase == bindparam("of_phase"), t.updates.c.merged_round == bindparam("of_round")
+)
+WAITING_IDS = select(t.updates.c.id).where(WAITING, t.updates.c.phase == bindparam("of_phase"))
 MISSED = and_(
     t.leases.c.phase == bindparam("of_phase"), t.leases.c.round == bindparam("of_round"), t.leases.c.state == "open"
 )
@@ -97,10 +116,10 @@ class RoundsPart(LedgerPart):
     def open_phase(self, first: Round) -> bool:
         """Records the phase and its first round. False if it was opened before."""
         with self._writing() as connection:
-            if connection.execute(select(t.phases).where(t.phases.c.phase == first.phase)).one_or_none():
+            if lock_phase(connection, first.phase):
                 return False
             row = {"phase": first.phase, "step": first.step_start, "finished": False}
-            connection.execute(insert(t.phases).values(**row))
+            connection.execute(t.insert_into(t.phases), row)
             insert_round(connection, first, new_mark())
             return True
 
@@ -156,10 +175,8 @@ class RoundsPart(LedgerPart):
 
     def latest_moment_s(self) -> float:
         """The latest time in the ledger that something happened; 0 in an empty one."""
-        moments = (t.run.c.created_s, t.rounds.c.opened_s, t.leases.c.granted_s, t.updates.c.received_s)
-        seen = (t.events.c.at_s, t.workers.c.last_seen_s, t.evaluation_leases.c.granted_s)
         with self._reading() as connection:
-            latest = (connection.execute(select(func.max(column))).scalar() for column in (*moments, *seen))
+            latest = (connection.execute(moment).scalar() for moment in MOMENTS)
             return max((moment_s for moment_s in latest if moment_s is not None), default=0.0)
 
     def extend_round(self, round: Round, deadline_at_s: float, reason: str) -> bool:
@@ -242,16 +259,13 @@ class RoundsPart(LedgerPart):
             if unchanged and row.lease is not None:  # it was asked for again
                 return lease
             if row.lease is None:
-                connection.execute(insert(t.leases), vars(lease))
+                connection.execute(t.insert_into(t.leases), vars(lease))
             else:
                 connection.execute(RENEW, {"of_id": id, **vars(lease)})
                 if grant.granted_s is None:  # the lease that it had missed its deadline
-                    missed = track_record_of(connection, grant.worker).with_miss()
-                    keep_track_record(connection, grant.worker, missed)
-            deadline_at_s = decided_on.with_grant(grant, now_s).deadline_at_s
-            self._open.change(
-                connection, grant.phase, lambda round: round.with_grant(grant, now_s), deadline_at_s=deadline_at_s
-            )
+                    change_track_record(connection, grant.worker, TrackRecord.with_miss)
+            after = decided_on.with_grant(grant, now_s)
+            self._open.change(connection, grant.phase, lambda _: after, deadline_at_s=after.deadline_at_s)
             return lease
 
     def lease(self, id: str) -> LeaseRecord | None:
@@ -266,6 +280,7 @@ def _round_times_s(connection: Connection, phase: int) -> list[float]:
 
 
 def _insert_versions(connection: Connection, closed: Round, new_versions: Sequence[NewVersion], now_s: float) -> None:
+    rows = []
     for new in new_versions:
         parent = closed.base.get(new.block)
         if new.version - 1 != parent:
@@ -274,7 +289,8 @@ def _insert_versions(connection: Connection, closed: Round, new_versions: Sequen
                 f"{closed.phase + 1}, which is based on {dict(closed.base)}: versions follow each other, decide again"
             )
         where_from = {"phase": closed.phase, "round": closed.number, "parent": parent, "created_s": now_s}
-        connection.execute(insert(t.versions), {**vars(new), **where_from})
+        rows.append({**vars(new), **where_from})
+    insert_all(connection, t.versions, rows)
 
 
 def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
@@ -293,16 +309,16 @@ def _mark_merged(connection: Connection, closed: Round, ids: set[str]) -> None:
 def _record_weights(connection: Connection, closed: Round, weights: Collection[MergeWeight], now_s: float) -> None:
     """What each update weighed. One that was left out is an event."""
     by_id = {weight.update: weight for weight in weights}
-    merged_in = and_(t.updates.c.merged_phase == closed.phase, t.updates.c.merged_round == closed.number)
-    rows = connection.execute(select(t.updates.c.number, t.updates.c.id, t.updates.c.worker).where(merged_in)).all()
+    rows = connection.execute(MERGED_IN, {"of_phase": closed.phase, "of_round": closed.number}).all()
     values = [(row, by_id[row.id]) for row in rows]
-    for row, x in values:
-        facts = {"number": row.number, "weight": x.weight, "scale": x.scale, "reason": x.reason}
-        connection.execute(insert(t.merge_weights), facts)
+    facts = [{"number": row.number, "weight": x.weight, "scale": x.scale, "reason": x.reason} for row, x in values]
+    insert_all(connection, t.merge_weights, facts)
+    events = []
     for row, weight in [pair for pair in values if not pair[1].weight][:MAX_LATE_EVENTS]:
         data = {**_names(closed.phase, closed.number), "worker": row.worker, "update": row.id}
         text = f"{alias_of(row.worker)} in phase {closed.phase + 1}, round {closed.number}: {weight.reason}"
-        insert_event(connection, "left out", text, now_s, data)
+        events.append(event_row("left out", text, now_s, data))
+    insert_all(connection, t.events, events)
 
 
 def _names(phase: int, round: int) -> dict[str, int]:
@@ -314,16 +330,17 @@ def _expire_leases(connection: Connection, phase: int, round: int, now_s: float)
     of_round = {"of_phase": phase, "of_round": round}
     missed = connection.execute(LATE, of_round).scalars().all()
     for worker in missed:
-        keep_track_record(connection, worker, track_record_of(connection, worker).with_miss())
+        change_track_record(connection, worker, TrackRecord.with_miss)
+    events = []
     for worker in missed[:MAX_LATE_EVENTS]:
         data = {**_names(phase, round), "worker": worker}
         text = f"{alias_of(worker)} in phase {phase + 1}, round {round}: it closed without"
-        insert_event(connection, "late", text, now_s, data)
+        events.append(event_row("late", text, now_s, data))
+    insert_all(connection, t.events, events)
     if missed:
         connection.execute(EXPIRE, {**of_round, "state": "expired"})
 
 
 def _covers_all_waiting(connection: Connection, phase: int, ids: set[str]) -> bool:
     """Whether these are all acknowledged updates of the phase that wait."""
-    waiting = connection.execute(select(t.updates.c.id).where(WAITING, t.updates.c.phase == phase)).scalars()
-    return ids.issuperset(waiting)
+    return ids.issuperset(connection.execute(WAITING_IDS, {"of_phase": phase}).scalars())

@@ -4,6 +4,7 @@ Next: records.py, what is read from them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -16,12 +17,14 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Index,
+    Insert,
     Integer,
     MetaData,
     String,
     Table,
     Text,
     UniqueConstraint,
+    insert,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
@@ -66,6 +69,12 @@ def columns(table: Table, *left_out: str) -> list[Any]:
     """All columns except these, under their names in the code. Existing ledgers keep the names of their columns: where
     the two differ, the column has a `key`."""
     return [column.label(column.key) for column in table.c if column.key not in left_out]
+
+
+@cache
+def insert_into(table: Table) -> Insert:
+    """One object per table: a statement that is used again is compiled once."""
+    return insert(table)
 
 
 tables = MetaData()

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Double, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import Double, and_, bindparam, func, or_, select, update
 from sqlalchemy import cast as cast_to
 
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.chain import START, ChainHead, link
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, retry_on_conflict
-from blocktrain.swarm.ledger.queries import WAITING, keep_track_record, track_record_of, update_of
+from blocktrain.swarm.ledger.queries import WAITING, change_track_record, update_of
 from blocktrain.swarm.ledger.records import Contribution, MergeWeight, NewUpdate, RoundLoss, Update, Version
 from blocktrain.swarm.policy.rounds import LateUpdate, Round
 
@@ -31,10 +31,19 @@ SAME = select(t.updates).where(
 )
 REPORT = update(t.leases).where(t.leases.c.id == bindparam("of_lease"))
 WAITING_OF = select(t.updates).where(WAITING, t.updates.c.phase == bindparam("of_phase")).order_by(t.updates.c.number)
+HEAD = select(t.chain).order_by(t.chain.c.number.desc()).limit(1)
 NEWEST_LINK = select(t.chain.c.sha256).order_by(t.chain.c.number.desc()).limit(1)
 RECENT_ROUNDS = 4  # whose norms are compared with those of a new update: norms change with the learning rate
 _MERGED_IN = t.updates.c.merged_phase == bindparam("of_phase")
 _LAST_MERGED = select(func.max(t.updates.c.merged_round)).where(_MERGED_IN).scalar_subquery()
+_MERGED_IN_ROUND = and_(_MERGED_IN, t.updates.c.merged_round == bindparam("of_round"))
+MERGED_UPDATES = select(t.updates).where(_MERGED_IN_ROUND).order_by(t.updates.c.number)
+MERGE_WEIGHTS = (
+    select(t.updates.c.id, t.merge_weights.c.weight, t.merge_weights.c.scale, t.merge_weights.c.reason)
+    .join(t.updates, t.updates.c.number == t.merge_weights.c.number)
+    .where(_MERGED_IN_ROUND)
+    .order_by(t.updates.c.number)
+)
 NORMS = (
     select(t.updates.c.norm)
     .where(_MERGED_IN)
@@ -60,24 +69,23 @@ class UpdatesPart(LedgerPart):
                 return None
             if new.refused is None and same:
                 raise _reported_before(new, same[0].id)
-            key = connection.execute(insert(t.updates), vars(new)).inserted_primary_key
+            key = connection.execute(t.insert_into(t.updates), vars(new)).inserted_primary_key
             if new.refused is None:
                 connection.execute(REPORT, {"of_lease": new.lease, "state": "reported"})
                 assert lease is not None, "the database refuses an update without a lease"
                 took_s = new.received_s - lease.granted_s
-                record = track_record_of(connection, new.worker).with_delivery(new.steps, took_s)
-                keep_track_record(connection, new.worker, record)
+                change_track_record(connection, new.worker, lambda known: known.with_delivery(new.steps, took_s))
                 self._open.change(connection, new.phase, _reported(lease, new))
             assert key is not None
             previous = connection.execute(NEWEST_LINK).scalar() or START
             sha256 = link(previous, key.number, new)
-            connection.execute(insert(t.chain), {"number": key.number, "previous": previous, "sha256": sha256})
+            connection.execute(t.insert_into(t.chain), {"number": key.number, "previous": previous, "sha256": sha256})
             return Update(**vars(new), number=key.number, merged_phase=None, merged_round=None), False
 
     def chain_head(self) -> ChainHead | None:
         """None while no update was recorded since ledgers have a chain."""
         with self._reading() as connection:
-            row = connection.execute(select(t.chain).order_by(t.chain.c.number.desc()).limit(1)).one_or_none()
+            row = connection.execute(HEAD).one_or_none()
             return ChainHead(row.number, row.sha256) if row else None
 
     def chain_links(self) -> dict[int, tuple[str, str]]:
@@ -88,9 +96,8 @@ class UpdatesPart(LedgerPart):
 
     def merged_updates(self, phase: int, round: int) -> tuple[Update, ...]:
         """Those that became a version in this round, in the order of arrival."""
-        merged_in = and_(t.updates.c.merged_phase == phase, t.updates.c.merged_round == round)
         with self._reading() as connection:
-            rows = connection.execute(select(t.updates).where(merged_in).order_by(t.updates.c.number))
+            rows = connection.execute(MERGED_UPDATES, {"of_phase": phase, "of_round": round})
             return tuple(Update(**row._asdict()) for row in rows)
 
     def versions_by_round(self, phase: int, first: int, limit: int) -> dict[int, list[Version]]:
@@ -105,14 +112,9 @@ class UpdatesPart(LedgerPart):
 
     def merge_weights(self, phase: int, round: int) -> tuple[MergeWeight, ...]:
         """What the updates of this round weighed. Empty for a round that an older version merged."""
-        query = (
-            select(t.updates.c.id, t.merge_weights.c.weight, t.merge_weights.c.scale, t.merge_weights.c.reason)
-            .join(t.updates, t.updates.c.number == t.merge_weights.c.number)
-            .where(t.updates.c.merged_phase == phase, t.updates.c.merged_round == round)
-            .order_by(t.updates.c.number)
-        )
         with self._reading() as connection:
-            return tuple(MergeWeight(*row) for row in connection.execute(query))
+            rows = connection.execute(MERGE_WEIGHTS, {"of_phase": phase, "of_round": round})
+            return tuple(MergeWeight(*row) for row in rows)
 
     def update(self, id: str) -> Update | None:
         with self._reading() as connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import bindparam, insert, or_, select
+from sqlalchemy import bindparam, or_, select
 
 from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.ledger import tables as t
@@ -24,6 +24,13 @@ from blocktrain.swarm.ledger.records import ModelVersions, Version
 VERSION = select(t.versions).where(
     t.versions.c.block == bindparam("of_block"), t.versions.c.version == bindparam("of_version")
 )
+FIRST_VERSIONS = select(t.versions).where(t.versions.c.version == 0)
+BLOBS = select(t.versions.c.block, t.versions.c.version, t.versions.c.sha256, t.versions.c.difference_sha256)
+WAITING_BASES = select(t.updates.c.id, t.updates.c.base).where(WAITING)
+BASE = select(t.rounds.c.base).where(
+    t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.number == bindparam("of_number")
+)
+NEWEST_AT = select(t.versions).where(t.versions.c.created_s <= bindparam("at_s")).order_by(t.versions.c.version)
 
 
 class VersionsPart(LedgerPart):
@@ -31,11 +38,11 @@ class VersionsPart(LedgerPart):
     def add_initial_blocks(self, blobs: Mapping[int, str], now_s: float) -> None:
         """Records version 0 of these blocks. A repeat changes nothing; other bytes are a conflict."""
         with self._writing() as connection:
-            there = {x.block: x.sha256 for x in connection.execute(select(t.versions).where(t.versions.c.version == 0))}
+            there = {x.block: x.sha256 for x in connection.execute(FIRST_VERSIONS)}
             for block, sha256 in blobs.items():
                 if block not in there:
                     row = {"block": block, "version": 0, "sha256": sha256, "created_s": now_s}
-                    connection.execute(insert(t.versions).values(**row))
+                    connection.execute(t.insert_into(t.versions), row)
                 elif there[block] != sha256:
                     raise LedgerConflict(
                         f"block {block} began as {there[block][:12]}… in this ledger and {sha256[:12]}… was given: "
@@ -68,9 +75,8 @@ class VersionsPart(LedgerPart):
 
     def base_of(self, phase: int, round: int) -> dict[int, int]:
         """Block: the version that the leases of this round started from."""
-        query = select(t.rounds.c.base).where(t.rounds.c.phase == phase, t.rounds.c.number == round)
         with self._reading() as connection:
-            return dict(connection.execute(query).scalar() or {})
+            return dict(connection.execute(BASE, {"of_phase": phase, "of_number": round}).scalar() or {})
 
     def newest(self) -> dict[int, Version]:
         """The newest version of each block."""
@@ -79,9 +85,8 @@ class VersionsPart(LedgerPart):
 
     def newest_at(self, at_s: float) -> dict[int, Version]:
         """The newest version of each block at that moment."""
-        query = select(t.versions).where(t.versions.c.created_s <= at_s).order_by(t.versions.c.version)
         with self._reading() as connection:
-            return {row.block: Version(**row._asdict()) for row in connection.execute(query)}
+            return {row.block: Version(**row._asdict()) for row in connection.execute(NEWEST_AT, {"at_s": at_s})}
 
     def consistent_manifest(self) -> ModelVersions:
         with self._reading() as connection:
@@ -97,9 +102,8 @@ class VersionsPart(LedgerPart):
             lease = evaluation_lease_of(connection)
             for held in (lease, *newest_evaluations(connection, limit=1)):
                 kept |= set(held.versions.items()) if held else set()
-            columns = (t.versions.c.block, t.versions.c.version, t.versions.c.sha256, t.versions.c.difference_sha256)
-            rows = connection.execute(select(*columns)).all()
-            waiting = connection.execute(select(t.updates.c.id, t.updates.c.base).where(WAITING)).all()
+            rows = connection.execute(BLOBS).all()
+            waiting = connection.execute(WAITING_BASES).all()
             audited = audited_blobs(connection)
             kept |= {(block, version - n) for row in waiting for block, version in row.base.items() for n in (0, 1)}
         blobs = {blob for *key, tensors, difference in rows if tuple(key) in kept for blob in (tensors, difference)}

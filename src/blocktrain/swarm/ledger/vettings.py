@@ -6,14 +6,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, insert, select, update
+from sqlalchemy import and_, bindparam, select, update
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed, retry_on_conflict
 from blocktrain.swarm.ledger.queries import IS_OPEN, insert_event, lock_phase
 from blocktrain.swarm.ledger.records import VetSeat, VettingRecord
+from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.swarm.policy.vetting import VettingVerdict
+
+OF_ROUND = (
+    select(*t.columns(t.vettings))
+    .where(t.vettings.c.phase == bindparam("of_phase"), t.vettings.c.round == bindparam("of_round"))
+    .order_by(t.vettings.c.number)
+)
+SEATS = (
+    select(t.vet_seats)
+    .where(t.vet_seats.c.vetting == bindparam("of_vetting"))
+    .order_by(t.vet_seats.c.granted_s, t.vet_seats.c.id)
+)
+CONTRADICTED = select(t.vet_seats.c.worker).where(t.vet_seats.c.contradicted)
 
 
 def is_vetting(lease_id: str) -> bool:
@@ -44,7 +57,7 @@ class VettingsPart(LedgerPart):
             for updates, workers in zip(groups, chosen, strict=True):
                 row: dict[str, Any] = {"phase": round.phase, "round": round.number, "draw": draw, "opened_s": now_s}
                 row |= {"updates": list(updates), "chosen": list(workers), "deadline_at_s": deadline_at_s}
-                connection.execute(insert(t.vettings).values(**row))
+                connection.execute(t.insert_into(t.vettings), row)
             return True
 
     def vettings(self, phase: int, round: int) -> tuple[VettingRecord, ...]:
@@ -64,7 +77,7 @@ class VettingsPart(LedgerPart):
         with self._writing() as connection:
             there = select(t.vet_seats.c.id).where(t.vet_seats.c.id == seat.id)
             if connection.execute(there).one_or_none() is None:
-                connection.execute(insert(t.vet_seats).values(**{**row, "contradicted": False}))
+                connection.execute(t.insert_into(t.vet_seats), {**row, "contradicted": False})
         return seat
 
     def vet_seat(self, id: str) -> tuple[VetSeat, VettingRecord] | None:
@@ -104,19 +117,15 @@ class VettingsPart(LedgerPart):
     def contradicted_scorers(self) -> set[str]:
         """Workers whose scores most others once contradicted: they are asked no more."""
         with self._reading() as connection:
-            query = select(t.vet_seats.c.worker).where(t.vet_seats.c.contradicted)
-            return set(connection.execute(query).scalars())
+            return set(connection.execute(CONTRADICTED).scalars())
 
     def _of_round(self, connection: Connection, phase: int, round: int) -> tuple[VettingRecord, ...]:
-        of_round = and_(t.vettings.c.phase == phase, t.vettings.c.round == round)
-        query = select(*t.columns(t.vettings)).where(of_round).order_by(t.vettings.c.number)
-        return tuple(_vetting(connection, row) for row in connection.execute(query).all())
+        rows = connection.execute(OF_ROUND, {"of_phase": phase, "of_round": round}).all()
+        return tuple(_vetting(connection, row) for row in rows)
 
 
 def _vetting(connection: Connection, row: Any) -> VettingRecord:
     fields = row._asdict()
-    seats = select(t.vet_seats).where(t.vet_seats.c.vetting == row.number)
-    order = (t.vet_seats.c.granted_s, t.vet_seats.c.id)
-    asked = tuple(VetSeat(**x._asdict()) for x in connection.execute(seats.order_by(*order)))
+    asked = tuple(VetSeat(**x._asdict()) for x in connection.execute(SEATS, {"of_vetting": row.number}))
     fields |= {"updates": tuple(fields["updates"]), "chosen": tuple(fields["chosen"]), "seats": asked}
     return VettingRecord(**fields)

@@ -111,7 +111,7 @@ def _candidates(
         wish = Wish.WARM if index in warm else Wish.BEHIND
         if spare and not at_work[index] and now_s > round.opened_s + round.limit_s:
             wish = Wish.DESERTED
-        if any(lease.worker == worker.name for lease in round.at_work(now_s)):
+        if round.is_at_work(worker.name, now_s):
             wish = Wish.RENEWED
         yield _Candidate(x, round, (wish, round.step_start / x.phase.steps, len(at_work[index]), index))
 
@@ -120,11 +120,12 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
     """A lease in the phase's open round, sized to end with the others, or the reason to wait for the next round."""
     round, why = candidate.round, f"block {candidate.open.phase.block}: {WISHES[candidate.order[0]]}"
     at_work, awaited = round.at_work(now_s), round.awaited(now_s, spec)
-    own = next((x for x in at_work if x.worker == worker.name), None)
+    lease = round.lease_of(worker.name)
+    own = lease if round.is_at_work(worker.name, now_s) else None
     held = candidate.open.held
     if decide(round, now_s, spec).action == "close" and not held:
         return NoWork(f"round {round.number} is being merged", _retry_s(round, awaited, now_s))
-    if any(x.worker == worker.name for x in round.reported):
+    if lease and lease.reported_s is not None:
         waits_for = f"its update of round {round.number} is in, {len(at_work)} still at work"
         return NoWork(waits_for, _retry_s(round, awaited, now_s))
     if own and now_s < own.deadline_at_s:
@@ -151,7 +152,7 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
         due_s=now_s + steps / speed,
         deadline_at_s=round.deadline_at_s if others and not held else now_s + round.limit_s,
         reason=why,
-        owed=after_a_miss(worker.owed) if any(x.worker == worker.name for x in round.leases) else worker.owed,
+        owed=after_a_miss(worker.owed) if lease else worker.owed,
         delivered=worker.delivered,
     )
 

@@ -80,6 +80,37 @@ class Round:
     def reported(self) -> tuple[Lease, ...]:
         return tuple(lease for lease in self.leases if lease.reported_s is not None)
 
+    # What every request asks for, and only a change of the round changes
+
+    @cached_property
+    def _unreported(self) -> tuple[Lease, ...]:
+        return tuple(lease for lease in self.leases if lease.reported_s is None)
+
+    @cached_property
+    def _first_dead_s(self) -> float:
+        return min((lease.deadline_at_s + self.limit_s for lease in self._unreported), default=inf)
+
+    @cached_property
+    def _owing_nothing(self) -> tuple[Lease, ...]:
+        return tuple(lease for lease in self._unreported if not lease.owed)
+
+    @cached_property
+    def _proven(self) -> tuple[Lease, ...]:
+        return tuple(lease for lease in self._owing_nothing if lease.delivered)
+
+    @cached_property
+    def _by_worker(self) -> Mapping[str, Lease]:
+        return {lease.worker: lease for lease in self.leases}
+
+    def lease_of(self, worker: str) -> Lease | None:
+        """A worker has one lease per round."""
+        return self._by_worker.get(worker)
+
+    def is_at_work(self, worker: str, now_s: float) -> bool:
+        """Whether the worker's lease is one of those at work."""
+        lease = self.lease_of(worker)
+        return lease is not None and lease.reported_s is None and now_s < lease.deadline_at_s + self.limit_s
+
     @property
     def advance(self) -> int:
         """Steps by which the phase advances when this round closes: those of the replica that did most."""
@@ -97,7 +128,9 @@ class Round:
     def at_work(self, now_s: float) -> tuple[Lease, ...]:
         """Leases that may still report. One that missed its deadline by a whole round is taken for dead. If it
         reports after all, its update counts."""
-        return tuple(x for x in self.leases if x.reported_s is None and now_s < x.deadline_at_s + self.limit_s)
+        if now_s < self._first_dead_s:
+            return self._unreported
+        return tuple(x for x in self._unreported if now_s < x.deadline_at_s + self.limit_s)
 
     def awaited(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
         """The leases at work that the round waits for. It does not wait for workers that owe updates. For workers that
@@ -106,6 +139,8 @@ class Round:
         took_s = max(((x.reported_s or 0.0) - x.granted_s for x in self.reported), default=inf)
         few = len(self.reported) + len(self.late) < spec.min_updates
         patient = few or now_s < first_s + max(spec.deadline_floor_s, self._patience(now_s) * took_s)
+        if now_s < self._first_dead_s:
+            return self._owing_nothing if patient else self._proven
         return tuple(x for x in self.at_work(now_s) if not x.owed and (x.delivered or patient))
 
     def _patience(self, now_s: float) -> float:
@@ -123,7 +158,8 @@ class Round:
     def with_grant(self, grant: Grant, now_s: float) -> Round:
         """The round with a lease of this grant. A worker has one lease per round. Asking again renews it and moves
         nothing."""
-        if any(x.worker == grant.worker for x in self.reported):
+        own = self.lease_of(grant.worker)
+        if own and own.reported_s is not None:
             return self
         granted_s = now_s if grant.granted_s is None else grant.granted_s
         lease = Lease(
@@ -136,7 +172,7 @@ class Round:
             owed=grant.owed,
             delivered=grant.delivered,
         )
-        others = tuple(x for x in self.leases if x.worker != grant.worker)
+        others = tuple(x for x in self.leases if x is not own)
         return replace(self, leases=(*others, lease), deadline_at_s=max(self.deadline_at_s, grant.deadline_at_s))
 
     def with_report(self, worker: str, steps_done: int, now_s: float) -> Round:

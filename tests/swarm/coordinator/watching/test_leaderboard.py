@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from blocktrain.swarm.aliases import alias_of
@@ -56,7 +55,7 @@ def test_who_is_banned_or_sent_nothing_is_not_listed(house, member, public):
 
 def test_the_ledger_is_read_once_in_a_while_however_many_look(house, member, public):
     statements = []
-    event.listen(house.ledger.database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    house.ledger.database.watch(statements.append)
     first = public.get("/v1/leaderboard").text
     asked = len(statements)
     member.work()

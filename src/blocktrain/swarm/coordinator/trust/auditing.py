@@ -75,7 +75,7 @@ class Auditing:
     ) -> TrainLease | None:
         """The oldest audit that this worker may do. Not while it has a lease, or a round waits for it: these come
         first."""
-        if not self._on or any(x.worker == request.worker for r in rounds.values() for x in r.at_work(now_s)):
+        if not self._on or any(x.is_at_work(request.worker, now_s) for x in rounds.values()):
             return None
         if any(self._is_awaited(ledger, request.worker, round, now_s) for round in rounds.values()):
             return None

@@ -17,7 +17,13 @@ from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, inser
 from blocktrain.errors import StorageError
 from blocktrain.io.files import storage_errors, sync_file, sync_folder
 from blocktrain.swarm.ledger.database import LOCK_TIMEOUT_S, Database
-from blocktrain.swarm.ledger.schema import MIGRATIONS, UNVERSIONED, newest_revision, require_not_newer, revision_of
+from blocktrain.swarm.ledger.migrations.schema import (
+    MIGRATIONS,
+    UNVERSIONED,
+    newest_revision,
+    require_not_newer,
+    revision_of,
+)
 
 ROWS = 1000  # copied at once
 LOCK = 7206543210  # any number: coordinators that upgrade one PostgreSQL ledger wait for each other

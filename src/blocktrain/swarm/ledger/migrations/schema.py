@@ -1,7 +1,7 @@
 """Which version of the tables a database has. A new ledger gets the present tables and their revision; one of another
 revision is refused, since reading it would fail later and unclearly. Changes nothing that is there.
-A change of tables.py needs one more file in migrations/versions/, with `revision`, `down_revision` and `upgrade()`: a
-test compares the two. Next: migrations/upgrading.py, which brings an older ledger up to date."""
+A change of tables.py needs one more file in versions/, with `revision`, `down_revision` and `upgrade()`: a
+test compares the two. Next: upgrading.py, which brings an older ledger up to date."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy import Column, Connection, MetaData, String, Table, insert, insp
 
 from blocktrain.errors import ConfigError
 
-MIGRATIONS = Path(__file__).parent / "migrations"
+MIGRATIONS = Path(__file__).parent
 UNVERSIONED = "v0000"  # made before ledgers had revisions
 _marks = MetaData()
 _mark = Table("alembic_version", _marks, Column("version_num", String(32), primary_key=True))
