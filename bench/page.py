@@ -68,6 +68,7 @@ EXPERIMENTS = (
         "updates-small", "updates", " --preset small --name updates-small --steps 160 --windows 16 --round-steps 1"
     ),
     _own("swarm"),
+    _own("rounds"),
     Experiment("scale_out", "scale_out", " --clients 200 --seconds 3 --busy"),
     _own("presigned"),
     _own("serve"),

@@ -1,9 +1,10 @@
 """Where does a round go? One round at a time, every worker's part after the other, through the real client, server,
-coordinator and ledger in one process, with everything counted: requests, statements, transactions, bytes hashed,
-written, read and decoded, and processor time. Beside it the least that the same bytes can cost: a bare asyncio server
-that hashes each update, writes it to a synced file, and sends the new version back.
+coordinator and ledger in one process, with everything counted: requests, statements, transactions, those of them that
+write and are synced, files that are synced, bytes hashed, written, read and decoded, and processor time. Beside it
+the least that the same bytes can cost: a bare asyncio server that hashes each update, writes it to a synced file, and
+sends the new version back.
 
-    python bench/rounds.py [--sizes 1,10] [--workers 2] [--codecs fp32,int8,vector]
+    python bench/rounds.py [--sizes 1,10,100] [--workers 2,4,8] [--codecs fp32,int8,vector]
 
 Counts are exact. Processor time is that of workers and coordinator together, without training.
 Next: peers.py, the same rounds in seconds, beside other systems."""
@@ -16,6 +17,7 @@ import hashlib
 import math
 import os
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +28,11 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import plotly.graph_objects as go
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.data.corpus import load_corpus
+from blocktrain.figures import bar_figure
 from blocktrain.http.server import served_in_thread
 from blocktrain.io.allocator import keep_freed_memory
 from blocktrain.spec import RunSpec, preset
@@ -47,12 +51,14 @@ from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
 from blocktrain.wire.safetensors import Array, flat
 from blocktrain.wire.updates import EncodedUpdate, tensor_shapes
-from common import RESULTS, Document, machine, markdown, read_json, write_json
+from common import RESULTS, Document, Verdict, at_most, goal_lines, machine, markdown, read_json, write_json
 from peers import SIZES
 
 TOKEN = "a-token"
 WARM_UP = 2  # rounds that are not counted: in the first one everything is downloaded
-COLUMNS = ("requests", "statements", "transactions", "hashed", "written", "read", "decoded")
+COUNTS = ("requests", "statements", "transactions", "commits", "syncs")
+BYTES = ("hashed", "written", "read", "decoded")
+WRITES = ("INSERT", "UPDATE", "DELETE")
 
 
 class Counting:
@@ -63,8 +69,7 @@ class Counting:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        real = hashlib.sha256
-        slices = EncodedUpdate.__init__
+        real, slices, thread = hashlib.sha256, EncodedUpdate.__init__, threading.local()
 
         def counted_hash(data: Any = b"", **options: Any) -> Any:
             self.counts["hashed"] += memoryview(data).nbytes
@@ -75,12 +80,27 @@ class Counting:
 
         def statement(sql: str) -> None:
             self.counts["statements"] += 1
+            thread.writes = getattr(thread, "writes", False) or sql.lstrip().upper().startswith(WRITES)
 
-        def commit(writes: bool) -> None:
+        def commit(for_writing: bool, synced: bool) -> None:
             self.counts["transactions"] += 1
+            self.counts["commits"] += synced and getattr(thread, "writes", False)
+            thread.writes = False
+
+        def counted_sync(sync: Callable[[int], None]) -> Callable[[int], None]:
+            def counted(file: int) -> None:
+                self.counts["syncs"] += 1
+                sync(file)
+
+            return counted
 
         self._ledger.database.watch(statement, commit)
-        with patch.object(hashlib, "sha256", counted_hash), patch.object(EncodedUpdate, "__init__", opened):
+        with (
+            patch.object(hashlib, "sha256", counted_hash),
+            patch.object(EncodedUpdate, "__init__", opened),
+            patch.object(os, "fsync", counted_sync(os.fsync)),
+            patch.object(os, "fdatasync", counted_sync(os.fdatasync)),
+        ):
             yield
 
     def now(self) -> Counter[str]:
@@ -197,7 +217,7 @@ def profile(spec: RunSpec, workers: int, rounds: int) -> dict[str, Any]:
                             took.append((counting.now() - before, time.process_time() - began_s))
         middle = sorted(took, key=lambda each: each[1])[len(took) // 2]
         updates = [blobs.size(each.update.id) for each in ledger.contributions()][-1]
-    return {**{key: middle[0][key] for key in COLUMNS}, "cpu_s": middle[1], "update_bytes": updates}
+    return {**{key: middle[0][key] for key in COUNTS + BYTES}, "cpu_s": middle[1], "update_bytes": updates}
 
 
 def limit_cpu_s(update_bytes: int, version_bytes: int, workers: int) -> float:
@@ -244,15 +264,15 @@ def limit_cpu_s(update_bytes: int, version_bytes: int, workers: int) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     as_list: Callable[[str], list[str]] = lambda text: text.split(",")  # noqa: E731
-    parser.add_argument("--sizes", type=as_list, default=["1", "10"], help="megabytes: " + ", ".join(SIZES))
-    parser.add_argument("--workers", type=as_list, default=["2"])
+    parser.add_argument("--sizes", type=as_list, default=["1", "10", "100"], help="megabytes: " + ", ".join(SIZES))
+    parser.add_argument("--workers", type=as_list, default=["2", "4", "8"])
     parser.add_argument("--codecs", type=as_list, default=["fp32", "int8", "vector"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="the smallest block, one round")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     if options.quick:
-        options.sizes, options.rounds = ["0.1"], 1
+        options.sizes, options.workers, options.rounds = ["0.1"], ["2"], 1
     keep_freed_memory()
     path = options.out / "rounds.json"
     for size in options.sizes:
@@ -279,18 +299,19 @@ def _row(size: str, workers: int, codec: str, rounds: int) -> dict[str, Any]:
     row = profile(preset("tiny").with_(**shape, **swarm), workers, rounds)
     version_bytes = sum(4 * tensor.size for tensor in initial_blocks_here(preset("tiny").with_(**shape))(0).values())
     down_bytes = version_bytes if codec == "fp32" else row["update_bytes"]
-    return row | {"version_bytes": version_bytes, "limit_cpu_s": limit_cpu_s(row["update_bytes"], down_bytes, workers)}
+    row |= {"workers": workers, "version_bytes": version_bytes}
+    return row | {"limit_cpu_s": limit_cpu_s(row["update_bytes"], down_bytes, workers)}
 
 
 def table(document: Document) -> str:
-    head = ["one round", *COLUMNS[:3], *(f"{key}, MB" for key in COLUMNS[3:]), "CPU, ms", "limit, ms", "times"]
+    head = ["one round", *COUNTS, *(f"{key}, MB" for key in BYTES), "CPU, ms", "limit, ms", "times"]
     return markdown(
         head,
         [
             [
                 name,
-                *(str(row[key]) for key in COLUMNS[:3]),
-                *(f"{row[key] / 1e6:.2f}" for key in COLUMNS[3:]),
+                *(str(row[key]) for key in COUNTS),
+                *(f"{row[key] / 1e6:.2f}" for key in BYTES),
                 f"{1e3 * row['cpu_s']:.0f}",
                 f"{1e3 * row['limit_cpu_s']:.0f}",
                 f"{row['cpu_s'] / row['limit_cpu_s']:.1f}",
@@ -298,6 +319,46 @@ def table(document: Document) -> str:
             for name, row in document["rows"].items()
         ],
     )
+
+
+def verdicts(document: Document) -> list[Verdict]:
+    small = [row for name, row in document["rows"].items() if name.startswith("1 MB")]
+    return [
+        at_most("1 MB: requests of a worker in a round", max(_of_a_worker(row, "requests") for row in small), 3, ".1f"),
+        at_most(
+            "1 MB: synced commits, of one per update and one per merge",
+            max(row["commits"] / (row["workers"] + 1) for row in small),
+            1,
+            ".2f",
+        ),
+    ]
+
+
+def _of_a_worker(row: dict[str, Any], count: str) -> float:
+    return float(row[count] / row["workers"])
+
+
+def section(document: Document) -> str:
+    return "\n".join(
+        [
+            "## Where a round goes\n",
+            "One round, every worker's part after the other, through the real client, server, coordinator and ledger "
+            "(SQLite) in one process, without training. Commits are transactions that write and are synced; "
+            "syncs are those of files. CPU time is that of workers and coordinator together. The limit is a bare "
+            "asyncio server that hashes each update, writes it to a synced file and sends the new version back: no "
+            "HTTP, no signatures, no ledger, no decoding, no merging and no coding.\n",
+            table(document),
+            goal_lines(verdicts(document)),
+        ]
+    )
+
+
+def figures(document: Document) -> dict[str, go.Figure]:
+    times = {name: row["cpu_s"] / row["limit_cpu_s"] for name, row in document["rows"].items()}
+    title = "Processor time of one round, times that of a bare server"
+    return {
+        "rounds": bar_figure(list(times), list(times.values()), title=title, x_title="round", y_title="times the limit")
+    }
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def die_at(write: int, ledger: Ledger) -> None:
     files.os.fsync, files.os.replace = watched(os.fsync, after=False), watched(os.replace, after=True)
     if not ledger.database.is_sqlite:
         Blobs._write = watched(Blobs._write, after=True)  # type: ignore[method-assign]
-    ledger.database.watch(commit=lambda writes: moment() if writes else None)
+    ledger.database.watch(commit=lambda writes, synced: moment() if writes else None)
 
 
 def live(text: Path, folder: Path, write: int) -> None:

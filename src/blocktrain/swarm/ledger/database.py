@@ -125,16 +125,20 @@ class Database:
         return self.file.transaction(True, synced) if self.is_sqlite else cast("Any", self.writing())
 
     def watch(
-        self, statement: Callable[[str], None] = lambda sql: None, commit: Callable[[bool], None] = lambda writes: None
+        self,
+        statement: Callable[[str], None] = lambda sql: None,
+        commit: Callable[[bool, bool], None] = lambda for_writing, synced: None,
     ) -> None:
         """For tests and measurements: `statement` is called after each one, `commit` before a transaction is kept, with
-        whether it may have written."""
+        whether it may have written and whether it is synced."""
         if self.is_sqlite:
             self.file.heard_statements.append(statement)
             self.file.heard_commits.append(commit)
         else:
             event.listen(self.engine, "after_cursor_execute", lambda *facts: statement(facts[2]))
-            event.listen(self.engine, "commit", lambda x: commit(x.get_execution_options().get(_FOR_WRITING, False)))
+            event.listen(
+                self.engine, "commit", lambda x: commit(x.get_execution_options().get(_FOR_WRITING, False), True)
+            )
 
     # With all that SQLAlchemy can
 

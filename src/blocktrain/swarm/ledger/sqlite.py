@@ -38,7 +38,7 @@ class SqliteConnection(sqlite3.Connection):
 class SqliteFile:
     """The connections to one file, and its transactions. Who takes a connection has it alone until it is given back.
     `as_ours` makes one of our exceptions of the driver's. `heard_statements` get every statement that was run,
-    `heard_commits` whether the transaction that is about to be kept may have written."""
+    `heard_commits` whether the transaction that is about to be kept may have written, and whether it is synced."""
 
     def __init__(self, path: str, lock_timeout_s: float, as_ours: Callable[[Exception], Exception]) -> None:
         self._path, self._lock_timeout_s, self.as_ours = path, lock_timeout_s, as_ours
@@ -46,7 +46,7 @@ class SqliteFile:
         # SQLite has one writer at a time, and polls while it is busy. A lock wakes our own threads sooner.
         self._turn, self._thread = threading.Lock(), threading.local()
         self.heard_statements: list[Callable[[str], None]] = []
-        self.heard_commits: list[Callable[[bool], None]] = []
+        self.heard_commits: list[Callable[[bool, bool], None]] = []
 
     def transaction(self, for_writing: bool, synced: bool = True) -> QuickTransaction:
         return QuickTransaction(self, for_writing, synced)
@@ -133,7 +133,7 @@ class QuickTransaction:
         try:
             if error is None:
                 for hear in self._file.heard_commits:
-                    hear(self._for_writing)
+                    hear(self._for_writing, self._synced)
                 assert self._driver is not None
                 self._driver.commit()
             elif isinstance(error, sqlite3.Error):
