@@ -32,7 +32,7 @@ import plotly.graph_objects as go
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.data.corpus import load_corpus
-from blocktrain.figures import bar_figure
+from blocktrain.figures import Line, line_figure
 from blocktrain.http.server import served_in_thread
 from blocktrain.io.allocator import keep_freed_memory
 from blocktrain.spec import RunSpec, preset
@@ -354,11 +354,22 @@ def section(document: Document) -> str:
 
 
 def figures(document: Document) -> dict[str, go.Figure]:
-    times = {name: row["cpu_s"] / row["limit_cpu_s"] for name, row in document["rows"].items()}
-    title = "Processor time of one round, times that of a bare server"
-    return {
-        "rounds": bar_figure(list(times), list(times.values()), title=title, x_title="round", y_title="times the limit")
-    }
+    """Two workers: what a round takes for each codec, and the limit for float32."""
+    sizes = [size for size in SIZES if f"{size} MB, 2 workers, fp32" in document["rows"]]
+
+    def line(name: str, codec: str, key: str, color: str | None = None) -> Line:
+        found = {size: document["rows"].get(f"{size} MB, 2 workers, {codec}") for size in sizes}
+        points = [(float(size), 1e3 * row[key]) for size, row in found.items() if row]
+        return Line(name, [x for x, _ in points], [y for _, y in points], color)
+
+    lines = [line(codec, codec, "cpu_s") for codec in ("fp32", "int8", "vector")]
+    lines.append(line("the limit, fp32", "fp32", "limit_cpu_s", "black"))
+    title = "Processor time of one round with two workers"
+    figure = line_figure(lines, title=title, x_title="MB of the block in float32", y_title="milliseconds")
+    figure.update_traces(mode="lines+markers")
+    figure.update_xaxes(type="log", tickvals=[float(size) for size in sizes])
+    figure.update_yaxes(type="log", dtick=1)
+    return {"rounds": figure}
 
 
 if __name__ == "__main__":
