@@ -17,7 +17,7 @@ from blocktrain.wire.invite import parse_invite
 
 pytestmark = pytest.mark.timeout(300)
 BUDGET = ["--preset", "tiny", "--workers", "2", "--bytes", "12", "--leave"]
-STEPS = ["--set", "train.steps=20", "--set", "swarm.round_steps=2"]
+STEPS = ["--set", "train.steps=120", "--set", "swarm.round_steps=2"]
 
 
 @pytest.fixture

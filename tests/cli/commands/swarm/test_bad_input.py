@@ -93,4 +93,4 @@ def test_the_preset_of_a_corpus_that_is_not_here_says_where_to_get_it(run, tmp_p
     monkeypatch.chdir(tmp_path)
     result = run("train", "--preset", "wikitext", "--out", tmp_path / "run")
     assert result.exit_code == 2
-    assert "or download it with --corpus hf:Salesforce/wikitext:wikitext-2-raw-v1" in result.stderr
+    assert "or hf:Salesforce/wikitext:wikitext-2-raw-v1" in result.stderr

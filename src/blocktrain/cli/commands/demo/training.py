@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blocktrain.swarm.worker.client import CoordinatorClient
     from blocktrain.wire.invite import Invite
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.2
 KILL_AT = 0.2  # share of the steps; from here on the worker is killed in its next lease
 KILL_ANYWAY_AT = 0.4  # also if it has no lease
 
@@ -46,16 +46,18 @@ def train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int,
     tell(f"The coordinator is running. Watch the training in a browser:\n  {admin.page}")
     tell(f"More workers can join from another terminal:\n  blocktrain worker '@{swarm / INVITE_FILE}'")
     tell(f"Starting {counted(workers, 'worker')}. Below: the loss, and how the model continues the same prompt.")
-    with ExitStack() as running:
+    with ExitStack() as running, CoordinatorClient(admin) as client:
+        client.pause(True)  # until all are there: none shall miss the run, and one of them is to be killed in it
 
         def start_worker(name: str) -> Process:
             arguments = ["worker", f"@{swarm / INVITE_FILE}", "--name", name, "--home", str(folder / name), *machine]
             return start(running, folder, name, arguments, _threads_each(workers))
 
         processes = [start_worker(f"worker-{number}") for number in range(1, workers + 1)]
+        _await_workers(client, coordinator, processes)
+        client.pause(False)
         killing = Killing(processes.pop(), start_worker)
-        with CoordinatorClient(admin) as client:
-            status = _watch(client, [coordinator, *processes], killing)
+        status = _watch(client, [coordinator, *processes], killing)
     fetch(admin, folder / "model", folder / "worker-1" / "blobs")
     tell(f"\nThe model is trained, and saved in {folder / 'model'}.")
     samples = status["samples"]
@@ -77,6 +79,15 @@ def _invite_that_answers(path: Path) -> Invite | None:
     except BlockTrainError:
         return None
     return invite
+
+
+def _await_workers(client: CoordinatorClient, coordinator: Process, workers: Sequence[Process]) -> None:
+    while not all(worker_id(status := client.status(), worker.name) for worker in workers):
+        if num_finished(status) == status["num_phases"]:  # the run of an earlier demo
+            return
+        for process in (coordinator, *workers):
+            process.check(may_end=False)
+        time.sleep(LOOK_EVERY_S)
 
 
 def _watch(client: CoordinatorClient, processes: Sequence[Process], killing: Killing) -> dict[str, Any]:
