@@ -20,7 +20,6 @@ from blocktrain.swarm.coordinator.blobs import BLOBS, Blobs, Data
 from blocktrain.swarm.ledger.chain import HEAD_FILE
 from blocktrain.swarm.ledger.database import LOCK_TIMEOUT_S, Database
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.queries import OpenRounds
 from blocktrain.swarm.ledger.sqlite import Connection, SqliteConnection, SqliteFile
 
 DISK_BYTES = 2**40
@@ -172,13 +171,11 @@ class SimFile(SqliteFile):
         super().__init__(str(disk.ledger_path), LOCK_TIMEOUT_S, as_ours)
         self._disk, self._limited = disk, WeakSet[SqliteConnection]()
 
-    def take(self) -> SqliteConnection:
+    def _connect(self) -> SqliteConnection:
         """The log is kept: a power cut may take its end."""
-        is_new = not self._idle
-        driver = super().take()
-        if is_new:
-            driver.execute("PRAGMA wal_autocheckpoint = 0")
-        return driver
+        connection = super()._connect()
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        return connection
 
     def begin(self, connection: SqliteConnection, for_writing: bool, synced: bool) -> None:
         """A full disk gives SQLite no new page."""
@@ -194,8 +191,7 @@ class SimLedger(Ledger):
     there."""
 
     def __init__(self, disk: SimDisk, between: Callable[[], None]) -> None:
-        self.database = SimDatabase(disk)
-        self._open, self._noted, self._seen = OpenRounds(), set(), set()
+        self._use(SimDatabase(disk))
         self._between, self._disk = between, disk
         self._reading, self._writing = self._read, self._write
 

@@ -11,8 +11,8 @@ from sqlalchemy import BindParameter, and_, bindparam, func, or_, select, update
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed
-from blocktrain.swarm.ledger.queries import WAITING, insert_event
-from blocktrain.swarm.ledger.records import Audit, AuditLease, AuditSummary, LeaseRecord, NewUpdate, Update
+from blocktrain.swarm.ledger.queries import WAITING, insert_event, lease_of, update_of
+from blocktrain.swarm.ledger.records import Audit, AuditLease, AuditSummary, LeaseRecord, NewUpdate
 from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.audits import AuditVerdict
 from blocktrain.swarm.policy.standing import Exclusion, KeyStanding
@@ -52,8 +52,6 @@ _SUSPECTS = (
     )
     .where(OPEN_AUDIT)
 )
-_AUDITED = select(t.updates).where(t.updates.c.id == bindparam("of_id"))
-_LEASE = select(*t.columns(t.leases)).where(t.leases.c.id == bindparam("of_id"))
 _AUDIT_LEASE = select(*t.columns(t.audit_leases)).where(t.audit_leases.c.id == bindparam("of_id"))
 _ASKED = (
     select(*t.columns(t.audit_leases))
@@ -239,13 +237,15 @@ class AuditsPart(LedgerPart):
 
 
 def _audit(connection: Connection, row: Any) -> Audit:
-    found = connection.execute(_AUDITED, {"of_id": row.update}).one()
-    lease = connection.execute(_LEASE, {"of_id": found.lease}).one()
+    audited = update_of(connection, row.update)
+    assert audited is not None, "the database refuses an audit without an update"
+    lease = lease_of(connection, audited.lease)
+    assert lease is not None, "the ledger has the lease of an update"
     leases = tuple(AuditLease(**x._asdict()) for x in connection.execute(_ASKED, {"of_audit": row.number}))
     return Audit(
         number=row.number,
-        update=Update(**found._asdict()),
-        lease=LeaseRecord(**lease._asdict()),
+        update=audited,
+        lease=lease,
         asked=leases,
         outcome=row.outcome,
     )

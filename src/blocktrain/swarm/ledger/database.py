@@ -44,7 +44,10 @@ class LedgerPart:
     """What the parts of the ledger share: one database, and transactions over several of their methods."""
 
     def __init__(self, url_or_path: str | Path, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-        self.database = Database(url_or_path, t.tables, lock_timeout_s)
+        self._use(Database(url_or_path, t.tables, lock_timeout_s))
+
+    def _use(self, database: Database) -> None:
+        self.database = database
         self._reading: Callable[..., AbstractContextManager[Connection]] = self.database.quick_reading
         self._writing: Callable[..., AbstractContextManager[Connection]] = self.database.quick_writing
         self._open = OpenRounds()

@@ -12,7 +12,16 @@ from typing import Any
 from sqlalchemy import BindParameter, Table, and_, bindparam, func, insert, or_, select, true, update
 
 from blocktrain.swarm.ledger import tables as t
-from blocktrain.swarm.ledger.records import Evaluation, EvaluationLease, PhaseRecord, RoundRecord, Run, Update, Version
+from blocktrain.swarm.ledger.records import (
+    Evaluation,
+    EvaluationLease,
+    LeaseRecord,
+    PhaseRecord,
+    RoundRecord,
+    Run,
+    Update,
+    Version,
+)
 from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.evaluations import MOST_LEASES
 from blocktrain.swarm.policy.rounds import LateUpdate, Lease, Round
@@ -62,6 +71,7 @@ _EVALUATION_LEASE = _NEWEST_LEASE.where(t.evaluation_leases.c.number == bindpara
 _RUN = select(*t.columns(t.run, "id"))
 _NEWEST_EVALUATIONS = EVALUATIONS.limit(bindparam("at_most"))
 _UPDATE = select(t.updates).where(t.updates.c.id == bindparam("of_id"))
+_LEASE = select(*t.columns(t.leases)).where(t.leases.c.id == bindparam("of_id"))
 _LOCKED_PHASE = select(t.phases).where(t.phases.c.phase == bindparam("of_phase")).with_for_update()
 
 OPEN_ROUNDS = select(t.rounds).where(t.rounds.c.closed_s.is_(None))
@@ -113,6 +123,11 @@ def run_of(connection: Connection) -> Run | None:
 def update_of(connection: Connection, id: str) -> Update | None:
     row = connection.execute(_UPDATE, {"of_id": id}).one_or_none()
     return Update(**row._asdict()) if row else None
+
+
+def lease_of(connection: Connection, id: str) -> LeaseRecord | None:
+    row = connection.execute(_LEASE, {"of_id": id}).one_or_none()
+    return LeaseRecord(**row._asdict()) if row else None
 
 
 def newest_versions(connection: Connection) -> dict[int, Version]:

@@ -20,6 +20,7 @@ from blocktrain.swarm.ledger.queries import (
     insert_all,
     insert_event,
     insert_round,
+    lease_of,
     lock_phase,
     new_mark,
     phases_of,
@@ -41,7 +42,6 @@ MAX_LATE_EVENTS = 20  # of one round
 PACE_ROUNDS = 4  # whose workers set the pace
 PARAMETERS = 10_000  # that one statement may have on every database
 
-LEASE = select(*t.columns(t.leases)).where(t.leases.c.id == bindparam("of_id"))
 RENEW = update(t.leases).where(t.leases.c.id == bindparam("of_id"))
 GRANTABLE = (  # locked; with the lease that is there already, if any
     select(t.rounds, t.leases.c.id.label("lease"))
@@ -270,8 +270,7 @@ class RoundsPart(LedgerPart):
 
     def lease(self, id: str) -> LeaseRecord | None:
         with self._reading() as connection:
-            row = connection.execute(LEASE, {"of_id": id}).one_or_none()
-            return LeaseRecord(**row._asdict()) if row else None
+            return lease_of(connection, id)
 
 
 def _round_times_s(connection: Connection, phase: int) -> list[float]:

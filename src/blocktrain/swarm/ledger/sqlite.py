@@ -55,11 +55,14 @@ class SqliteFile:
         try:
             return self._idle.pop()
         except IndexError:
-            connection = sqlite3.connect(
-                self._path, self._lock_timeout_s, check_same_thread=False, factory=SqliteConnection
-            )
-            set_up(connection)
-            return connection
+            return self._connect()
+
+    def _connect(self) -> SqliteConnection:
+        connection = sqlite3.connect(
+            self._path, self._lock_timeout_s, check_same_thread=False, factory=SqliteConnection
+        )
+        set_up(connection)
+        return connection
 
     def give_back(self, connection: SqliteConnection) -> None:
         if connection.in_transaction:  # it was not kept

@@ -95,7 +95,7 @@ class Auditing:
         return None
 
     def _is_awaited(self, ledger: Ledger, worker: str, round: Round, now_s: float) -> bool:
-        return worker not in {x.worker for x in round.leases} and self.holds(ledger, round, now_s)
+        return round.lease_of(worker) is None and self.holds(ledger, round, now_s)
 
     def _message(self, ledger: Ledger, lease: AuditLease, audit: Audit) -> TrainLease:
         """What the audited worker got: the same versions, shard and steps."""
