@@ -4,7 +4,7 @@ beside the models that do fit a worker, at equal work and growing budgets; and t
     python bench/depth.py --corpus PATH [--budgets 200,800,3200] [--rows end-to-end,whole] [--seeds 0,1]
 
 A row NAME-xN is N workers that average their models, each with the work of the budget: what the same machines reach in
-the same time. Each row and seed is written to the result file as soon as it is done and is not run again: stop it at
+the same time. A row NAME-inN is a deeper and narrower model in N blocks. Each row and seed is written to the result file as soon as it is done and is not run again: stop it at
 any time, and the same command goes on."""
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from blocktrain.train.streamed import StreamedTrainer
 from blocktrain.train.trainer import BlockTrainer
 from common import RESULTS, goal_lines, num_threads, read_json, table, write_json, write_pictures
 from depth_report import (
-    CUTS,
     HEAD,
     MEMORY_HEAD,
     SWARM_HEAD,
@@ -38,7 +37,7 @@ from depth_report import (
     swarm_cells,
     verdicts,
 )
-from depth_rows import ALL_KINDS, KINDS, LAYERS, rows_of
+from depth_rows import ALL_KINDS, CUTS, KINDS, LAYERS, rows_of
 from memory_measure import Case, Memory, in_own_process, measure_memory
 from training_rows import Way, run_rows, todo
 
@@ -58,13 +57,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     base = preset("tiny" if options.quick else "small").with_(**{"model.layers": LAYERS})
     if options.corpus:
         base = base.with_(**{"corpus.source": options.corpus})
-    path = options.out / "depth.json"
+    if options.width:
+        base = base.with_(**{"model.width": options.width, "model.heads": options.width // 32})
+    path = options.out / f"{options.name}.json"
     way = Way(options.work, 4 if options.quick else WINDOWS, threads=1)
     for budget in options.budgets or ([3] if options.quick else BUDGETS):
         rows = rows_of(budget, options.rows)
         run_rows(todo(rows, base, budget, options.seeds, read_json(path).get("results", {})), path, way)
-    add_memory(base, path, options.quick)
-    add_step_times(base, path, options.quick)
+    if options.name == "depth":  # memory and time do not depend on the text
+        add_memory(base, path, options.quick)
+        add_step_times(base, path, options.quick)
     document = read_json(path)
     print(table(HEAD, cells(document)), table(SWARM_HEAD, swarm_cells(document)), sep="\n\n")
     print(table(MEMORY_HEAD, memory_cells(document)))
@@ -89,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=_known_rows, default=list(KINDS), help=f"of {', '.join(ALL_KINDS)}")
     parser.add_argument("--budgets", type=numbers, help="in end-to-end steps (default 200,800,3200)")
     parser.add_argument("--seeds", type=numbers, default=[0])
+    parser.add_argument("--width", type=int, help="of the model (default 64)")
+    parser.add_argument("--name", default="depth", help="of the result file; another text or width needs its own")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file and picture go")
     parser.add_argument("--work", type=Path, default=RESULTS.parent / "runs", help="where runs are kept to be resumed")
     parser.add_argument("--quick", action="store_true", help="a tiny shape, seconds")

@@ -14,6 +14,9 @@ from training_rows import Row
 LAYERS = 8
 SWARMS = (4, 16)  # workers that average their models
 SWARM_KINDS = ("whole-bare", "one-block", "two-blocks")
+CUTS = (2, 4, 8, 16)  # numbers of blocks
+CUT_KINDS = ("end-to-end", "whole-bare", "one-block")
+CUT_SHAPE = {"model.layers": 16, "model.width": 32}  # narrow: twelve trainings, and as deep as the finest cut needs
 Maker = Callable[[RunSpec, int], RunSpec]
 
 
@@ -60,15 +63,22 @@ KINDS: dict[str, tuple[str, Maker]] = {
 }
 
 
+def _cut(make: Maker, blocks: int) -> Maker:
+    """The same for a deeper and narrower model in so many blocks."""
+    return lambda base, steps: make(base.with_(**CUT_SHAPE, **{"model.blocks": blocks}), steps)
+
+
 def rows_of(budget: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Row]:
+    """NAME-xN is N workers that average their models; NAME-inN is the deeper model in N blocks."""
     rows = []
     for kind in kinds:
         name, _, workers = kind.partition("-x")
+        name, _, blocks = name.partition("-in")
         label, make = KINDS[name]
         comparison = "equal wall-clock" if workers else "equal work"
-        rows.append(
-            Row(f"{kind}-{budget}", label, comparison, make, int(workers or 1), reference=f"end-to-end-{budget}")
-        )
+        reference = f"end-to-end-in{blocks}-{budget}" if blocks else f"end-to-end-{budget}"
+        maker = _cut(make, int(blocks)) if blocks else make
+        rows.append(Row(f"{kind}-{budget}", label, comparison, maker, int(workers or 1), reference=reference))
     return rows
 
 
@@ -76,4 +86,12 @@ def swarm_kinds(workers: int) -> list[str]:
     return [f"{kind}-x{workers}" for kind in SWARM_KINDS]
 
 
-ALL_KINDS = [*KINDS, *(kind for workers in SWARMS for kind in swarm_kinds(workers))]
+def cut_kinds(blocks: int) -> list[str]:
+    return [f"{kind}-in{blocks}" for kind in CUT_KINDS]
+
+
+ALL_KINDS = [
+    *KINDS,
+    *(kind for workers in SWARMS for kind in swarm_kinds(workers)),
+    *(kind for blocks in CUTS for kind in cut_kinds(blocks)),
+]
