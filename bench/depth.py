@@ -4,8 +4,8 @@ beside the models that do fit a worker, at equal work and growing budgets; and t
     python bench/depth.py --corpus PATH [--budgets 200,800,3200] [--rows end-to-end,whole] [--seeds 0,1]
 
 A row NAME-xN is N workers that average their models, each with the work of the budget: what the same machines reach in
-the same time. A row NAME-inN is a deeper and narrower model in N blocks. Each row and seed is written to the result file as soon as it is done and is not run again: stop it at
-any time, and the same command goes on."""
+the same time. A row NAME-inN is a deeper and narrower model in N blocks. Each row and seed is written to the result
+file as soon as it is done and is not run again: stop it at any time, and the same command goes on."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ from blocktrain.train.streamed import StreamedTrainer
 from blocktrain.train.trainer import BlockTrainer
 from common import RESULTS, goal_lines, num_threads, read_json, table, write_json, write_pictures
 from depth_report import (
+    CUT_HEAD,
     HEAD,
     MEMORY_HEAD,
     SWARM_HEAD,
     cells,
+    cut_cells,
     figures,
     memory_cells,
     section,
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         add_step_times(base, path, options.quick)
     document = read_json(path)
     print(table(HEAD, cells(document)), table(SWARM_HEAD, swarm_cells(document)), sep="\n\n")
-    print(table(MEMORY_HEAD, memory_cells(document)))
+    print(table(CUT_HEAD, cut_cells(document)), table(MEMORY_HEAD, memory_cells(document)), sep="\n\n")
     print(goal_lines(verdicts(document)))
     write_pictures(figures(document), options.out)
 

@@ -12,14 +12,15 @@ from blocktrain.spec import RunSpec
 from blocktrain.train.flops import run_flops
 from blocktrain.train.streamed import streamed_run_flops
 from common import Document, Verdict, at_least, at_most, goal_lines, markdown
-from depth_rows import KINDS, LAYERS, SWARMS, rows_of, swarm_kinds
+from depth_rows import CUT_SHAPE, CUTS, KINDS, LAYERS, SWARMS, cut_kinds, rows_of, swarm_kinds
 from training_rows import AVERAGE_EVERY_STEPS, signed, summarise
 
 HEAD = ["row", "budget", "seeds", "steps", "PFLOP", "valid", "gap", "test", "gap", "recovered depth"]
 MEMORY_HEAD = ["worker", "blocks", "MB at width 64, 32 windows", "share", "MB at width 512, 2 windows", "share"]
 SWARM_HEAD = ["workers", "row", "budget", "seeds", "steps", "valid", "test", "against the best that fits, valid"]
+CUT_HEAD = ["blocks", "budget", "seeds", "end to end", "whole model, one block in memory", "gap", "one block's layers"]
+CUT_HEAD += ["recovered depth", "memory share at width 512"]
 SHAPE_NAMES = ("narrow", "wide")
-CUTS = (2, 4, 8, 16)
 
 
 def _lines(document: Document, kinds: Sequence[str] = tuple(KINDS)) -> list[dict[str, Any]]:
@@ -93,6 +94,11 @@ def verdicts(document: Document) -> list[Verdict]:
             what = f"whole model, {line['workers']} workers with one block in memory: against the best that fits, valid"
             verdicts.append(at_most(what, line["against"], 0.0, "+.4f", about=about))
     verdicts += _hour(document)
+    for line in _cut_lines(document):
+        if line["blocks"] == max(CUTS) and line["recovered"] is not None:
+            about = f" ({line['budget']} end-to-end steps, {_seeds(line)})"
+            what = f"whole model in {line['blocks']} blocks, one in memory: recovered depth at equal work"
+            verdicts.append(at_least(what, line["recovered"], 0.6, ".2f", about=about))
     for cut in CUTS:
         share = memory_share(document, "wide", f"whole, one block in memory/{cut}")
         if share is not None:
@@ -154,6 +160,43 @@ def swarm_cells(document: Document) -> list[list[str]]:
     ]
 
 
+def _cut_lines(document: Document) -> list[dict[str, Any]]:
+    """The whole model with one of N blocks in memory, beside end to end and what fits: one line per N and budget."""
+    found = []
+    for blocks in CUTS:
+        own = {(line["budget"], line["kind"].partition("-in")[0]): line for line in _lines(document, cut_kinds(blocks))}
+        for (budget, kind), line in own.items():
+            if kind == "whole-bare":
+                others = {other: own.get((budget, other)) for other in ("end-to-end", "one-block")}
+                there = {other: each for other, each in {**others, kind: line}.items() if each is not None}
+                found.append({**line, "blocks": blocks, **others, "recovered": _recovered(there, kind)})
+    return found
+
+
+def cut_cells(document: Document) -> list[list[str]]:
+    def valid(line: Mapping[str, Any] | None) -> str:
+        return "–" if line is None else f"{line['valid']:.4f}"
+
+    def share(blocks: int) -> str:
+        measured = memory_share(document, "wide", f"whole, one block in memory/{blocks}")
+        return "–" if measured is None else f"{measured:.3f}"
+
+    return [
+        [
+            str(line["blocks"]),
+            str(line["budget"]),
+            str(len(line["seeds"])),
+            valid(line["end-to-end"]),
+            valid(line),
+            signed(line["valid_gap"]),
+            valid(line["one-block"]),
+            "–" if line["recovered"] is None else f"{line['recovered']:.2f}",
+            share(line["blocks"]),
+        ]
+        for line in _cut_lines(document)
+    ]
+
+
 def memory_share(document: Document, shape: str, name: str) -> float | None:
     measured = document.get("memory", {}).get(shape, {})
     return measured[name] / measured["end to end/1"] if name in measured and "end to end/1" in measured else None
@@ -161,11 +204,11 @@ def memory_share(document: Document, shape: str, name: str) -> float | None:
 
 def section(document: Document) -> str:
     first = next(iter(document["results"].values()))
-    model, train = first["spec"]["model"], first["spec"]["train"]
+    corpus, model, train = (first["spec"][part] for part in ("corpus", "model", "train"))
     return "\n".join(
         [
-            "## Depth that does not fit a worker\n",
-            f"Bytes of {first['spec']['corpus']['source']}, {LAYERS} layers of width {model['width']} in 4 blocks, "
+            f"## Depth that does not fit a worker: {corpus['source']}, width {model['width']}\n",
+            f"Bytes of {corpus['source']}, {LAYERS} layers of width {model['width']} in 4 blocks, "
             f"context {model['context']}, {train['windows']} windows per step. A budget is a number of end-to-end "
             "steps. Every row does the same work, which includes the second forward pass of a worker that holds one "
             f"block. Rows are scored on the first {first['max_windows']} windows of each split. Recovered depth is 1 "
@@ -173,14 +216,33 @@ def section(document: Document) -> str:
             "with all of the work: one block's layers, or two blocks' for the default.\n",
             markdown(HEAD, cells(document)),
             *_swarm_section(document),
-            "The measured peak of all tensors of one worker, for 16 layers, context 128. A worker that keeps the "
-            "activations of all blocks does the work of end-to-end training and computes the same bits: its loss is "
-            "that of end to end, 8 layers.\n",
-            markdown(MEMORY_HEAD, memory_cells(document)),
+            *_cut_section(document),
+            *_memory_section(document),
             *_step_section(document),
             goal_lines(verdicts(document)),
         ]
     )
+
+
+def _memory_section(document: Document) -> list[str]:
+    if not (cells := memory_cells(document)):
+        return []
+    return [
+        "The measured peak of all tensors of one worker, for 16 layers, context 128. A worker that keeps the "
+        "activations of all blocks does the work of end-to-end training and computes the same bits: its loss is "
+        "that of end to end, 8 layers.\n",
+        markdown(MEMORY_HEAD, cells),
+    ]
+
+
+def _cut_section(document: Document) -> list[str]:
+    if not (cells := cut_cells(document)):
+        return []
+    return [
+        f"The same question for {CUT_SHAPE['model.layers']} layers of width {CUT_SHAPE['model.width']} in 2 to 16 "
+        "blocks, nats/byte on valid; the memory is that of the table below:\n",
+        markdown(CUT_HEAD, cells),
+    ]
 
 
 def _step_section(document: Document) -> list[str]:

@@ -49,6 +49,7 @@ EXPERIMENTS = (
     Experiment("quality-short", "quality", f" --name quality-short{SHORT}"),
     Experiment("quality-sotu", "quality", f" --corpus sotu --name quality-sotu{SHORT}"),
     _own("depth"),
+    Experiment("depth-novels", "depth", " --name depth-novels --width 128 --budgets 800"),
     _own("blocks"),
     _own("text"),
     _own("going_on"),

@@ -25,6 +25,7 @@ def report(bench):
 def document(depth, small_text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("depth")
     rows = "end-to-end,whole-bare,one-block,whole-bare-x4,one-block-x4,two-blocks-x4"
+    rows += ",end-to-end-in16,whole-bare-in16,one-block-in16"
     depth.main(
         ["--quick", "--corpus", str(small_text), "--rows", rows, "--out", str(folder), "--work", str(folder / "runs")]
     )
@@ -50,6 +51,15 @@ def test_workers_that_average_are_compared_with_the_best_model_that_fits_one_of_
     best = min(lines["one-block-x4"]["valid"], lines["two-blocks-x4"]["valid"])
     assert lines["whole-bare-x4"]["against"] == pytest.approx(lines["whole-bare-x4"]["valid"] - best)
     assert "against the best that fits" in depth.section(document)
+
+
+def test_a_model_in_sixteen_blocks_is_compared_with_its_own_reference_and_one_of_its_layers(depth, report, document):
+    (line,) = report._cut_lines(document)
+    assert line["blocks"] == 16
+    assert line["valid_gap"] == pytest.approx(line["valid"] - line["end-to-end"]["valid"])
+    specs = [record["spec"]["model"] for name, record in document["results"].items() if "one-block-in16" in name]
+    assert [spec["layers"] for spec in specs] == [1]
+    assert "| 16 | 3 |" in depth.section(document)
 
 
 def test_averaged_workers_that_were_stopped_go_on_to_the_same_weights(bench, small_text, tmp_path, monkeypatch):
