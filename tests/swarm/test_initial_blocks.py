@@ -8,7 +8,7 @@ import pytest
 from blocktrain.errors import ConfigError
 from blocktrain.spec import preset
 from blocktrain.swarm import initial_blocks
-from blocktrain.swarm.coordinator.blocks import initial_block_file, initial_blocks_in
+from blocktrain.swarm.coordinator.initial_files import initial_block_file, initial_blocks_in
 from blocktrain.swarm.initial_blocks import (
     initial_blocks_here,
     make_in_torch_process,

@@ -13,13 +13,17 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blocktrain import __version__
 from blocktrain.errors import ConfigError
 from blocktrain.io.files import write_whole
 from blocktrain.spec import RunSpec
 from blocktrain.start_model import StartModel
-from blocktrain.swarm.coordinator.blocks import Tensors, initial_block_file
+from blocktrain.swarm.coordinator.initial_files import initial_block_file
+
+if TYPE_CHECKING:
+    from blocktrain.swarm.coordinator.blocks import Tensors
 
 MEMORY_FILE = "memory.json"
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from blocktrain.errors import BlobError, BlockTrainError, ConfigError, StorageError, TensorError
 from blocktrain.io.private import LEDGER_FILE
 from blocktrain.swarm.coordinator.blobs import Blobs, Data
-from blocktrain.swarm.coordinator.blocks import Blocks, initial_blocks_in
+from blocktrain.swarm.coordinator.blocks import Blocks
+from blocktrain.swarm.coordinator.initial_files import initial_blocks_in
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.coordinator.server import BLOBS_FOLDER, INITIAL_BLOCKS_FOLDER
 from blocktrain.swarm.coordinator.setup import spec_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blocktrain.swarm.coordinator.blocks import initial_block_file
+from blocktrain.swarm.coordinator.initial_files import initial_block_file
 from blocktrain.swarm.coordinator.server import INITIAL_BLOCKS_FOLDER
 from blocktrain.swarm.verify import verify
 from blocktrain.wire.messages import TrainLease

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from blocktrain.swarm.aliases import alias_of
-from blocktrain.swarm.coordinator.blocks import initial_block_file
+from blocktrain.swarm.coordinator.initial_files import initial_block_file
 from blocktrain.swarm.coordinator.server import INITIAL_BLOCKS_FOLDER
 from blocktrain.swarm.verify import VerifyReport, verify
 from blocktrain.wire.safetensors import decode, encode

@@ -7,10 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 
 from blocktrain.errors import BlobError, StorageError
-from blocktrain.io.files import mapped
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -81,15 +79,6 @@ class Blocks:
 
     def blob(self, sha256: str) -> Blob:
         return Blob(sha256=sha256, num_bytes=self._blobs.size(sha256))
-
-
-def initial_blocks_in(folder: Path) -> Callable[[int], Tensors]:
-    """The initial blocks of a folder. They stay in their files."""
-    return lambda block: decode(mapped(initial_block_file(folder, block)), in_place=True)[0]
-
-
-def initial_block_file(folder: Path, block: int) -> Path:
-    return folder / f"block-{block}.safetensors"
 
 
 def before(versions: Mapping[int, int]) -> dict[int, int]:

@@ -36,8 +36,8 @@ from blocktrain.io.private import LEDGER_FILE, read_private, write_private
 from blocktrain.spec import RunSpec
 from blocktrain.start_model import StartModel, require_start
 from blocktrain.swarm.coordinator.blobs import Blobs
-from blocktrain.swarm.coordinator.blocks import initial_blocks_in
 from blocktrain.swarm.coordinator.coordinator import Coordinator
+from blocktrain.swarm.coordinator.initial_files import initial_blocks_in
 from blocktrain.swarm.coordinator.quotas import StorageLimits
 from blocktrain.swarm.coordinator.routes import build_service
 from blocktrain.swarm.coordinator.setup import begin_blocks, continued_run, found_run, has_its_start, spec_of
