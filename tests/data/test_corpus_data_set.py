@@ -13,16 +13,17 @@ from blocktrain.data.raw import data_set_name
 from blocktrain.errors import ConfigError, CorpusError
 from blocktrain.spec import CorpusSpec
 
-datasets = pytest.importorskip("datasets", reason="needs the extra: pip install 'blocktrain[hf]'")
-
 TEXTS = [f"{n} bottles of beer on the wall" for n in range(200)]
 JOINED = "\n".join(TEXTS).encode()
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
+def datasets(tmp_path, monkeypatch):
+    """The package, with a cache of its own. Importing it takes a second: only where these tests run."""
+    datasets = pytest.importorskip("datasets", reason="needs the extra: pip install 'blocktrain[hf]'")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    return datasets
 
 
 def whole(source: object, **shares: float) -> bytes:
@@ -36,7 +37,7 @@ def write_json(path: Path, rows: list[dict]) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
-def test_a_file_of_each_format_is_the_same_text(tmp_path, kind):
+def test_a_file_of_each_format_is_the_same_text(tmp_path, datasets, kind):
     path = tmp_path / f"set.{kind}"
     made = datasets.Dataset.from_dict({"number": list(range(200)), "text": TEXTS})
     {"jsonl": made.to_json, "parquet": made.to_parquet, "csv": made.to_csv}[kind](path)
