@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from blocktrain.io.arrays import as_arrays
 from blocktrain.model.block import block_shapes, build_block
 from blocktrain.spec import RunSpec
+from blocktrain.swarm.coordinator.initial_files import initial_blocks_folder
+from blocktrain.swarm.initial_blocks import make_initial_blocks
 from blocktrain.swarm.signatures import sign
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.codecs.table import update_codec
@@ -60,8 +62,9 @@ def running_coordinator(
     spec: RunSpec, folder: Path, *, options: Sequence[str] = (), within: Sequence[str] = ()
 ) -> Iterator[CoordinatorProcess]:
     """`blocktrain coordinator` with its state in the folder, ended when the block is left: on loopback, or where its
-    options say and what starts a command `within` another namespace."""
+    options say and what starts a command `within` another namespace. It finds its initial blocks and starts sooner."""
     folder.mkdir(parents=True, exist_ok=True)
+    make_initial_blocks(spec, initial_blocks_folder(folder / "state", spec.digest()))  # torch is loaded here
     toml, said = folder / "spec.toml", folder / "said.txt"
     toml.write_text(tomli_w.dumps(spec.model_dump(mode="json", exclude_none=True)))
     program = [*within, sys.executable, "-m", "blocktrain"]

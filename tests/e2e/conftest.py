@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from blocktrain.cli.options import read_spec
+from blocktrain.swarm.coordinator.initial_files import initial_blocks_folder
+from blocktrain.swarm.initial_blocks import make_initial_blocks
+
 LIMIT_S = 100.0
 POLL_S = 0.02
 
@@ -90,6 +94,20 @@ def start_for_all() -> Iterator[Callable[..., Command]]:
     """Starts commands that several tests of a file use. None outlives the file."""
     with starting() as start:
         yield start
+
+
+@pytest.fixture(scope="session")
+def coordinator_of() -> Callable[..., list[object]]:
+    """The command of a coordinator, whose initial blocks are made here, where torch is loaded: it starts sooner. The
+    demo, the tutorial and the wheel start coordinators that make them."""
+
+    def coordinator_of(text: Path, folder: Path, *settings: str) -> list[object]:
+        spec = read_spec(None, "tiny", str(text), None, list(settings))
+        make_initial_blocks(spec, initial_blocks_folder(folder, spec.digest()))
+        changes = [part for setting in settings for part in ("--set", setting)]
+        return ["coordinator", "--preset", "tiny", "--corpus", text, "--dir", folder, *changes]
+
+    return coordinator_of
 
 
 @pytest.fixture

@@ -172,11 +172,12 @@ async def until_alive(pipeline: Pipeline, address: str) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_a_stage_follows_a_training_run_and_swaps_to_what_is_newer(tmp_path, trained_run, start, listen):
+def test_a_stage_follows_a_training_run_and_swaps_to_what_is_newer(
+    tmp_path, trained_run, start, listen, coordinator_of
+):
     text = trained_run.parent / "text.txt"
     changes = ["objective.kind=denoise", "train.steps=20", "swarm.round_steps=10"]
-    options = [part for change in changes for part in ("--set", change)]
-    coordinator = start("coordinator", "--preset", "tiny", "--corpus", text, "--dir", tmp_path / "c", *options)
+    coordinator = start(*coordinator_of(text, tmp_path / "c", *changes))
     invite = coordinator.file(tmp_path / "c" / "invite").strip()
     home = ["--home", tmp_path / "home"]
     address = listen("stage", invite, "--listen", FREE_PORT, "--poll", 0.5, *home).address

@@ -18,11 +18,6 @@ from blocktrain.cli.main import app
 QUICK = ["swarm.deadline_floor_s=1", "swarm.deadline_ceiling_s=4"]  # so that a dead worker is soon done without
 
 
-def coordinator_command(text: Path, folder: Path, *settings: str) -> list[object]:
-    changes = [part for setting in settings for part in ("--set", setting)]
-    return ["coordinator", "--preset", "tiny", "--corpus", text, "--dir", folder, *changes]
-
-
 def invite_of(coordinator: Any, folder: Path) -> str:
     """From its directory, as soon as it listens."""
     return coordinator.file(folder / "invite").strip()
@@ -68,12 +63,12 @@ class TrainedSwarm:
 
 
 @pytest.fixture(scope="module")
-def swarm(tmp_path_factory, sentences: bytes, start_for_all) -> TrainedSwarm:
+def swarm(tmp_path_factory, sentences: bytes, start_for_all, coordinator_of) -> TrainedSwarm:
     folder = tmp_path_factory.mktemp("swarm")
     text = folder / "text.txt"
     text.write_bytes(sentences)
     settings = ["train.steps=20", "swarm.round_steps=10"]
-    coordinator = start_for_all(*coordinator_command(text, folder / "c", *settings))
+    coordinator = start_for_all(*coordinator_of(text, folder / "c", *settings))
     invite = invite_of(coordinator, folder / "c")
     set_paused(True, coordinator, folder / "c")  # until both have joined: the first might finish before
     workers = [start_for_all("worker", invite, "--home", folder / "home") for _ in range(2)]
@@ -104,9 +99,9 @@ def test_a_coordinator_never_loads_torch(swarm):
 
 
 @pytest.mark.timeout(300)  # three processes, one after the other
-def test_a_killed_coordinator_does_not_end_a_run(tmp_path, text, start):
+def test_a_killed_coordinator_does_not_end_a_run(tmp_path, text, start, coordinator_of):
     """That a killed worker does not either is in test_chaos.py."""
-    command = coordinator_command(text, tmp_path / "c", "train.steps=[60, 20, 20]", "swarm.round_steps=60", *QUICK)
+    command = coordinator_of(text, tmp_path / "c", "train.steps=[60, 20, 20]", "swarm.round_steps=60", *QUICK)
     coordinator = start(*command)
     invite = invite_of(coordinator, tmp_path / "c")
     survivor = start("worker", invite, "--home", tmp_path / "survivor")
@@ -129,9 +124,9 @@ def test_a_killed_coordinator_does_not_end_a_run(tmp_path, text, start):
     assert "run the same command again to continue" in said
 
 
-def test_ctrl_c_hands_in_what_a_worker_has_done(tmp_path, text, start):
+def test_ctrl_c_hands_in_what_a_worker_has_done(tmp_path, text, start, coordinator_of):
     with interrupts_ignored():  # as by a shell script that starts it in the background
-        coordinator = start(*coordinator_command(text, tmp_path / "c", "train.steps=5000", "swarm.round_steps=5000"))
+        coordinator = start(*coordinator_of(text, tmp_path / "c", "train.steps=5000", "swarm.round_steps=5000"))
     invite = invite_of(coordinator, tmp_path / "c")
     worker = start("worker", invite, "--home", tmp_path / "home")
     worker.line_with("nats/byte")

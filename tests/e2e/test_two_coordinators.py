@@ -80,14 +80,21 @@ def proxy(postgres: str) -> Iterator[Proxy]:
 class Pair:
     """The two coordinators, and what happens to them."""
 
-    def __init__(self, start: Callable[..., Any], text: Path, folder: Path, ledgers: list[str], blobs: str) -> None:
+    def __init__(
+        self,
+        start: Callable[..., Any],
+        coordinator_of: Callable[..., list[object]],
+        text: Path,
+        folder: Path,
+        ledgers: list[str],
+        blobs: str,
+    ) -> None:
         self._start, self._ports = start, free_ports(2)
-        changes = [part for setting in SETTINGS for part in ("--set", setting)]
         self._commands = [
             [
-                *("coordinator", "--preset", "tiny", "--corpus", text, "--dir", folder / str(i)),
+                *coordinator_of(text, folder / str(i), *SETTINGS),
                 *("--ledger", ledgers[i], "--blobs", blobs),
-                *("--port", self._ports[i], "--peer", f"127.0.0.1:{self._ports[1 - i]}", *changes),
+                *("--port", self._ports[i], "--peer", f"127.0.0.1:{self._ports[1 - i]}"),
             ]
             for i in range(2)
         ]
@@ -112,10 +119,10 @@ class Pair:
 
 
 def test_kills_restarts_and_a_cut_from_the_database_cost_two_coordinators_nothing(
-    tmp_path, text, start, postgres, bucket, proxy
+    tmp_path, text, start, coordinator_of, postgres, bucket, proxy
 ):
     through_proxy = postgres.replace(f":{urlsplit(postgres).port}/", f":{proxy.port}/")
-    pair = Pair(start, text, tmp_path, [through_proxy, postgres], bucket)
+    pair = Pair(start, coordinator_of, text, tmp_path, [through_proxy, postgres], bucket)
     faults: dict[int, list[Callable[[], None]]] = {
         1: [lambda: proxy.cut(True)],
         2: [lambda: proxy.cut(False), lambda: pair.kill(1)],

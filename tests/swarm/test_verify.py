@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from blocktrain.errors import ConfigError, StorageError
-from blocktrain.swarm.coordinator.server import INITIAL_BLOCKS_FOLDER, _require_head, _require_ledger
+from blocktrain.swarm.coordinator.initial_files import initial_blocks_folder
+from blocktrain.swarm.coordinator.server import _require_head, _require_ledger
 from blocktrain.swarm.ledger.chain import HEAD_FILE, ChainHead, NotedHead
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.verify import VerifyReport, verify
@@ -23,7 +24,7 @@ def trained(house, member) -> Path:
     for _ in range(3):
         member.work()
     run = house.ledger.run()
-    initial = house.folder / INITIAL_BLOCKS_FOLDER / run.spec_digest[:16]
+    initial = initial_blocks_folder(house.folder, run.spec_digest)
     initial.mkdir(parents=True)
     for block in range(house.spec.model.blocks):
         data = b"".join(bytes(x) for x in encode_chunks(house.coordinator._blocks.initial_block(block)))

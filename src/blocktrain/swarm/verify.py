@@ -14,9 +14,9 @@ from blocktrain.errors import BlobError, BlockTrainError, ConfigError, StorageEr
 from blocktrain.io.private import LEDGER_FILE
 from blocktrain.swarm.coordinator.blobs import Blobs, Data
 from blocktrain.swarm.coordinator.blocks import Blocks
-from blocktrain.swarm.coordinator.initial_files import initial_blocks_in
+from blocktrain.swarm.coordinator.initial_files import initial_blocks_folder, initial_blocks_in
 from blocktrain.swarm.coordinator.merging import Merger
-from blocktrain.swarm.coordinator.server import BLOBS_FOLDER, INITIAL_BLOCKS_FOLDER
+from blocktrain.swarm.coordinator.server import BLOBS_FOLDER
 from blocktrain.swarm.coordinator.setup import spec_of
 from blocktrain.swarm.coordinator.trust.orders import past_merges
 from blocktrain.swarm.ledger.chain import HEAD_FILE, START, NotedHead, link
@@ -267,7 +267,7 @@ class _Verifier:
         return self._blocks_of(self._blobs)
 
     def _blocks_of(self, blobs: Blobs) -> Blocks:
-        initial = self._folder / INITIAL_BLOCKS_FOLDER / self._run.spec_digest[:16]
+        initial = initial_blocks_folder(self._folder, self._run.spec_digest)
         if not initial.is_dir():
             raise StorageError(f"{initial} is missing: start the coordinator once, it makes the initial blocks again")
         return Blocks(self._spec, self._ledger, blobs, initial_blocks_in(initial))

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from blocktrain.swarm.coordinator.initial_files import initial_block_file
-from blocktrain.swarm.coordinator.server import INITIAL_BLOCKS_FOLDER
+from blocktrain.swarm.coordinator.initial_files import initial_block_file, initial_blocks_folder
 from blocktrain.swarm.verify import verify
 from blocktrain.wire.messages import TrainLease
 from blocktrain.wire.safetensors import encode
@@ -193,7 +192,7 @@ def test_every_report_of_an_audit_is_signed_by_its_worker(audited):
     members = [audited.member() for _ in range(3)]
     one_round(members)
     work(members[0])
-    initial = audited.folder / INITIAL_BLOCKS_FOLDER / audited.ledger.run().spec_digest[:16]
+    initial = initial_blocks_folder(audited.folder, audited.ledger.run().spec_digest)
     initial.mkdir(parents=True)
     for block in range(audited.spec.model.blocks):
         initial_block_file(initial, block).write_bytes(encode(audited.coordinator._blocks.initial_block(block)))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from blocktrain.swarm.aliases import alias_of
-from blocktrain.swarm.coordinator.initial_files import initial_block_file
-from blocktrain.swarm.coordinator.server import INITIAL_BLOCKS_FOLDER
+from blocktrain.swarm.coordinator.initial_files import initial_block_file, initial_blocks_folder
 from blocktrain.swarm.verify import VerifyReport, verify
 from blocktrain.wire.safetensors import decode, encode
 
@@ -29,7 +28,7 @@ def tensors(house: Any, block: int = 0) -> dict[str, np.ndarray]:
 def verified(house: Any) -> VerifyReport:
     """Everything that the run's folder holds."""
     run = house.ledger.run()
-    folder = house.folder / INITIAL_BLOCKS_FOLDER / run.spec_digest[:16]
+    folder = initial_blocks_folder(house.folder, run.spec_digest)
     folder.mkdir(parents=True, exist_ok=True)
     for block in range(house.spec.model.blocks):
         initial_block_file(folder, block).write_bytes(encode(house.coordinator._blocks.initial_block(block)))

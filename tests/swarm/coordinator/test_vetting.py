@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from blocktrain.swarm.coordinator.initial_files import initial_block_file
-from blocktrain.swarm.coordinator.server import INITIAL_BLOCKS_FOLDER
+from blocktrain.swarm.coordinator.initial_files import initial_block_file, initial_blocks_folder
 from blocktrain.swarm.signatures import sign
 from blocktrain.swarm.verify import verify
 from blocktrain.wire.messages import TrainLease, VetLease, VetNotice, Wait
@@ -200,7 +199,7 @@ def test_nobody_scores_for_another_worker_and_a_second_report_changes_nothing(ve
 def test_verify_finds_every_score_signed_and_the_version_as_merged(vetted):
     members = [vetted.member() for _ in range(4)]
     all_score(members, one_round(members, liars=1))
-    initial = vetted.folder / INITIAL_BLOCKS_FOLDER / vetted.ledger.run().spec_digest[:16]
+    initial = initial_blocks_folder(vetted.folder, vetted.ledger.run().spec_digest)
     initial.mkdir(parents=True)
     for block in range(vetted.spec.model.blocks):
         initial_block_file(initial, block).write_bytes(encode(vetted.coordinator._blocks.initial_block(block)))

@@ -37,7 +37,7 @@ from blocktrain.spec import RunSpec
 from blocktrain.start_model import StartModel, require_start
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
-from blocktrain.swarm.coordinator.initial_files import initial_blocks_in
+from blocktrain.swarm.coordinator.initial_files import initial_blocks_folder, initial_blocks_in
 from blocktrain.swarm.coordinator.quotas import StorageLimits
 from blocktrain.swarm.coordinator.routes import build_service
 from blocktrain.swarm.coordinator.setup import begin_blocks, continued_run, found_run, has_its_start, spec_of
@@ -48,7 +48,7 @@ from blocktrain.swarm.ledger.migrations.upgrading import Upgrade, upgrade_ledger
 from blocktrain.swarm.ledger.records import Role
 from blocktrain.wire.invite import INVITE_FILE, Invite, parse_address, parse_invite
 
-BLOBS_FOLDER, INITIAL_BLOCKS_FOLDER = "blobs", "initial-blocks"
+BLOBS_FOLDER = "blobs"
 ADMIN_FILE, VIEWER_FILE = "invite-admin", "invite-viewer"
 RECEIPT_KEY_FILE = "receipt-key"
 
@@ -114,7 +114,7 @@ def opened(
         spec = spec_of(run)
         if not has_its_start(spec, ledger):
             require_start(spec, start)
-        initial_blocks = folder / INITIAL_BLOCKS_FOLDER / run.spec_digest[:16]
+        initial_blocks = initial_blocks_folder(folder, run.spec_digest)
         memory_bytes = make_initial_blocks(spec, initial_blocks, start)
         begin_blocks(spec, ledger, blobs, initial_blocks_in(initial_blocks), time.time())
         coordinator = Coordinator(
