@@ -19,7 +19,7 @@ RARELY_IMPORTED := /(tests?|testing|_inductor|_dynamo|onnx|transformers/models|g
 # Tests start many processes: what one of them has compiled, also pytest's own form of the tests, the others read.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check types compiled pytest fleet-test coverage fuzz soak chaos format docs results clean
+.PHONY: demo test check types collected compiled pytest fleet-test coverage fuzz soak chaos format docs results clean
 .DELETE_ON_ERROR:
 
 # A coordinator and four workers train a small model on this machine, three stages and a gateway serve it.
@@ -33,11 +33,15 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(MAKE) --no-print-directory -j 2 types fleet-test  # mypy has one process: the fleet need not wait for it
+	$(MAKE) --no-print-directory -j 2 collected fleet-test  # the one waits much, the other has one process
 	$(MAKE) --no-print-directory pytest
 
 types: $(READY)
 	$(BIN)/mypy src $(BENCHES)
+
+# Pytest compiles the tests in a way of its own. It takes a third of collecting them, which each of its processes does.
+collected: types compiled
+	@$(BIN)/pytest --collect-only -qq > /dev/null || true  # what is wrong with a test is told when it runs
 
 # Before many processes start at once and each compiles the same.
 compiled: $(READY)

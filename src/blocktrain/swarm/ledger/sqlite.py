@@ -59,7 +59,7 @@ class SqliteFile:
 
     def _connect(self) -> SqliteConnection:
         connection = sqlite3.connect(
-            self._path, self._lock_timeout_s, check_same_thread=False, factory=SqliteConnection
+            self._path, timeout=self._lock_timeout_s, check_same_thread=False, factory=SqliteConnection
         )
         set_up(connection)
         return connection
