@@ -1,6 +1,6 @@
-"""The folder of initial blocks: where it is, the file of each, and its tensors. It imports neither the ledger nor torch:
-the process that makes the blocks starts sooner. Next: swarm/initial_blocks.py, which writes them; server.py, which
-reads them."""
+"""The folder of initial blocks: where it is, the file of each, and its tensors. It imports neither the ledger nor
+torch: the process that makes the blocks starts sooner. Next: swarm/initial_blocks.py, which writes them; server.py,
+which reads them."""
 
 from __future__ import annotations
 
