@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from blocktrain.cli.main import app
 
+pytestmark = pytest.mark.timeout(300)  # its processes import torch, on a machine that may be busy
 QUICK = ["swarm.deadline_floor_s=1", "swarm.deadline_ceiling_s=4"]  # so that a dead worker is soon done without
 
 
@@ -98,7 +99,6 @@ def test_a_coordinator_never_loads_torch(swarm):
     assert "libtorch" not in loaded
 
 
-@pytest.mark.timeout(300)  # three processes, one after the other
 def test_a_killed_coordinator_does_not_end_a_run(tmp_path, text, start, coordinator_of):
     """That a killed worker does not either is in test_chaos.py."""
     command = coordinator_of(text, tmp_path / "c", "train.steps=[60, 20, 20]", "swarm.round_steps=60", *QUICK)

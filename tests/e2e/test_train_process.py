@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -17,6 +18,7 @@ from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import block_shapes
 
 INTERRUPTER = Path(__file__).with_name("interrupt_at_line.py")
+pytestmark = pytest.mark.timeout(300)  # its processes import torch, on a machine that may be busy
 
 
 def train_command(text: Path, out: Path, *options: str) -> list[str]:

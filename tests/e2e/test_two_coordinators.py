@@ -24,6 +24,7 @@ from blocktrain.swarm.worker.worker import RECEIPTS_FILE, Worker, WorkReport
 from blocktrain.wire.invite import parse_invite
 from services import free_ports
 
+pytestmark = pytest.mark.timeout(300)  # its processes import torch, on a machine that may be busy
 SETTINGS = ("train.steps=6", "swarm.round_steps=2", "swarm.evaluate_every=1000")
 
 

@@ -42,6 +42,7 @@ os.open, ctypes.CDLL = open_no_folder, no_c_library
 from blocktrain.cli.main import main
 main()
 """
+pytestmark = pytest.mark.timeout(300)  # its processes import torch, on a machine that may be busy
 
 
 @pytest.fixture
