@@ -16,6 +16,12 @@ def page(bench):
     return bench("page")
 
 
+@pytest.fixture(scope="module")
+def kept(page):
+    """The page of the results that are kept."""
+    return page.page(page.look(page.RESULTS))
+
+
 @pytest.fixture
 def toy(bench, monkeypatch):
     """An experiment of our own with one goal, in words."""
@@ -35,9 +41,9 @@ def found(page, tmp_path, *experiments):
     return page.look(tmp_path, experiments)
 
 
-def test_the_page_that_is_kept_is_that_of_the_results_that_are_kept(page):
+def test_the_page_that_is_kept_is_that_of_the_results_that_are_kept(page, kept):
     """Where it is not: make results."""
-    assert (page.DOCS / "results.md").read_text() == page.page(page.look(page.RESULTS))
+    assert (page.DOCS / "results.md").read_text() == kept
 
 
 def test_every_picture_of_the_page_is_kept(page):
@@ -45,9 +51,8 @@ def test_every_picture_of_the_page_is_kept(page):
     assert sorted(path.stem for path in (page.DOCS / page.IMAGES).glob("*.png")) == sorted(names)
 
 
-def test_the_page_opens_with_ten_lines_before_the_goals(page, tmp_path):
-    text = page.page(page.look(page.RESULTS))
-    opening = text[text.index("## In ten lines") : text.index("## Goals")]
+def test_the_page_opens_with_ten_lines_before_the_goals(page, kept, tmp_path):
+    opening = kept[kept.index("## In ten lines") : kept.index("## Goals")]
     assert opening.count("\n- **") == 10
     assert "Not measured" not in opening
     assert page.page(page.look(tmp_path)).count("- Not measured yet.") == 10
