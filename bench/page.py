@@ -44,13 +44,15 @@ def _own(name: str) -> Experiment:
 
 
 SHORT = " --steps 100 --max-windows 400"
+TEXT = " --width 128 --windows 16 --steps 200 --threads 1"
 EXPERIMENTS = (
     _own("quality"),
     Experiment("quality-short", "quality", f" --name quality-short{SHORT}"),
     Experiment("quality-sotu", "quality", f" --corpus sotu --name quality-sotu{SHORT}"),
     _own("depth"),
     _own("blocks"),
-    _own("text"),
+    Experiment("text", "text", f" --corpus novels{TEXT}"),
+    Experiment("text-wikitext", "text", f" --corpus wikitext-2 --name text-wikitext --no-samples --sizes ''{TEXT}"),
     _own("going_on"),
     _own("memory"),
     _own("speed"),
