@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0])
     parser.add_argument("--steps", type=int, default=400, help="end-to-end steps on bytes: the work of every row")
     parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",") if n], default=[100, 1000, 5000])
-    parser.add_argument("--samples", action=argparse.BooleanOptionalAction, default=True, help="of the demo's model")
+    parser.add_argument("--no-samples", dest="samples", action="store_false", help="write none with the demo's model")
     parser.add_argument("--score-bytes", type=int, default=500_000, help="of each split: the same text for every row")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file goes")
