@@ -164,20 +164,25 @@ def test_a_shard_that_is_not_in_the_index_is_not_fetched(tmp_path, spec, corpus)
 
 
 class Client:
-    """Gives the blobs of a prepared corpus. While it fetches the first shard, another thread asks for it too."""
+    """Gives the blobs of a prepared corpus. While it fetches the first shard, `meanwhile` runs in another thread."""
 
     def __init__(self, corpus: PreparedCorpus) -> None:
         self._files = {path.stem: path for path in (corpus.folder / "shards").iterdir()}
-        self._files |= {name: corpus.folder / f"{name}.json" for name in ("index", "tokenizer")}
+        self._small = {name: corpus.folder / f"{name}.json" for name in ("index", "tokenizer")}
+        self.info = SimpleNamespace(
+            corpus={name: SimpleNamespace(sha256=name) for name in self._small}, corpus_sha256=corpus.index.sha256
+        )
         self.fetched: list[str] = []
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.meanwhile: Callable[[], object] | None = None
         self._again = threading.Event()
 
     def download(self, blob: Blob, cache: Path) -> memoryview:
+        if blob.sha256 in self._small:
+            return mapped(self._small[blob.sha256])
         self.fetched.append(blob.sha256)
         if self.fetched.count(blob.sha256) > 1:
             self._again.set()
-        elif blob.sha256 not in ("index", "tokenizer"):
+        elif self.meanwhile:
             threading.Thread(target=self.meanwhile).start()
             self._again.wait(0.1)
         cache.mkdir(exist_ok=True)
@@ -186,15 +191,25 @@ class Client:
 
 
 def test_two_threads_that_need_a_shard_fetch_it_once(tmp_path, corpus):
-    client = Client(corpus)
-    blobs = {name: SimpleNamespace(sha256=name) for name in ("index", "tokenizer")}
-    info = SimpleNamespace(corpus=blobs, corpus_sha256=corpus.index.sha256)
-    train = CorpusCache(client, info, tmp_path / "blobs", 10**9).corpus.train
+    client, ahead = Client(corpus), list[threading.Thread]()
+    train = CorpusCache(client, client.info, tmp_path / "blobs", 10**9).corpus.train
     client.meanwhile = lambda: ahead.append(train.open_ahead([0]))
-    ahead: list[threading.Thread] = []
     train.take(np.array([0]))
     ahead[0].join()
-    assert client.fetched.count(train.entries[0].sha256) == 1
+    assert client.fetched == [train.entries[0].sha256]
+
+
+@pytest.mark.parametrize("cache_bytes, num_fetched", [(10**9, 6), (1, FEWEST_SHARDS)])
+def test_the_shards_of_a_lease_and_the_next_ones_are_fetched_as_many_as_the_cache_holds(
+    tmp_path, corpus, cache_bytes, num_fetched
+):
+    client = Client(corpus)
+    cache = CorpusCache(client, client.info, tmp_path / "blobs", cache_bytes)
+    named = [Blob(sha256=entry.sha256, num_bytes=SHARD_BYTES) for entry in corpus.index.splits["train"][:6]]
+    where = {"phase": 0, "shard": 0, "step_start": 0, "steps": 1, "time_left_s": 1.0}
+    cache.fetch_ahead(TrainLease(lease="x", **where, trained=(), below=(), ahead=(), text=named[:3], next_text=named))
+    cache._fetcher.join()
+    assert client.fetched == [blob.sha256 for blob in named[:num_fetched]]
 
 
 @pytest.mark.parametrize(
