@@ -171,9 +171,8 @@ def verdicts(document: Document) -> list[Verdict]:
     memory = document.get("memory", {})
     sizes = sorted(memory, key=int)
     if len(sizes) > 1:
-        for task, key in (("preparing", "prepare_peak_bytes"), ("training", "peak_bytes")):
-            goal = f"memory of {task} at {sizes[-1]} MB against {sizes[0]} MB of text"
-            found.append(at_most(goal, memory[sizes[-1]][key] / memory[sizes[0]][key], 1.1, ".2f"))
+        small, large = (memory[size]["peak_bytes"] for size in (sizes[0], sizes[-1]))
+        found.append(at_most(f"memory at {sizes[-1]} MB against {sizes[0]} MB of text", large / small, 1.1, ".2f"))
     found += [
         at_most(
             f"MiB that a worker fetches before its first step, of {size} MB",
