@@ -190,7 +190,9 @@ def measure_samples(source: str, base: RunSpec, options: argparse.Namespace) -> 
         spec = base.with_(**{"corpus.source": str(_prepared(source, tokenizer, options.work))})
         corpus = load_corpus(spec.corpus, spec.model.context)
         spec = with_tokenizer(spec, corpus)
-        run = RunDirectory.create(options.work / f"sample-{spec.digest()[:8]}", spec, corpus.sha256)
+        folder = options.work / f"sample-{spec.digest()[:8]}"
+        shutil.rmtree(folder, ignore_errors=True)  # the time is that of all steps
+        run = RunDirectory.create(folder, spec, corpus.sha256)
         with num_threads(options.threads):
             cpu_s, _ = _cpu_timed(partial(train_run, run, corpus))
             model = load_model(run)
