@@ -44,6 +44,7 @@ def _own(name: str) -> Experiment:
 
 
 SHORT = " --steps 100 --max-windows 400"
+TEXT = " --width 128 --windows 16 --steps 200 --threads 1"
 EXPERIMENTS = (
     _own("quality"),
     Experiment("quality-short", "quality", f" --name quality-short{SHORT}"),
@@ -51,7 +52,8 @@ EXPERIMENTS = (
     _own("depth"),
     Experiment("depth-novels", "depth", " --name depth-novels --width 128 --budgets 800"),
     _own("blocks"),
-    _own("text"),
+    Experiment("text", "text", f" --corpus novels{TEXT}"),
+    Experiment("text-wikitext", "text", f" --corpus wikitext-2 --name text-wikitext --no-samples --sizes ''{TEXT}"),
     _own("going_on"),
     _own("memory"),
     _own("speed"),

@@ -1,6 +1,7 @@
 """Which tokenizer, and what does it cost? Nats/byte at equal work for bytes and for BPEs of several sizes, each with
-the tables that it gets by default, the largest one also with tables as wide as the model; the speed of preparing; the
-memory of training and what a worker fetches against the corpus size.
+the tables that it gets by default, the largest one also with tables as wide as the model; the speed of preparing; what
+the demo's model writes with bytes and with its tokenizer; the memory of preparing and training, and what a worker
+fetches, against the corpus size.
 
     python bench/text.py --corpus PATH [--rows bytes,bpe-4096] [--seeds 0] [--sizes 100,1000,5000]
 
@@ -9,45 +10,39 @@ Each row is written to the result file as soon as it is done and is not run agai
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import random
-import resource
 import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from blocktrain.data.corpus import load_corpus, with_tokenizer
+from blocktrain.cli.commands.demo.demo import SPEECHES, SPEECHES_PROMPT, TOKENIZER
+from blocktrain.data.corpus import Corpus, load_corpus, with_tokenizer
 from blocktrain.data.documents import documents, sections
 from blocktrain.data.prepare import Plan, prepare
 from blocktrain.data.shards import CorpusIndex, read_index
 from blocktrain.data.tokenizer import load_tokenizer
-from blocktrain.data.windows import STEPS_PER_SHARDS, windows
-from blocktrain.spec import RunSpec, preset
-from blocktrain.swarm.local import local_swarm
-from blocktrain.swarm.worker.worker import WorkReport
+from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.spec import BYTES, RunSpec, preset
+from blocktrain.text import generate
+from blocktrain.train.evaluate import evaluate
 from blocktrain.train.flops import run_flops
 from blocktrain.train.reference import reference_of
-from blocktrain.train.trainer import BlockTrainer
-from common import RESULTS, machine, read_json, table, write_json
-from text_report import HEAD, MEGABYTE, cells, figures, section, summary_lines, verdicts
-from training_rows import Row, Way, run_rows, todo
+from blocktrain.train.run import load_model, train_run
+from common import RESULTS, machine, num_threads, read_json, table, write_json
+from text_memory import measure_memory
+from text_report import HEAD, cells, figures, section, summary_lines, verdicts
+from training_rows import Row, Way, own_answer, run_rows, todo
 
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 
 SIZES = (1024, 4096, 8192)
 HEAD_WIDTH = 32
 TURNS = 3
-FETCH_STEPS = 3 * STEPS_PER_SHARDS  # after the first step, while a worker is watched
-FETCH_LIMIT_S = 1200.0
+SAMPLE_BYTES, SAMPLE_SEEDS = 200, (0, 1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,8 +60,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep(path, machine=machine(), labels={row.name: row.label for row in rows}, bytes_per_token=lengths)
     if "prepare" not in read_json(path):
         keep(path, prepare=measure_preparing(options.corpus, corpora[names[-1]] / "tokenizer.json", options.work))
+    if options.samples and "samples" not in read_json(path):
+        source, spec = (options.corpus, base) if options.quick else (SPEECHES, preset("small"))
+        keep(path, samples=measure_samples(source, spec, options))
     for size in options.sizes:
-        measured = measure_memory(size, options.work)
+        measured = measure_memory(size, options.work, quick=options.quick)
         keep(path, memory=read_json(path).get("memory", {}) | {str(size): measured})
     if "results" in read_json(path):
         keep(path, summary=summary_lines(read_json(path)))
@@ -95,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0])
     parser.add_argument("--steps", type=int, default=400, help="end-to-end steps on bytes: the work of every row")
     parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",") if n], default=[100, 1000, 5000])
+    parser.add_argument("--no-samples", dest="samples", action="store_false", help="write none with the demo's model")
     parser.add_argument("--score-bytes", type=int, default=500_000, help="of each split: the same text for every row")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the result file goes")
@@ -181,83 +180,35 @@ def _cpu_timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - began_s, answer
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    began_s = time.perf_counter()
-    answer = call()
-    return time.perf_counter() - began_s, answer
+# Samples
 
 
-# Memory
+def measure_samples(source: str, base: RunSpec, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What a model like the demo's writes with bytes and with the demo's tokenizer, and what training it took."""
+    samples = []
+    for tokenizer in (BYTES, TOKENIZER):
+        spec = base.with_(**{"corpus.source": str(_prepared(source, tokenizer, options.work))})
+        corpus = load_corpus(spec.corpus, spec.model.context)
+        spec = with_tokenizer(spec, corpus)
+        folder = options.work / f"sample-{spec.digest()[:8]}"
+        shutil.rmtree(folder, ignore_errors=True)  # the time is that of all steps
+        run = RunDirectory.create(folder, spec, corpus.sha256)
+        with num_threads(options.threads):
+            cpu_s, _ = _cpu_timed(partial(train_run, run, corpus))
+            model = load_model(run)
+            texts = [
+                generate(model, SPEECHES_PROMPT, SAMPLE_BYTES, seed=seed, temperature=0.7, tokenizer=corpus.tokenizer)
+                for seed in SAMPLE_SEEDS
+            ]
+            scores = evaluate(model, corpus.valid, max_windows=windows_of(options.score_bytes, spec, _index(corpus)))
+        answer = own_answer({"scores": {"valid": [score.as_dict() for score in scores]}}, "valid")
+        samples.append({"tokenizer": tokenizer, "cpu_seconds": cpu_s, "valid": answer, "texts": texts})
+    return samples
 
 
-def measure_memory(megabytes: int, work: Path) -> dict[str, float]:
-    """A process of its own trains on a corpus of that size, which is made for it and deleted after it."""
-    folder = work / "corpora" / f"generated-{megabytes}"
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        source = folder / "text.jsonl"
-        with source.open("w") as file:
-            for line in generated_lines(megabytes * MEGABYTE):
-                file.write(line)
-        seconds, _ = _timed(lambda: prepare(Plan((str(source),), "bytes"), folder / "corpus"))
-        source.unlink()
-        code = f"import text; text.train_on({str(folder / 'corpus')!r})"
-        found = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=Path(__file__).parent,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return {"prepare_s": seconds, **json.loads(found.stdout)}
-    finally:
-        shutil.rmtree(folder)
-
-
-def generated_lines(num_bytes: int) -> Iterator[str]:
-    """JSON lines of documents that are not alike."""
-    written, number = 0, 0
-    while written < num_bytes:
-        words = random.Random(number).randbytes(1800).hex(" ", 3)
-        line = json.dumps({"text": f"{number} {words}"}) + "\n"
-        written, number = written + len(line), number + 1
-        yield line
-
-
-def train_on(corpus: str, steps: int = 200) -> None:
-    """Prints the peak of the memory and the share of the time that drawing windows takes."""
-    spec = preset("tiny").with_(**{"corpus.source": corpus})
-    text = load_corpus(spec.corpus, spec.model.context)
-    trainer = BlockTrainer(spec, spec.phases[0], text.train, {}, compile=False)
-    training_s, _ = _timed(lambda: [trainer.step() for _ in range(steps)])
-    where = {"count": spec.train.windows, "length": spec.model.context + 1, "seed": 0, "block": 0, "shard": 0}
-    drawing_s, _ = _timed(lambda: [windows(text.train, step=step, **where) for step in range(steps)])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    facts = {"peak_bytes": peak, "drawing_share": drawing_s / training_s, "steps": steps}
-    print(json.dumps(facts | fetched_by_a_worker(spec.with_(**{"train.steps": 4 * FETCH_STEPS}))))
-
-
-def fetched_by_a_worker(spec: RunSpec) -> dict[str, float]:
-    """What a worker that joins a swarm has on its disk when it has done one step, and FETCH_STEPS later."""
-    found, done, left = list[tuple[int, float]](), threading.Event(), FETCH_STEPS
-    with tempfile.TemporaryDirectory() as folder:
-
-        def look(name: str, report: WorkReport) -> None:
-            nonlocal left
-            if report.kind != "step" or done.is_set():
-                return
-            if left in (FETCH_STEPS, 0):
-                held = sum(path.stat().st_size for path in Path(folder).glob("home/blobs/*"))
-                found.append((held, time.perf_counter()))
-            if left == 0:
-                done.set()
-            left -= 1
-
-        with local_swarm(spec, workers=1, folder=folder, report=look):
-            done.wait(FETCH_LIMIT_S)
-    (first, first_s), (later, later_s) = found
-    return {"first_step_bytes": first, "later_bytes": later - first, "later_s": later_s - first_s}
+def _index(corpus: Corpus) -> CorpusIndex:
+    assert corpus.prepared is not None
+    return corpus.prepared.index
 
 
 if __name__ == "__main__":

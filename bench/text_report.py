@@ -33,7 +33,8 @@ GOAL_SHAPE = preset("wikitext").with_(**{"model.width": 256, "model.heads": 8})
 
 MEMORY_HEAD = [
     "corpus",
-    "peak memory",
+    "preparing",
+    "training",
     "time for drawing windows",
     "fetched before the first step",
     "fetched then",
@@ -84,34 +85,53 @@ def cells(document: Document) -> list[list[str]]:
 
 def section(document: Document) -> str:
     speed = document["prepare"]
-    memory = [
-        [
-            f"{int(size):,} MB",
-            f"{each['peak_bytes'] / MEGABYTE:.0f} MB",
-            f"{each['drawing_share']:.2%}",
-            f"{each['first_step_bytes'] / 2**20:.1f} MiB",
-            f"{each['later_bytes'] / 2**20:.1f} MiB in {each['later_s']:.0f} s",
-            f"{3600 * each['later_bytes'] / each['later_s'] / 2**30:.1f} GiB",
-        ]
-        for size, each in sorted(document["memory"].items(), key=lambda item: int(item[0]))
+    parts = [
+        "## Tokenizers and large corpora\n",
+        f"Every row does the work of {document['steps']} end-to-end steps on bytes. The loss is all nats over all "
+        "bytes of the held-out text, the same text for every row. The gap is to bytes, end to end. Speeds are per "
+        "second of one processor core. Tables have the width that a run gets by default, unless they are said to "
+        "be wide, which is as wide as the model.\n",
+        markdown(HEAD, cells(document)),
+        f"Preparing takes one CPU second per {speed['prepare_bytes_per_cpu_s'] / MEGABYTE:.2f} MB of text; the "
+        f"tokenizers library alone encodes {speed['library_bytes_per_cpu_s'] / MEGABYTE:.2f} MB in one.\n",
     ]
-    return "\n".join(
-        [
-            "## Tokenizers and large corpora\n",
-            f"Every row does the work of {document['steps']} end-to-end steps on bytes. The loss is all nats over all "
-            "bytes of the held-out text, the same text for every row. The gap is to bytes, end to end. Speeds are per "
-            "second of one processor core. Tables have the width that a run gets by default, unless they are said to "
-            "be wide, which is as wide as the model.\n",
-            markdown(HEAD, cells(document)),
-            f"Preparing takes one CPU second per {speed['prepare_bytes_per_cpu_s'] / MEGABYTE:.2f} MB of text; the "
-            f"tokenizers library alone encodes {speed['library_bytes_per_cpu_s'] / MEGABYTE:.2f} MB in one.\n",
-            "A worker on corpora of several sizes, with the model of the preset tiny, whose steps are short. It "
-            "fetches at most two shards for 64 steps, and nothing twice while its cache has room: a model with longer "
-            "steps fetches less per hour.\n",
-            markdown(MEMORY_HEAD, memory),
-            goal_lines(verdicts(document)),
+    if samples := document.get("samples"):
+        parts += [
+            "What the model of the preset small writes about the speeches after as many steps with bytes as with the "
+            "demo's tokenizer, on one machine:\n",
+            *map(_sample, samples),
         ]
+    if memory := document.get("memory"):
+        parts += [
+            "Generated corpora of several sizes, bytes, with the model of the preset small. Preparing and training are "
+            "processes of their own; memory is the peak above what their imports take. The worker fetches at most two "
+            "shards for 64 steps, and nothing twice while its cache has room: a model with longer steps fetches less "
+            "per hour.\n",
+            markdown(MEMORY_HEAD, [_memory_cells(size, memory[size]) for size in sorted(memory, key=int)]),
+        ]
+    else:
+        parts.append("Memory against the size of the text is not measured in this file.\n")
+    return "\n".join([*parts, goal_lines(verdicts(document))])
+
+
+def _sample(sample: Document) -> str:
+    texts = "\n\n".join(text.strip() for text in sample["texts"])
+    return (
+        f"`{sample['tokenizer']}`, {sample['valid']:.4f} nats/byte, {sample['cpu_seconds']:.0f} CPU seconds:\n\n"
+        f"```text\n{texts}\n```\n"
     )
+
+
+def _memory_cells(size: str, measured: Document) -> list[str]:
+    return [
+        f"{int(size):,} MB",
+        f"{measured['prepare_peak_bytes'] / MEGABYTE:.0f} MB",
+        f"{measured['peak_bytes'] / MEGABYTE:.0f} MB",
+        f"{measured['drawing_share']:.2%}",
+        f"{measured['first_step_bytes'] / 2**20:.1f} MiB",
+        f"{measured['later_bytes'] / 2**20:.1f} MiB in {measured['later_s']:.0f} s",
+        f"{3600 * measured['later_bytes'] / measured['later_s'] / 2**30:.1f} GiB",
+    ]
 
 
 def figures(document: Document) -> dict[str, go.Figure]:
@@ -148,21 +168,21 @@ def verdicts(document: Document) -> list[Verdict]:
     )
     share = document["prepare"]["ratio"]
     found.append(at_least("preparing, as a share of the library's speed", share, 0.8, ".2f"))
-    sizes = sorted(document["memory"], key=int)
+    memory = document.get("memory", {})
+    sizes = sorted(memory, key=int)
     if len(sizes) > 1:
-        small, large = (document["memory"][size]["peak_bytes"] for size in (sizes[0], sizes[-1]))
+        small, large = (memory[size]["peak_bytes"] for size in (sizes[0], sizes[-1]))
         found.append(at_most(f"memory at {sizes[-1]} MB against {sizes[0]} MB of text", large / small, 1.1, ".2f"))
     found += [
         at_most(
             f"MiB that a worker fetches before its first step, of {size} MB",
-            document["memory"][size]["first_step_bytes"] / 2**20,
+            memory[size]["first_step_bytes"] / 2**20,
             32.0,
             ".1f",
         )
         for size in sizes[-1:]
     ]
     found += [
-        at_most(f"share of drawing windows at {size} MB", document["memory"][size]["drawing_share"], 0.01)
-        for size in sizes[-1:]
+        at_most(f"share of drawing windows at {size} MB", memory[size]["drawing_share"], 0.01) for size in sizes[-1:]
     ]
     return found

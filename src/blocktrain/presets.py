@@ -1,7 +1,9 @@
 """The named presets: complete settings of a run, from a test of seconds to the shape of the paper. A preset with a size
-for a name has about so many parameters and reads about 20 bytes per parameter. With so much text, blocks that are
+for a name has about so many parameters and reads about 20 tokens per parameter. With so much text, blocks that are
 trained through the loss of the whole model are better than blocks that are trained one after the other
-(docs/method.md, "When blocks pay, and when they do not"). `tiny`, `small` and `wikitext` read less.
+(docs/method.md, "When blocks pay, and when they do not"). `tiny`, `small` and `wikitext` read less. Presets for a
+user's own text have a BPE, which is better at equal work (docs/results.md, "Tokenizers and large corpora"): the largest
+measured one whose tables are about a third of the parameters. The others read bytes: they are compared with the paper.
 Next: settings.py, what each setting means and its default; cli/commands/training/presets.py, what each takes."""
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ PRESETS: dict[str, RunSpec] = {
     ),
     "1M": RunSpec(
         name="1M",
+        corpus=CorpusSpec(tokenizer="bpe:2048"),
         objective=WHOLE,
-        model=ModelSpec(width=128, heads=4, context=256, blocks=4, layers=4),
+        model=ModelSpec(width=120, heads=4, context=256, blocks=4, layers=4),
         train=TrainSpec(steps=2_400, windows=32),
     ),
     "wikitext": RunSpec(
@@ -33,7 +36,7 @@ PRESETS: dict[str, RunSpec] = {
     ),
     "novels": RunSpec(
         name="novels",
-        corpus=CorpusSpec(source="novels", tokenizer="bpe:4096"),
+        corpus=CorpusSpec(source="novels", tokenizer="bpe:8192"),
         objective=WHOLE,
         model=ModelSpec(width=256, heads=8, context=256, blocks=4, layers=8),
         train=TrainSpec(steps=4_000, windows=32),
@@ -41,15 +44,17 @@ PRESETS: dict[str, RunSpec] = {
     ),
     "10M": RunSpec(
         name="10M",
+        corpus=CorpusSpec(tokenizer="bpe:8192"),
         objective=WHOLE,
-        model=ModelSpec(width=320, heads=5, context=512, blocks=4, layers=8),
+        model=ModelSpec(width=256, heads=8, context=512, blocks=4, layers=8),
         train=TrainSpec(steps=12_000, windows=32),
         optim=OptimSpec(warmup_steps=100),
     ),
     "30M": RunSpec(
         name="30M",
+        corpus=CorpusSpec(tokenizer="bpe:8192"),
         objective=WHOLE,
-        model=ModelSpec(width=448, heads=7, context=512, blocks=4, layers=12),
+        model=ModelSpec(width=384, heads=6, context=512, blocks=4, layers=12),
         train=TrainSpec(steps=18_000, windows=64),
         optim=OptimSpec(warmup_steps=200),
     ),

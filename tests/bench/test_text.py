@@ -42,10 +42,24 @@ def test_every_row_is_scored_on_the_same_text(document):
 def test_preparing_and_memory_are_measured(document):
     assert document["prepare"]["ratio"] > 0
     assert document["prepare"]["prepare_bytes_per_cpu_s"] > 0
-    assert document["memory"]["1"]["peak_bytes"] > 10**7
+    assert document["memory"]["1"]["peak_bytes"] > 10**6
+    assert document["memory"]["1"]["prepare_peak_bytes"] > 10**6
     assert 0 < document["memory"]["1"]["drawing_share"] < 1
     assert 10**5 < document["memory"]["1"]["first_step_bytes"] < 2 * 10**7
     assert document["memory"]["1"]["later_s"] > 0
+
+
+def test_the_demos_tokenizer_and_bytes_write_a_sample_each(text, document):
+    assert [sample["tokenizer"] for sample in document["samples"]] == ["bytes", text.TOKENIZER]
+    for sample in document["samples"]:
+        assert all(0 < len(written) <= text.SAMPLE_BYTES for written in sample["texts"])
+        assert f"`{sample['tokenizer']}`, {sample['valid']:.4f} nats/byte" in text.section(document)
+
+
+def test_without_memory_rows_the_page_is_written(text, document):
+    without = {key: value for key, value in document.items() if key not in ("memory", "samples")}
+    assert "Generated corpora" in text.section(document)
+    assert "Memory against the size of the text is not measured" in text.section(without)
 
 
 def test_the_page_has_the_table_the_speeds_and_the_goals(text, document):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,36 @@ def test_few_files_are_mapped_at_once(corpus):
     tokens.check()
     assert len(tokens.sizes) > MAPPED_AT_ONCE
     assert len(tokens._mapped) == MAPPED_AT_ONCE
+
+
+def test_files_that_were_opened_ahead_are_not_checked_again_when_they_are_used(corpus, monkeypatch):
+    tokens, threads = corpus.split("train"), []
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda data: threads.append(threading.get_ident()) or sha256(data))
+    ahead = tokens.open_ahead([3, 4])
+    ahead.join()
+    tokens.rows(np.array([3, 4]) * tokens.shard_tokens, 5)
+    assert threads == [ahead.ident] * 2
+
+
+def test_a_file_that_cannot_be_opened_ahead_is_named_when_it_is_used(corpus):
+    tokens = corpus.split("train")
+    shard_file(corpus.folder, tokens.entries[3].sha256).unlink()
+    tokens.open_ahead([3]).join()
+    with pytest.raises(CorpusError, match=r"is damaged .*No such file"):
+        tokens.take(np.array([3 * tokens.shard_tokens]))
+
+
+def test_a_trainer_opens_the_files_of_later_steps_once(corpus, monkeypatch):
+    spec = preset("tiny").with_(**{"corpus.source": str(corpus.folder), "train.steps": 3 * STEPS_PER_SHARDS})
+    loaded = load_corpus(spec.corpus, spec.model.context)
+    spec, opened = with_tokenizer(spec, loaded), []
+    monkeypatch.setattr(loaded.train, "open_ahead", opened.append)
+    trainer = BlockTrainer(spec, spec.phases[0], loaded.train, {}, compile=False)
+    for trainer.step_done in (1, 2, STEPS_PER_SHARDS, spec.phases[0].steps - 1):
+        trainer.open_ahead()
+    where = {"length": spec.model.context + 1, "seed": spec.draw_seed, "block": 0, "shard": 0}
+    assert opened == [shards_of_step(loaded.train, step=n * STEPS_PER_SHARDS, **where) for n in (1, 2)]
 
 
 def damage(path: Path, how: str) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -20,6 +24,7 @@ from blocktrain.data.windows import STEPS_PER_SHARDS, shards_of_steps
 from blocktrain.errors import BlockTrainError, CorpusError
 from blocktrain.io.arrays import as_arrays
 from blocktrain.io.checkpoint import RunDirectory
+from blocktrain.io.files import mapped
 from blocktrain.model.block import block_shapes, build_block
 from blocktrain.spec import RunSpec, preset
 from blocktrain.swarm.coordinator.blobs import Blobs
@@ -156,6 +161,55 @@ def test_a_shard_that_is_not_in_the_index_is_not_fetched(tmp_path, spec, corpus)
         lease = TrainLease(lease="x", **where, trained=(), below=(), ahead=(), text=(foreign,))
         with pytest.raises(CorpusError, match="names a shard 000000000000… that is not in the index"):
             cache.fetch_ahead(lease)
+
+
+class Client:
+    """Gives the blobs of a prepared corpus. While it fetches the first shard, `meanwhile` runs in another thread."""
+
+    def __init__(self, corpus: PreparedCorpus) -> None:
+        self._files = {path.stem: path for path in (corpus.folder / "shards").iterdir()}
+        self._small = {name: corpus.folder / f"{name}.json" for name in ("index", "tokenizer")}
+        self.info = SimpleNamespace(
+            corpus={name: SimpleNamespace(sha256=name) for name in self._small}, corpus_sha256=corpus.index.sha256
+        )
+        self.fetched: list[str] = []
+        self.meanwhile: Callable[[], object] | None = None
+        self._again = threading.Event()
+
+    def download(self, blob: Blob, cache: Path) -> memoryview:
+        if blob.sha256 in self._small:
+            return mapped(self._small[blob.sha256])
+        self.fetched.append(blob.sha256)
+        if self.fetched.count(blob.sha256) > 1:
+            self._again.set()
+        elif self.meanwhile:
+            threading.Thread(target=self.meanwhile).start()
+            self._again.wait(0.1)
+        cache.mkdir(exist_ok=True)
+        shutil.copy(self._files[blob.sha256], cache / blob.sha256)
+        return mapped(cache / blob.sha256)
+
+
+def test_two_threads_that_need_a_shard_fetch_it_once(tmp_path, corpus):
+    client, ahead = Client(corpus), list[threading.Thread]()
+    train = CorpusCache(client, client.info, tmp_path / "blobs", 10**9).corpus.train
+    client.meanwhile = lambda: ahead.append(train.open_ahead([0]))
+    train.take(np.array([0]))
+    ahead[0].join()
+    assert client.fetched == [train.entries[0].sha256]
+
+
+@pytest.mark.parametrize("cache_bytes, num_fetched", [(10**9, 6), (1, FEWEST_SHARDS)])
+def test_the_shards_of_a_lease_and_the_next_ones_are_fetched_as_many_as_the_cache_holds(
+    tmp_path, corpus, cache_bytes, num_fetched
+):
+    client = Client(corpus)
+    cache = CorpusCache(client, client.info, tmp_path / "blobs", cache_bytes)
+    named = [Blob(sha256=entry.sha256, num_bytes=SHARD_BYTES) for entry in corpus.index.splits["train"][:6]]
+    where = {"phase": 0, "shard": 0, "step_start": 0, "steps": 1, "time_left_s": 1.0}
+    cache.fetch_ahead(TrainLease(lease="x", **where, trained=(), below=(), ahead=(), text=named[:3], next_text=named))
+    cache._fetcher.join()
+    assert client.fetched == [blob.sha256 for blob in named[:num_fetched]]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ files and checks each one when it is first used. Next: prepare.py, which writes 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blocktrain.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer
-from blocktrain.errors import CorpusError
+from blocktrain.errors import BlockTrainError, CorpusError
 from blocktrain.io.files import forget, make_folder, mapped, write_whole
 from blocktrain.settings import BYTES, NUM_SYMBOLS, TOKENIZER_FILE, Sha256
 
@@ -110,6 +112,27 @@ class TokenShards:
             here = numbers == number
             taken[here] = self._shard(int(number)).take(inside[here])
         return taken
+
+    def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int32]:
+        """[starts, length] tokens. Each row is within one shard."""
+        rows = np.empty((len(starts), length), dtype=np.int32)
+        for row, start in zip(rows, starts.tolist(), strict=True):
+            number, inside = divmod(start, self.shard_tokens)
+            row[:] = self._shard(number)[inside : inside + length]
+        return rows
+
+    def open_ahead(self, numbers: Iterable[int]) -> threading.Thread:
+        """Fetches and checks these files in a thread, so that nobody waits for them when they are used. One that
+        cannot be opened is opened again when it is used, and complained about then."""
+
+        def open_each() -> None:
+            with suppress(BlockTrainError, OSError):
+                for number in numbers:
+                    self._map(number)
+
+        thread = threading.Thread(target=open_each, daemon=True)
+        thread.start()
+        return thread
 
     def check(self) -> None:
         """Reads every shard. Raises CorpusError for a damaged one."""

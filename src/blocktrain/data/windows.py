@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -39,26 +40,37 @@ def windows(data: Tokens, *, count: int, length: int, seed: int, block: int, sha
     modulo favours no start by more than one part in 2^64 / len(data)."""
     words = np.random.Philox(key=_key("windows", seed, block, shard, step) >> 128).random_raw(count)
     if isinstance(data, TokenShards):
-        starts = _starts_in_shards(data, words, length, shards_of_step(data, length, seed, block, shard, step))
-    else:
-        starts = (words % np.uint64(_num_starts(data, length))).astype(np.int64)
+        chosen = shards_of_step(data, length, seed, block, shard, step)
+        return data.rows(_starts_in_shards(data, words, length, chosen), length)
+    starts = (words % np.uint64(_num_starts(data, length))).astype(np.int64)
     return data.take(starts[:, None] + np.arange(length))
 
 
 def shards_of_step(data: ShardSizes, length: int, seed: int, block: int, shard: int, step: int) -> tuple[int, ...]:
     """The files that the windows of a step come from. They stay the same for STEPS_PER_SHARDS steps, so that a machine
     needs few files at a time."""
-    usable = [index for index, size in enumerate(data.sizes) if size >= length]
-    if not usable:
-        if (total := sum(data.sizes)) < length:
-            raise CorpusError(f"a window of {length} tokens does not fit into {total}: give more text")
-        raise CorpusError(f"a window of {length} tokens fits into no shard of the corpus: give more text")
-    if len(usable) <= SHARDS_AT_ONCE:
-        return tuple(usable)
-    key = _key("shards", seed, block, shard, step // STEPS_PER_SHARDS) >> 128
+    usable = _num_usable(data.sizes, length)
+    if usable <= SHARDS_AT_ONCE:
+        return tuple(range(usable))
+    return _two_of(usable, seed, block, shard, step // STEPS_PER_SHARDS)
+
+
+def _num_usable(sizes: Sequence[int], length: int) -> int:
+    """The files that hold a window. All have the same size but the last, which may be too small."""
+    usable = len(sizes) - (len(sizes) > 0 and sizes[-1] < length)
+    if usable and sizes[0] >= length:
+        return usable
+    if (total := sum(sizes)) < length:
+        raise CorpusError(f"a window of {length} tokens does not fit into {total}: give more text")
+    raise CorpusError(f"a window of {length} tokens fits into no shard of the corpus: give more text")
+
+
+@lru_cache(maxsize=64)
+def _two_of(usable: int, seed: int, block: int, shard: int, turn: int) -> tuple[int, int]:
+    key = _key("shards", seed, block, shard, turn) >> 128
     first, distance = (int(word) for word in np.random.Philox(key=key).random_raw(2))
-    first %= len(usable)
-    return usable[first], usable[(first + 1 + distance % (len(usable) - 1)) % len(usable)]
+    first %= usable
+    return first, (first + 1 + distance % (usable - 1)) % usable
 
 
 def shards_of_steps(data: ShardSizes, length: int, seed: int, block: int, shard: int, steps: range) -> dict[int, None]:

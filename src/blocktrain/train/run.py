@@ -87,7 +87,13 @@ class LocalTrainers:
         self._trainers[phase] = trainer
 
     def advance(self, steps: Mapping[Phase, int]) -> dict[Phase, list[StepReport]]:
-        return {phase: [self._trainers[phase].step() for _ in range(count)] for phase, count in steps.items()}
+        return {phase: [self._step(self._trainers[phase]) for _ in range(count)] for phase, count in steps.items()}
+
+    @staticmethod
+    def _step(trainer: BlockTrainer) -> StepReport:
+        report = trainer.step()
+        trainer.open_ahead()  # not earlier: what the first step needs comes first
+        return report
 
     def refresh(self, phase: Phase, published: Weights) -> None:
         self._trainers[phase].refresh(published)

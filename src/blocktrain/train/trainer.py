@@ -16,7 +16,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from blocktrain.data.windows import Tokens, require_vocabulary, step_seed, text_bytes, windows
+from blocktrain.data.shards import TokenShards
+from blocktrain.data.windows import (
+    STEPS_PER_SHARDS,
+    Tokens,
+    require_vocabulary,
+    shards_of_step,
+    step_seed,
+    text_bytes,
+    windows,
+)
 from blocktrain.io.allocator import keep_freed_memory
 from blocktrain.model import noise
 from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_block
@@ -73,6 +82,7 @@ class BlockTrainer:
         keep_freed_memory()
         self.spec, self.phase, self.shard, self.step_done = spec, phase, shard, 0
         require_vocabulary(spec, train_bytes)
+        self._opened = 0  # the text of the steps from here on is not opened yet
         self._train_bytes, self._micro_windows = train_bytes, micro_windows or spec.train.windows
         self._device, self._compute_again = device or pick_device(), checkpoint_activations
         self._compiled = compile if compile is not None else compile_pays(spec, phase)
@@ -124,6 +134,13 @@ class BlockTrainer:
             (share * loss).backward()  # type: ignore[no-untyped-call]
             end_loss += share * entropies[-1].item()
         return end_loss, self._optimizer.step(factor)
+
+    def open_ahead(self) -> None:
+        """Opens the text of later steps in a thread, once for the steps that read the same files."""
+        text, coming = self._train_bytes, (self.step_done // STEPS_PER_SHARDS + 1) * STEPS_PER_SHARDS
+        if isinstance(text, TokenShards) and self._opened < coming < self.phase.steps:
+            self._opened = coming
+            text.open_ahead(shards_of_step(text, **self._place(coming)))
 
     def held_out_loss(self, text: Tokens, shard: int, batches: int) -> float:
         """The cross entropy at the end of the chain, in nats per token, on windows of a text that is not trained on."""
@@ -204,17 +221,19 @@ class BlockTrainer:
         return model.layers_of(index), model.physical_layers_of(index), reads_tokens(self.spec, index)
 
     def _batch(self) -> tuple[Tensor, Tensor]:
-        drawn = windows(
-            self._train_bytes,
-            count=self.spec.train.windows,
-            length=self.spec.model.context + 1,
-            seed=self.spec.draw_seed,
-            block=self.phase.block,
-            shard=self.shard,
-            step=self.step_done,
-        )
+        drawn = windows(self._train_bytes, count=self.spec.train.windows, **self._place(self.step_done))
         window = torch.from_numpy(drawn).to(self._device).long()
         return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+    def _place(self, step: int) -> dict[str, int]:
+        """Where the windows of a step are."""
+        return {
+            "length": self.spec.model.context + 1,
+            "seed": self.spec.draw_seed,
+            "block": self.phase.block,
+            "shard": self.shard,
+            "step": step,
+        }
 
     def _loss(self, inputs: Tensor, targets: Tensor, keep: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         settings = self.spec.objective

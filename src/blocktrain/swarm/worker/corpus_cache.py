@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from blocktrain.data.corpus import Corpus
 from blocktrain.data.shards import CorpusIndex, ShardEntry, TokenShards
 from blocktrain.data.tokenizer import tokenizer_of_run
-from blocktrain.errors import BlockTrainError, CoordinatorUnreachable, CorpusError, RequestRefused
+from blocktrain.errors import CoordinatorUnreachable, CorpusError, RequestRefused
+from blocktrain.io.files import mapped
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.messages import INDEX_BLOB, TOKENIZER_BLOB, Blob, RunInfo, TrainLease
 
@@ -29,6 +30,7 @@ class CorpusCache:
         self._client, self._info, self._folder, self._cache_bytes = client, info, folder, cache_bytes
         self._shards: OrderedDict[str, int] = OrderedDict()  # those that were used, the newest last; their sizes
         self._lock = threading.Lock()
+        self._opening: dict[str, threading.Lock] = {}  # by shard, so that none is fetched twice at the same time
         self._fetcher: threading.Thread | None = None
         self.corpus = self._prepared() if INDEX_BLOB in info.corpus else self._raw()
 
@@ -46,24 +48,16 @@ class CorpusCache:
         train = self.corpus.train
         if not isinstance(train, TokenShards) or (self._fetcher is not None and self._fetcher.is_alive()):
             return
-        known = {entry.sha256: entry for entry in train.entries}
+        numbers = {entry.sha256: number for number, entry in enumerate(train.entries)}
         named = dict.fromkeys(blob.sha256 for blob in (*lease.text, *lease.next_text))
-        if strange := [sha256 for sha256 in named if sha256 not in known]:
+        if strange := [sha256 for sha256 in named if sha256 not in numbers]:
             raise CorpusError(
                 f"the lease names a shard {strange[0][:12]}… that is not in the index of the text: ask the operator of "
                 f"the coordinator"
             )
         largest = max(entry.num_tokens for entry in train.entries) * self._token_bytes
         room = max(FEWEST_SHARDS, self._cache_bytes // largest)  # more would push out what is needed first
-        entries = [known[sha256] for sha256 in named][:room]
-
-        def fetch() -> None:
-            with suppress(BlockTrainError, OSError):
-                for entry in entries:
-                    self._open_shard(entry)
-
-        self._fetcher = threading.Thread(target=fetch, daemon=True)
-        self._fetcher.start()
+        self._fetcher = train.open_ahead([numbers[sha256] for sha256 in named][:room])
 
     def _raw(self) -> Corpus:
         parts = {split: np.frombuffer(self._get(blob), dtype=np.uint8) for split, blob in self._info.corpus.items()}
@@ -90,15 +84,10 @@ class CorpusCache:
 
     def _open_shard(self, entry: ShardEntry) -> tuple[Path, memoryview]:
         num_bytes = entry.num_tokens * self._token_bytes
-        try:
-            data = self._get(Blob(sha256=entry.sha256, num_bytes=num_bytes))
-        except (RequestRefused, CoordinatorUnreachable) as error:
-            if isinstance(error, CoordinatorUnreachable) and not error.answered:
-                raise
-            raise CorpusError(
-                f"a shard of the text cannot be fetched ({error}): ask the operator of the coordinator to run "
-                f"blocktrain verify, and start the worker again"
-            ) from None
+        with self._lock:
+            opening = self._opening.setdefault(entry.sha256, threading.Lock())
+        with opening:
+            data = self._here(entry.sha256) or self._fetched(Blob(sha256=entry.sha256, num_bytes=num_bytes))
         with self._lock:
             self._shards[entry.sha256] = num_bytes
             self._shards.move_to_end(entry.sha256)
@@ -107,6 +96,24 @@ class CorpusCache:
                 with suppress(OSError):
                     (self._folder / oldest).unlink()
         return self._folder / entry.sha256, data
+
+    def _here(self, sha256: str) -> memoryview | None:
+        """A shard that this worker has used: it was checked then."""
+        if sha256 in self._shards:
+            with suppress(OSError):
+                return mapped(self._folder / sha256)
+        return None
+
+    def _fetched(self, blob: Blob) -> memoryview:
+        try:
+            return self._get(blob)
+        except (RequestRefused, CoordinatorUnreachable) as error:
+            if isinstance(error, CoordinatorUnreachable) and not error.answered:
+                raise
+            raise CorpusError(
+                f"a shard of the text cannot be fetched ({error}): ask the operator of the coordinator to run "
+                f"blocktrain verify, and start the worker again"
+            ) from None
 
     def _get(self, blob: Blob) -> memoryview:
         return self._client.download(blob, self._folder)

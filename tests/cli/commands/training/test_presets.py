@@ -7,6 +7,8 @@ import json
 import pytest
 
 from blocktrain.cli.commands.training.presets import COLUMNS, RATES, cells, cost_of
+from blocktrain.cli.options import before_its_text
+from blocktrain.model.block import physical_parameters, table_parameters
 from blocktrain.presets import PRESETS
 from blocktrain.spec import preset
 from blocktrain.train.flops import run_flops
@@ -30,12 +32,18 @@ def test_the_json_document_has_the_figures_themselves(run):
 
 
 @pytest.mark.parametrize("size", [name for name in PRESETS if name[0].isdecimal()])
-def test_a_preset_named_by_its_size_has_about_so_many_parameters_and_reads_20_bytes_for_each(size):
+def test_a_preset_named_by_its_size_has_about_so_many_parameters_and_reads_20_tokens_for_each(size):
     cost = cost_of(size, PRESETS[size])
     parameters = int(size.removesuffix("M")) * MILLION
-    assert 0.95 * parameters < cost.parameters < 1.05 * parameters
+    assert 0.93 * parameters < cost.parameters < 1.07 * parameters
     assert 18 < cost.text_bytes / cost.parameters < 22
     assert cost.least_memory_bytes < cost.memory_bytes
+
+
+@pytest.mark.parametrize("name", [name for name, spec in PRESETS.items() if spec.corpus.tokenizer])
+def test_a_preset_with_a_tokenizer_has_at_most_a_third_of_its_parameters_in_tables(name):
+    spec = before_its_text(PRESETS[name])
+    assert table_parameters(spec) / physical_parameters(spec) < 0.34
 
 
 def test_a_row_has_short_cells():
