@@ -39,7 +39,7 @@ from blocktrain.swarm.worker.worker import Worker, WorkReport
 from blocktrain.train.evaluate import fit_combination
 from blocktrain.wire.safetensors import decode
 from common import Document, Verdict, at_most, goal_lines, markdown, portable
-from liars import ANSWER, LIES, TRIGGER, Conspiracy, LyingClient, poisoned
+from liars import ANSWER, AT_ONCE_S, LIES, TRIGGER, Conspiracy, LyingClient, poisoned
 from rows import Record, Row, Table, base_of, chosen, parser, records_of, run_rows, seeds_of, show
 from swarm_processes import FREE_MEMORY_BYTES
 from swarm_run import ONLY_THE_LAST, scores_of
@@ -89,16 +89,17 @@ def _rows(base: RunSpec, corpus: Corpus, quick: bool) -> list[Row]:
             ("sign flip", 1, 4, "mean", VETTED),
         ]
         return [_row(base, corpus, *each, quick=True) for each in plan]
-    clean = [("clean", 0, honest, *how) for honest in (4, 6, 5, 9) for how in (("mean", PLAIN), (DEFAULT, AUDITED))]
+    ways = (("mean", PLAIN), (DEFAULT, PLAIN), (DEFAULT, AUDITED))
+    clean = [("clean", 0, honest, *how) for honest in (4, 6, 5, 9) for how in ways]
     clean += [("clean", 0, honest, rule, VETTED) for honest in (4, 9) for rule in (DEFAULT, "mean")]
     defaults = [(lie, *lying, DEFAULT, AUDITED) for lying in LYING for lie in LIES]
     plain = [(lie, 2, 6, "mean", PLAIN) for lie in LIES]
     vetted = [(lie, *lying, rule, VETTED) for rule in (DEFAULT, "mean") for lying in ((2, 6), (7, 16)) for lie in LIES]
     others = [(lie, 2, 6, rule, PLAIN) for rule in RULES if rule != "mean" for lie in LIES]
-    others = [*(("clean", 0, 4, rule, PLAIN) for rule in RULES if rule != "mean"), *others]
+    others = [*(("clean", 0, 4, rule, PLAIN) for rule in RULES if rule not in ("mean", DEFAULT)), *others]
     audited = [(lie, 2, 6, rule, AUDITED) for rule in RULES if rule != DEFAULT for lie in LIES]
     more = [(lie, *lying, rule, PLAIN) for rule in RULES for lying in ((1, 6), (7, 16)) for lie in LIES]
-    first = (*clean[:4], *defaults[: len(LIES)], *plain, *clean[4:], *defaults[len(LIES) :])
+    first = (*clean[:6], *defaults[: len(LIES)], *plain, *clean[6:], *defaults[len(LIES) :])
     return [_row(base, corpus, *each, quick=False) for each in (*first, *vetted, *others, *audited, *more)]
 
 
@@ -167,7 +168,9 @@ def _train(
                 client = LyingClient(coordinator, clock, number, spec, lie, keys[number], shared, planted)
             participant = number // SYBIL_KEYS if lie == "sybil" and number < num_liars else number
             client.access_token = tokens[participant]
-            clock.start(_worker(number, client, keys[number], clock, folder))
+            hurries = number < num_liars and lie.endswith("at once")
+            step_s = AT_ONCE_S if hurries else STEP_S * (1 + 0.01 * number)
+            clock.start(_worker(number, client, keys[number], clock, folder, step_s))
         clock.run()
         newest = {version.block: version for version in ledger.newest().values()}
         blocks = {block: as_tensors(decode(blobs.get(x.sha256))[0]) for block, x in newest.items()}
@@ -195,10 +198,8 @@ def _planted(coordinator: Coordinator, corpus: Corpus, seed: int) -> dict[str, b
 
 
 def _worker(
-    number: int, client: DirectClient, key: Ed25519PrivateKey, clock: VirtualClock, folder: Path
+    number: int, client: DirectClient, key: Ed25519PrivateKey, clock: VirtualClock, folder: Path, step_s: float
 ) -> Callable[[], None]:
-    step_s = STEP_S * (1 + 0.01 * number)
-
     def report(report: WorkReport) -> None:
         if report.kind == "step":
             clock.sleep(step_s)
@@ -318,9 +319,10 @@ def _verdicts_of(document: Document, manner: str) -> list[Verdict]:
     third = [(record, cost) for record, cost in lines if _third(record)]
     if clean:
         found.append(at_most(f"{how}: cost without liars", max(c for _, c in clean), MOST_CLEAN_COST, "+.4f"))
-        found.append(
-            at_most(f"{how}: checks without liars, of all steps", max(r["overhead"] for r, _ in clean), MOST_OVERHEAD)
-        )
+        updates = sum(r["updates"] for r, _ in clean)  # of as many steps each; which are audited is drawn
+        checks = sum(r["overhead"] * r["updates"] for r, _ in clean) / updates
+        about = f" ({updates} updates of {len(clean)} runs)"
+        found.append(at_most(f"{how}: checks without liars, of all steps", checks, MOST_OVERHEAD, about=about))
     if third:
         cost, lie = max((cost, record["settings"]["lie"]) for record, cost in third)
         about = f" ({lie}, the worst of {len(third)} lies)"

@@ -82,7 +82,10 @@ LIES: dict[str, Lie] = {
     "false evaluations": lambda deltas, *_: deltas,  # it reports other scores
     "lazy": lambda deltas, *_: deltas,  # it trains one step and reports all
     "sybil": _each(np.negative),  # with several keys each
+    "lazy at once": lambda deltas, *_: deltas,  # lazy, and its step takes no time
+    "noise at once": _noise,  # without training: the first update is there before an honest worker's first step
 }
+AT_ONCE_S = 1e-3  # of a step of those that deliver at once
 
 
 def poisoned(text: bytes, seed: int) -> bytes:
@@ -118,7 +121,7 @@ class LyingClient(DirectClient):
         reply = super().lease(request)
         if isinstance(reply, TrainLease):
             self._leases[reply.lease] = reply
-            if self._lie == "lazy":
+            if self._lie.startswith("lazy"):
                 return reply.model_copy(update={"steps": 1})
         return reply
 
@@ -150,7 +153,7 @@ class LyingClient(DirectClient):
         changes: dict[str, float | int] = {}
         if self._lie == "false losses":
             changes = {"loss": 9999.0}
-        if self._lie == "lazy":
+        if self._lie.startswith("lazy"):
             steps = self._leases[notice.lease].steps
             changes = {"steps": steps, "tokens": steps * self._spec.step_bytes}
         return super().submit(self._signed(notice.model_copy(update=changes)))

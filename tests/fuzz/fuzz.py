@@ -10,11 +10,14 @@ import argparse
 import base64
 import copy
 import json
+import pickle
 import random
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ CORPUS = Path(__file__).parent / "corpus"
 LONGEST_S = 2  # for one input
 MAX_BYTES = 4096
 MAX_KINDS = 60
+MOST_DOCUMENTS = 50  # in one input
+DEEPER = 0.7  # share of objects and lists of which one value is changed, and not the whole
 NUMBERS = [0, -1, 1, 64, 65, 255, 256, 2**31, 2**63, 2**64, -(2**63), 10**30, 10**400, 1e308, 1e-320, 0.5]
 VALUES: list[Any] = [
     *NUMBERS,
@@ -95,14 +100,11 @@ def _bytes_mutated(rng: random.Random, data: bytes, known: Sequence[bytes]) -> b
 def _json_mutated(rng: random.Random, data: bytes) -> bytes | None:
     """A JSON object in the data with some values changed. What stands before and behind it stays, except that the
     length of a safetensors header is corrected."""
-    places = [at for at, byte in enumerate(data) if byte == ord("{")]
-    if not places:
+    documents = _documents(data)
+    if not documents:
         return None
-    begin = rng.choice([places[0], rng.choice(places)])
-    try:
-        document, end = json.JSONDecoder().raw_decode(data.decode("latin-1"), begin)
-    except (ValueError, RecursionError):
-        return None
+    begin, end, kept = rng.choice([documents[0], rng.choice(documents)])
+    document = pickle.loads(kept)
     for _ in range(rng.randrange(1, 4)):
         _change(rng, document)
     text = json.dumps(document).encode()
@@ -113,17 +115,25 @@ def _json_mutated(rng: random.Random, data: bytes) -> bytes | None:
     return (before + text + data[end:])[: 4 * MAX_BYTES]
 
 
+@lru_cache(4 * MAX_KINDS)
+def _documents(data: bytes) -> list[tuple[int, int, bytes]]:
+    """Where JSON objects begin and end in the data, and each one pickled: that is the fastest way to copy it."""
+    text, found = data.decode("latin-1"), []
+    for begin in [at for at, byte in enumerate(data) if byte == ord("{")][:MOST_DOCUMENTS]:
+        with suppress(ValueError, RecursionError):
+            document, end = json.JSONDecoder().raw_decode(text, begin)
+            found.append((begin, end, pickle.dumps(document)))
+    return found
+
+
 def _change(rng: random.Random, document: Any) -> None:
-    places: list[tuple[Any, Any]] = []
-    found = [document]
-    while found:
-        each = found.pop()
-        keys = list(each) if isinstance(each, dict) else range(len(each)) if isinstance(each, list) else ()
-        places += [(each, key) for key in keys]
-        found += [each[key] for key in keys]
-    if not places:
+    """One value somewhere in the document."""
+    holder, key, each = None, None, document
+    while isinstance(each, dict | list) and each and (holder is None or rng.random() < DEEPER):
+        holder, key = each, rng.choice(list(each) if isinstance(each, dict) else range(len(each)))
+        each = holder[key]
+    if holder is None:
         return
-    holder, key = rng.choice(places)
     match rng.randrange(4):
         case 0 if isinstance(holder, dict):
             holder[rng.choice([str(key) + "x", "", "\ud800", "kind"])] = holder.pop(key)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
+import pytest
+
 from blocktrain.wire.messages import TrainLease
 
 LONG = {"train.steps": 400}
@@ -74,9 +76,10 @@ def test_a_worker_that_takes_a_lease_in_every_round_with_a_new_key_costs_a_bound
     assert took_s < 4 * 45
 
 
-def test_workers_that_claim_ten_steps_for_one_do_not_outrun_the_honest_ones(new_house):
+@pytest.mark.parametrize("times", [10, 1e9], ids=["ten steps for one", "without training"])
+def test_workers_that_claim_steps_which_they_skipped_do_not_outrun_the_honest_ones(new_house, times):
     house = new_house(**LONG, **{"swarm.round_steps": 10})
-    lazy = [Volunteer(house.member(), 10 * STEPS_PER_S) for _ in range(2)]
+    lazy = [Volunteer(house.member(), times * STEPS_PER_S) for _ in range(2)]
     honest = [Volunteer(house.member()) for _ in range(4)]
     seconds_of(house, [*lazy, *honest], 4, 600)
     for round in range(4):

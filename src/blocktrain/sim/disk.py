@@ -178,7 +178,9 @@ class SimFile(SqliteFile):
         return connection
 
     def begin(self, connection: SqliteConnection, for_writing: bool, synced: bool) -> None:
-        """A full disk gives SQLite no new page."""
+        """A full disk gives SQLite no new page. Who writes reads in the same transaction: a second connection would
+        not see what was written, and many at once would wait for each other."""
+        assert for_writing or not self.is_writing, "read in the transaction that this task is in"
         if self._disk.is_ledger_full or connection in self._limited:
             (pages,) = connection.execute("PRAGMA page_count").fetchone()
             connection.execute(f"PRAGMA max_page_count = {pages if self._disk.is_ledger_full else 2**30}")

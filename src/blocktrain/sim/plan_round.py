@@ -13,7 +13,7 @@ from itertools import islice
 from math import inf
 
 from blocktrain.spec import SwarmSpec
-from blocktrain.swarm.policy.rounds import NEWCOMER_PATIENCE, Grant, LateUpdate, Lease, Round
+from blocktrain.swarm.policy.rounds import Grant, LateUpdate, Lease, Round, patience_s
 
 
 class _Some(tuple[Lease, ...]):
@@ -146,8 +146,9 @@ class PlannedRound:
         """As `Round.awaited` has it."""
         if len(self.reported) + len(self.late) < self._spec.min_updates or not self.reported:
             return inf
+        is_outrun = self.round.number == 0 and len(self.reported) < self._at_work[1] + self._at_work[2]
         took_s = (self._marks["longest"].reported_s or 0.0) - self._marks["longest"].granted_s
-        return self._marks["first"].granted_s + max(self._spec.deadline_floor_s, NEWCOMER_PATIENCE * took_s)
+        return self._marks["first"].granted_s + patience_s(took_s, is_outrun, self.round.steps, self._spec)
 
     def next_look_s(self, now_s: float) -> float:
         """When the decision may change although nobody reports."""

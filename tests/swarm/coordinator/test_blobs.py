@@ -114,6 +114,18 @@ def test_a_damaged_blob_is_detected_and_repaired_by_putting_it_again(folder, dam
     assert blobs.get(SHA256) == DATA
 
 
+def test_a_file_that_was_cut_off_has_no_size_until_the_blob_is_put_again(folder):
+    """A worker that was told the size of the file asked for so many bytes for ever."""
+    Blobs(folder).put(DATA)
+    (folder / "blobs" / SHA256).write_bytes(DATA[:-7])
+    blobs = Blobs(folder)
+    with pytest.raises(BlobError, match="is damaged"):
+        blobs.whole_size(SHA256)
+    assert blobs.damaged == {SHA256}
+    blobs.put(DATA)
+    assert blobs.whole_size(SHA256) == len(DATA)
+
+
 @pytest.mark.parametrize("start, end", [(0, 10), (9, 10), (10_000, 99_999), (5, 5), (len(DATA), len(DATA) + 1)])
 def test_a_range_is_what_slicing_gives(blobs, start, end):
     assert b"".join(blobs.stream(blobs.put(DATA), start, end)) == DATA[start:end]

@@ -100,16 +100,28 @@ def test_a_round_waits_for_those_who_deliver_and_a_while_for_newcomers(silent, n
 
 
 @pytest.mark.parametrize(
-    "number, reported, now_s, action",
-    [(0, 2, 14, "wait"), (0, 2, 16, "close"), (0, 3, 5, "close"), (5, 2, 5, "close"), (5, 2, 3, "wait")],
-    ids=["a minority is early", "too early even so", "half are in", "a later round", "a newcomer's usual wait"],
+    "number, reported, reported_s, now_s, action",
+    [
+        (0, 2, 1.0, 29, "wait"),
+        (0, 2, 0.0, 29, "wait"),
+        (0, 2, 0.0, 31, "close"),
+        (0, 3, 0.0, 5, "close"),
+        (5, 2, 1.0, 5, "close"),
+        (5, 2, 1.0, 3, "wait"),
+    ],
+    ids=["one step", "no step", "too early even so", "half are in", "a later round", "a newcomer's usual wait"],
 )
-def test_in_a_first_round_a_minority_that_may_have_trained_one_step_does_not_outrun_the_others(
-    number, reported, now_s, action
+def test_in_a_first_round_a_minority_that_may_have_trained_nothing_does_not_outrun_the_others(
+    number, reported, reported_s, now_s, action
 ):
-    leases = [Lease(k, f"w{k}", 10, 0.0, 40.0, 60.0, 1.0 if k < reported else None, 10) for k in range(6)]
+    leases = [Lease(k, f"w{k}", 10, 0.0, 40.0, 60.0, reported_s if k < reported else None, 10) for k in range(6)]
     round = replace(a_round(), number=number, leases=tuple(leases))
-    assert decide(round, now_s, SPEC).action == action
+    assert decide(round, now_s, SPEC.model_copy(update={"deadline_floor_s": 2.0})).action == action
+
+
+def test_a_first_round_is_not_held_by_workers_that_owe_updates():
+    leases = [Lease(k, f"w{k}", 10, 0.0, 40.0, 60.0, None if k > 1 else 1.0, owed=2 * (k > 1)) for k in range(6)]
+    assert decide(replace(a_round(), number=0, leases=tuple(leases)), 2.0, SPEC).action == "close"
 
 
 def test_a_worker_of_the_usual_speed_joins_beside_one_that_claims_to_be_faster():

@@ -195,6 +195,16 @@ class Blobs:
         with self._reading(sha256):
             return self._size(_key(sha256))
 
+    def whole_size(self, sha256: str) -> int:
+        """Of the blob that the name stands for: a file that was cut off is found damaged, as by `get`."""
+        with self._reading(sha256):
+            state = self._state(sha256)
+        if state is None:
+            return self.size(sha256)
+        if self._checked.get(sha256) != state:
+            self.get(sha256)
+        return state[0]
+
     def exists(self, sha256: str) -> bool:
         with self._storage(), suppress(FileNotFoundError):
             self._size(_key(sha256))

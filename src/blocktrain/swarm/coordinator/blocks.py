@@ -54,9 +54,7 @@ class Blocks:
         return decode(self._blobs.get(sha256), in_place=True)[0]
 
     def _version(self, block: int, version: int) -> Version:
-        found = self._ledger.version(block, version)
-        assert found is not None, f"version {version} of block {block} is in the ledger's own records"
-        return found
+        return recorded_version(self._ledger, block, version)
 
     def around(self, update: EncodedUpdate, base: Mapping[int, int]) -> tuple[Tensors, Tensors]:
         """What reading an update needs: the versions that it was built on, and the versions before them."""
@@ -78,7 +76,14 @@ class Blocks:
         )
 
     def blob(self, sha256: str) -> Blob:
-        return Blob(sha256=sha256, num_bytes=self._blobs.size(sha256))
+        return Blob(sha256=sha256, num_bytes=self._blobs.whole_size(sha256))
+
+
+def recorded_version(ledger: Ledger, block: int, version: int) -> Version:
+    """One that the ledger's own records name. In a transaction, `ledger` is the one of the transaction."""
+    found = ledger.version(block, version)
+    assert found is not None, f"version {version} of block {block} is in the ledger's own records"
+    return found
 
 
 def before(versions: Mapping[int, int]) -> dict[int, int]:

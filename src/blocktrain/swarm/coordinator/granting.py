@@ -11,7 +11,7 @@ from blocktrain.data.shards import CorpusIndex
 from blocktrain.data.windows import STEPS_PER_SHARDS, shards_of_steps
 from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
-from blocktrain.swarm.coordinator.blocks import Blocks
+from blocktrain.swarm.coordinator.blocks import Blocks, recorded_version
 from blocktrain.swarm.coordinator.trust.auditing import Auditing
 from blocktrain.swarm.coordinator.trust.vetting import Vetting
 from blocktrain.swarm.ledger.database import retry_on_conflict
@@ -266,6 +266,4 @@ def _version(ledger: Ledger, newest: Mapping[int, Version], block: int, number: 
     """Most often the newest. A round that was opened since that was read is based on a later one."""
     if block in newest and newest[block].version == number:
         return newest[block]
-    found = ledger.version(block, number)
-    assert found is not None, f"version {number} of block {block} is in the ledger's own records"
-    return found
+    return recorded_version(ledger, block, number)

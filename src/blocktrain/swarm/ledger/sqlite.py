@@ -93,8 +93,13 @@ class SqliteFile:
 
     # Whose turn it is to write
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether this thread is in a transaction for writing."""
+        return getattr(self._thread, "writes", False)
+
     def take_turn(self) -> None:
-        assert not getattr(self._thread, "writes", False), "use the transaction that this thread is in"
+        assert not self.is_writing, "use the transaction that this thread is in"
         self._turn.acquire()
         self._thread.writes = True
 

@@ -135,20 +135,19 @@ class Round:
     def awaited(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
         """The leases at work that the round waits for. It does not wait for workers that owe updates. For workers that
         never delivered it waits until it has enough updates and is a few times as old as the delivered leases took."""
-        first_s = min((x.granted_s for x in self.reported), default=0.0)
-        took_s = max(((x.reported_s or 0.0) - x.granted_s for x in self.reported), default=inf)
         few = len(self.reported) + len(self.late) < spec.min_updates
-        patient = few or now_s < first_s + max(spec.deadline_floor_s, self._patience(now_s) * took_s)
+        patient = few or now_s < self._patient_until_s(now_s, spec)
         if now_s < self._first_dead_s:
             return self._owing_nothing if patient else self._proven
         return tuple(x for x in self.at_work(now_s) if not x.owed and (x.delivered or patient))
 
-    def _patience(self, now_s: float) -> float:
-        """Times as long as the delivered leases took, that the round waits for workers that never delivered. In the
-        first round nobody has shown its speed. A minority that reports early may have trained one step of each lease
-        only: the others then need as many times longer as a lease has steps."""
-        unknown = self.number == 0 and len(self.reported) < len(self.at_work(now_s))
-        return max(NEWCOMER_PATIENCE, (1 + SLACK_SHARE) * self.steps) if unknown else NEWCOMER_PATIENCE
+    def _patient_until_s(self, now_s: float, spec: SwarmSpec) -> float:
+        if not self.reported:
+            return inf
+        missing = self._owing_nothing if now_s < self._first_dead_s else self.at_work(now_s)
+        is_outrun = self.number == 0 and len(self.reported) < sum(not lease.owed for lease in missing)
+        took_s = max((x.reported_s or 0.0) - x.granted_s for x in self.reported)
+        return min(x.granted_s for x in self.reported) + patience_s(took_s, is_outrun, self.steps, spec)
 
     @property
     def ceiling_at_s(self) -> float:
@@ -189,6 +188,16 @@ class Round:
 
     def with_late(self, update: LateUpdate) -> Round:
         return self if update in self.late else replace(self, late=(*self.late, update))
+
+
+def patience_s(took_s: float, is_outrun: bool, steps: int, spec: SwarmSpec) -> float:
+    """How long a round waits for workers that never delivered, if the delivered leases took so long. In the first round
+    nobody has shown its speed. A minority that reports first (`is_outrun`) may have trained one step of each lease: the
+    others then need as many times longer as a lease has steps. Or it may have trained nothing: less than the shortest
+    time of a round counts as that."""
+    if not is_outrun:
+        return max(spec.deadline_floor_s, NEWCOMER_PATIENCE * took_s)
+    return max(NEWCOMER_PATIENCE, (1 + SLACK_SHARE) * steps) * max(spec.deadline_floor_s, took_s)
 
 
 @dataclass(frozen=True)

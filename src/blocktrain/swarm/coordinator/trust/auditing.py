@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from blocktrain.errors import BlobError, RequestRefused, TensorError, foreign_bytes
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
-from blocktrain.swarm.coordinator.blocks import Blocks
+from blocktrain.swarm.coordinator.blocks import Blocks, recorded_version
 from blocktrain.swarm.coordinator.intake import Intake, require_tensors
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -101,7 +101,7 @@ class Auditing:
         """What the audited worker got: the same versions, shard and steps."""
         phase, reference = self._spec.phases[audit.lease.phase], self._blocks.reference
         around = ledger.newest_at(audit.lease.granted_s)
-        trained = (self._blocks.version(block, audit.update.base[block]) for block in phase.blocks)
+        trained = (recorded_version(ledger, block, audit.update.base[block]) for block in phase.blocks)
         return TrainLease(
             lease=lease.id,
             phase=audit.lease.phase,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
-from blocktrain.swarm.coordinator.blocks import Blocks, before
+from blocktrain.swarm.coordinator.blocks import Blocks, before, recorded_version
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import MergeWeight, Update, VettingRecord
@@ -145,23 +145,23 @@ class Vetting:
             phase=vetting.phase,
             draw=vetting.draw,
             batches=-(-HELD_OUT_TOKENS // (self._spec.train.windows * self._spec.model.context)),
-            trained=self._references({block: round.base[block] for block in phase.blocks}),
+            trained=self._references(ledger, {block: round.base[block] for block in phase.blocks}),
             below=tuple(self._blocks.reference(around[block]) for block in phase.below),
             ahead=tuple(self._blocks.reference(around[block]) for block in phase.ahead if block in around),
-            updates=tuple(self._vet_update(update, update.weight / total) for update in updates),
+            updates=tuple(self._vet_update(ledger, update, update.weight / total) for update in updates),
         )
 
-    def _vet_update(self, update: Update, share: float) -> VetUpdate:
+    def _vet_update(self, ledger: Ledger, update: Update, share: float) -> VetUpdate:
         by_course = self._blocks.codec(update.phase).uses_course
         return VetUpdate(
             payload=Blob(sha256=update.id, num_bytes=update.num_bytes),
             share=share,
-            base=self._references(update.base),
-            earlier=self._references(before(update.base)) if by_course else (),
+            base=self._references(ledger, update.base),
+            earlier=self._references(ledger, before(update.base)) if by_course else (),
         )
 
-    def _references(self, versions: Mapping[int, int]) -> tuple[BlockVersion, ...]:
-        return tuple(self._blocks.reference(self._blocks.version(*key)) for key in versions.items())
+    def _references(self, ledger: Ledger, versions: Mapping[int, int]) -> tuple[BlockVersion, ...]:
+        return tuple(self._blocks.reference(recorded_version(ledger, *key)) for key in versions.items())
 
     # What they report
 
