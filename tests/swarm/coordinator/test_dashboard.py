@@ -177,7 +177,7 @@ def test_names_that_workers_give_themselves_are_text_and_for_admins_alone(visit,
 
 def test_the_axis_of_the_charts_can_be_chosen_and_starts_at_the_beginning_of_the_run(visit, trained):
     page = visit(trained, TOKENS["viewer"])
-    expect(page.locator("#held-out .xtitle")).to_have_text(re.compile("since the run started"))
+    expect(page.locator("#held-out .xtitle")).to_have_text(re.compile("since the first worker joined"))
     steps = status_of(trained)["steps"]
     for kind, title in (("steps", "steps of the run"), ("text", "bytes of text read")):
         page.get_by_label("Horizontal axis").select_option(kind)

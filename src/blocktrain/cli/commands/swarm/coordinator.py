@@ -34,7 +34,7 @@ from blocktrain.cli.options import (
 from blocktrain.errors import ConfigError
 from blocktrain.http.limits import HttpLimits
 from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE
-from blocktrain.wire.invite import parse_address
+from blocktrain.wire.invite import ADMIN_FILE, parse_address
 
 if TYPE_CHECKING:
     from blocktrain.spec import RunSpec
@@ -181,7 +181,6 @@ def _describe(spec: RunSpec) -> None:
 def _announce(folder: Path, invites: Invites) -> None:
     """Prints the dashboard's address with a viewer's access token, which may be shared and may end up in logs.
     The admin's is printed only on a terminal."""
-    from blocktrain.swarm.coordinator.server import ADMIN_FILE
 
     say(f"dashboard (read-only): {invites.viewer.page}")
     if sys.stderr.isatty():

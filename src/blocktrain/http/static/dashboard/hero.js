@@ -11,7 +11,8 @@ export function showHero(status, curves, text_unit) {
   const late = status.workers.filter((worker) => worker.state === "late").length;
   const out = status.workers.filter((worker) => EXCLUDED.includes(worker.state)).length;
   byId("present").textContent = count(here);
-  byId("present-of").textContent = `active now, of ${count(status.workers.length)}${late ? `; ${count(late)} late` : ""}${out ? `; ${count(out)} excluded` : ""}`;
+  const what = finished(status) ? "took part" : `active now, of ${count(status.workers.length)}`;
+  byId("present-of").textContent = `${what}${late ? `; ${count(late)} late` : ""}${out ? `; ${count(out)} excluded` : ""}`;
   byId("up").textContent = bytes(status.traffic.up_bytes);
   byId("down").textContent = bytes(status.traffic.down_bytes);
   byId("down-since").textContent = `since the coordinator started at ${clock(status.traffic.down_since_s)}`;
