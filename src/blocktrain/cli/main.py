@@ -59,6 +59,10 @@ OUT_OF_MEMORY = ("can't allocate memory", "CUDA out of memory", "MPS backend out
 class Commands(Group):
     """All commands. An error that leaves one becomes a sentence on stderr and an exit code."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """help [COMMAND], which many programs have, is [COMMAND] --help."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
     def invoke(self, ctx: Any) -> Any:
         with _explained(debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)

@@ -49,6 +49,7 @@ class Watching:
         phases = self._ledger.phases()
         records = {x.phase: self._ledger.rounds(x.phase, WINDOW + 1) for x in phases if not x.finished}
         held = newest_leases(record for of_phase in records.values() for record in of_phase)
+        sampled = self._ledger.sampled(NEW_SAMPLES)  # before the evaluations, so that each has its loss
         workers, evaluations = self._ledger.workers(), self._ledger.evaluations()
         return {
             "name": self._spec.name,
@@ -73,7 +74,7 @@ class Watching:
                 {**asdict(evaluation), "confirmed": confirmed}
                 for evaluation, confirmed in those_that_count(evaluations)
             ],
-            "samples": samples_of(self._ledger.sampled(NEW_SAMPLES), evaluations),
+            "samples": samples_of(sampled, evaluations),
             "events": [asdict(event) for event in self._ledger.events(limit=NEWS)],
         }
 
