@@ -36,7 +36,8 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 class Command(TyperCommand):
-    """A command whose help shows no types of Python: --json and not --json <bool>, RUN and not {RUN} <path>."""
+    """A command whose help shows no types of Python: --json and not --json <bool>, RUN and not {RUN} <path>, N and not
+    N [0<=x<=65535]."""
 
     def get_params(self, ctx: Any) -> Any:
         return without_types(super().get_params(ctx), ctx)
@@ -51,6 +52,7 @@ class Group(TyperGroup):
 
 def without_types(params: Any, ctx: Any) -> Any:
     for param in params:
+        param._get_number_range_help_str = lambda: ""  # the column would be as wide as the longest range
         if getattr(param, "is_flag", False):
             param.metavar = ""
         elif param.metavar is None:

@@ -7,7 +7,8 @@ const byId = (id) => document.getElementById(id);
 
 export function showHero(status, curves, text_unit) {
   byId("waiting").hidden = status.workers.length > 0 || finished(status);
-  const here = status.workers.filter((worker) => !["away", "late", ...EXCLUDED].includes(worker.state)).length;
+  const counts = (worker) => (finished(status) ? worker.updates > 0 : !["away", "late", ...EXCLUDED].includes(worker.state));
+  const here = status.workers.filter(counts).length;
   const late = status.workers.filter((worker) => worker.state === "late").length;
   const out = status.workers.filter((worker) => EXCLUDED.includes(worker.state)).length;
   byId("present").textContent = count(here);
