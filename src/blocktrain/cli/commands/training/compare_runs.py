@@ -49,8 +49,10 @@ def open_contender(folder: Path, max_windows: int | None) -> Contender:
     """From a run directory, measured now, or from a coordinator's directory, as its workers measured it."""
     if (folder / LEDGER_FILE).is_file():
         story = story_of_ledger(folder)
-        loss = _last_loss(story)
-        return Contender(str(folder), story.spec, *work_of(story), loss, None, None, *_curves(story, str(folder)))
+        text, flops = work_of(story)
+        return Contender(
+            str(folder), story.spec, text, flops, _last_loss(story), None, None, *_curves(story, str(folder))
+        )
     if not (folder / SPEC_FILE).is_file():
         raise CheckpointError(
             f"{folder} has neither {SPEC_FILE} nor {LEDGER_FILE}: give directories of runs, or of coordinators"
@@ -60,16 +62,16 @@ def open_contender(folder: Path, max_windows: int | None) -> Contender:
     answer = measured.answer
     error = None if math.isnan(answer.standard_error) else answer.standard_error
     exported = story_of_export(folder, run.spec)
-    work = training_tokens(run.spec), run_flops(run.spec)
+    text, flops = training_tokens(run.spec), run_flops(run.spec)
     if exported is not None:
-        work = work_of(exported)
+        text, flops = work_of(exported)
         curves = _curves(exported, name)
     else:
         losses, _ = history(run.metrics())
         points = [point for line in training_curves(run.spec, losses) for point in zip(line.x, line.y, strict=True)]
         held_out, (xs, ys) = held_out_curve(run), _split(sorted(points))
         curves = Line(escape(name), held_out.x, held_out.y), Line(escape(name), xs, ys), newest_sample(run.samples())
-    return Contender(name, run.spec, *work, answer.nats_per_byte, error, run.manifest().corpus_sha256, *curves)
+    return Contender(name, run.spec, text, flops, answer.nats_per_byte, error, run.manifest().corpus_sha256, *curves)
 
 
 def work_of(story: SwarmStory) -> tuple[int, int]:
