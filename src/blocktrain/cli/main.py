@@ -138,7 +138,7 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (SERVING, distil, "distil run/ --stages 3"),
     (SERVING, serve, "serve run/ --stages 3"),
     (SERVING, stage, "stage model/ --blocks 0-1 --keys chain.key"),
-    (SERVING, gateway, "gateway --stages tcp://a:7001,tcp://b:7001"),
+    (SERVING, gateway, "gateway --stages tcp://a:7001,tcp://b:7001 --keys my.key"),
     (SERVING, push, "push model/ alice/speeches --license cc-by-4.0 --dry-run"),
     (SERVING, keys, "keys chain.key   or   blocktrain keys export worker.key"),
 ]
