@@ -259,7 +259,7 @@ def test_any_setting_changes_the_digest(change):
 
 
 def test_a_change_is_checked_again():
-    with pytest.raises(ConfigError, match=r"the changed spec: model.width = 100 must be divisible"):
+    with pytest.raises(ConfigError, match=r"the changed settings: model.width = 100 must be divisible"):
         RunSpec().with_(**{"model.width": 100})
 
 

@@ -220,7 +220,7 @@ class RunSpec(Settings):
             for key in reversed(path):
                 nested = {key: nested}
             changed = _merge(changed, nested)
-        return parse_spec(_merge(self.model_dump(mode="json"), changed), origin="the changed spec")
+        return parse_spec(_merge(self.model_dump(mode="json"), changed), origin="the changed settings")
 
 
 def preset(name: str) -> RunSpec:
@@ -253,7 +253,8 @@ def load_spec(path: str | Path, *, warn: bool = True) -> RunSpec:
         remedy = "give the path of a run's TOML file, or --from to start from the model in this folder"
         raise ConfigError(f"{path} is a folder: {remedy}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is not a readable TOML file ({error}): correct it") from None
+        text = "" if str(path).endswith(".toml") else f", or, to train on its text, give it with --corpus {path}"
+        raise ConfigError(f"{path} is not a readable TOML file ({error}): correct it{text}") from None
     base = data.pop("preset", None)
     if base is not None:
         data = _merge(preset(str(base)).model_dump(mode="json"), data)

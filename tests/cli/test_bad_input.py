@@ -34,6 +34,8 @@ def assert_refused(result, *words: str) -> None:
         (["--preset", "tony"], ['no preset "tony"', "tiny"]),
         (["run.toml", *PRESET], ["both run.toml and --preset tiny"]),
         (["no.toml"], ["no.toml does not exist"]),
+        (["short.txt"], ["not a readable TOML file", "to train on its text, give it with --corpus short.txt"]),
+        (["--preset", "novels"], ['corpus "novels" stands for a text of your own', "--corpus"]),
         ([*PRESET, "--set", "train.stepz=3"], ["unknown key train.stepz", "steps"]),
         ([*PRESET, "--set", "trains.steps=3"], ["unknown key trains"]),
         ([*PRESET, "--set", "seed.x=3"], ["seed = {'x': 3}"]),
@@ -55,6 +57,18 @@ def test_bad_settings_are_refused_before_training(run, tmp_path, monkeypatch, co
     Path("short.txt").write_text("too short")
     assert_refused(run(command, *arguments, "--out", "out"), *words)
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["worker", "bt://127.0.0.1:1/#a-token-for-nobody-at-all", "--cache", "2"],
+        ["coordinator", *PRESET, "--dir", "state", "--max-storage", "2"],
+    ],
+)
+def test_a_size_without_a_unit_is_refused(run, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(run(*arguments), f"{arguments[-2]} 2 has no unit", "2GB")
 
 
 def test_a_folder_instead_of_a_file_of_settings_is_named(run, tmp_path):

@@ -35,6 +35,11 @@ def test_without_arguments_the_commands_are_listed(run):
     assert all(command in result.output for command in COMMANDS)
 
 
+@pytest.mark.parametrize("words", [[], ["train"], ["access-token", "add"]])
+def test_help_is_a_command_too(run, words):
+    assert run("help", *words).stdout == run(*words, "--help").stdout != ""
+
+
 def test_help_does_not_import_torch():
     probe = "import sys, blocktrain.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0

@@ -166,3 +166,9 @@ def test_help_cuts_no_word(run, monkeypatch, name):
         shown = FRAME.sub(" ", COLOUR.sub("", run(*name.split(), "--help").stdout))
         words.append(set(shown.split()))
     assert words[0] <= words[1]
+
+
+@pytest.mark.parametrize("example", [example for _, _, example in COMMANDS])
+def test_an_example_fits_one_line(run, monkeypatch, example):
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", NARROW)
+    assert f"Example:  blocktrain {example}" in run(example.split()[0], "--help").stdout

@@ -12,7 +12,13 @@ from blocktrain.train import trainer
 
 @pytest.mark.parametrize(
     "text, num_bytes",
-    [("4GB", 4_000_000_000), ("4g", 4_000_000_000), ("1.5 GiB", 3 * 2**29), ("512MB", 512_000_000), ("700", 700)],
+    [
+        ("4GB", 4_000_000_000),
+        ("4g", 4_000_000_000),
+        ("1.5 GiB", 3 * 2**29),
+        ("512MB", 512_000_000),
+        ("1000000", 1_000_000),
+    ],
 )
 def test_a_size_has_a_unit(text, num_bytes):
     assert parse_size("--memory", text) == num_bytes
@@ -24,7 +30,8 @@ def test_a_size_has_a_unit(text, num_bytes):
         ("much", "is not a size"),
         ("4XB", "is not a size"),
         ("-1GB", "is not a size"),
-        ("0", "is too small"),
+        ("0GB", "is too small"),
+        ("4", "has no unit"),
         ("4i", "not a"),
     ],
 )
@@ -48,7 +55,8 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(run, traine
         "demo": ["--dir", "demo"],
     }.get(command, [trained[0]])
     for options, complaint in (
-        (["--device", "abacus"], "--device abacus cannot be used"),
+        (["--device", "abacus"], "--device abacus is not the name of a device: give cpu, cuda"),
+        (["--device", "xpu"], "--device xpu cannot be used"),
         (["--threads", 0], "--threads 0"),
     ):
         result = run(command, *given, *options)

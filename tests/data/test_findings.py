@@ -27,11 +27,19 @@ LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
         (TEXT.encode("utf-16-be"), "is UTF-16BE text", "iconv -f UTF-16BE"),
         (TEXT.encode("utf-32"), "is UTF-32 text", "iconv -f UTF-32"),
         (TEXT.encode("latin-1"), "is not UTF-8, perhaps Latin-1", "iconv -f LATIN1 -t UTF-8 a.txt > text.txt"),
-        (gzip.compress(TEXT.encode(), mtime=0), "is compressed by gzip", "unpack it first (gunzip)"),
+        (
+            gzip.compress(TEXT.encode(), mtime=0),
+            "is compressed by gzip",
+            "unpack it first (gunzip), or run blocktrain prepare on it",
+        ),
         (b"%PDF-1.7\n" + TEXT.encode(), "is a PDF document", "pdftotext"),
         (bytes(range(256)) * 20, "is binary", "leave it out, unless the model is to learn exactly these bytes"),
-        (b"PAR1" + bytes(50), "is a Parquet table", "--corpus hf:a.txt"),
-        (LINES.encode(), "holds JSON lines with the fields 'title', 'body'", '--corpus "hf:a.jsonl::body"'),
+        (b"PAR1" + bytes(50), "is a Parquet table", "blocktrain prepare a.txt --out corpus/"),
+        (
+            LINES.encode(),
+            "holds JSON lines with the fields 'title', 'body'",
+            "blocktrain prepare a.jsonl --column body --out corpus/",
+        ),
         (json.dumps(RECORDS).encode(), "is a JSON document with the fields", '"hf:a.jsonl::body"'),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else None,
@@ -74,7 +82,7 @@ def test_any_bytes_can_be_examined(data):
 def test_json_lines_with_their_own_ending_need_no_new_name():
     finding = examine(LINES.encode() * (SAMPLE_BYTES // len(LINES) + 2), "a.jsonl")
     assert finding is not None
-    assert finding.remedy.startswith('name one field, --corpus "hf:a.jsonl::body"')
+    assert finding.remedy.startswith("run blocktrain prepare a.jsonl --column body")
 
 
 def test_files_of_one_kind_are_one_remark():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocktrain.errors import ConfigError
-from blocktrain.wire.invite import Invite, parse_address, parse_invite
+from blocktrain.wire.invite import ADMIN_FILE, INVITE_FILE, Invite, parse_address, parse_invite, read_invite
 
 TOKEN = "t0ken-of-sixteen_or-more"
 
@@ -24,6 +24,19 @@ def test_an_invite_reads_back_as_it_was_written(invite):
     assert parse_invite(str(invite)) == invite
 
 
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_url_of_the_dashboard_is_an_invite_too(tls):
+    invite = Invite("host", 1, TOKEN, tls=tls)
+    assert parse_invite(invite.page) == invite
+
+
+def test_an_admins_command_takes_the_admins_invite_from_the_directory_of_a_coordinator(tmp_path):
+    invites = {INVITE_FILE: Invite("host", 1, TOKEN), ADMIN_FILE: Invite("host", 1, TOKEN + "-admin")}
+    for file, invite in invites.items():
+        (tmp_path / file).write_text(f"{invite}\n")
+    assert {file: read_invite(str(tmp_path), file) for file in invites} == invites
+
+
 def test_an_invite_leads_to_its_coordinator():
     assert Invite("::1", 8000, TOKEN, tls=True).url == "https://[::1]:8000"
 
@@ -31,11 +44,12 @@ def test_an_invite_leads_to_its_coordinator():
 @pytest.mark.parametrize(
     "text, complaint",
     [
-        ("http://host:1/#" + TOKEN, 'starts with "http:"'),
+        ("ftp://host:1/#" + TOKEN, 'starts with "ftp:"'),
+        ("http://host:1/", "no access token"),
         ("bt://host/#" + TOKEN, "no host and port"),
         ("bt://host:99999/#" + TOKEN, "no host and port"),
         ("bt://host:1/", "in quotes"),
-        ("bt://host:1/#short", "no access token"),
+        ("bt://host:1/#short", "5 characters and is not a whole access token"),
         ("bts://host:1/abc#" + TOKEN, "fingerprint"),
         ("bt://host:1/" + "ab" * 32 + "#" + TOKEN, "fingerprint"),
         ("", "starts with"),

@@ -59,6 +59,10 @@ OUT_OF_MEMORY = ("can't allocate memory", "CUDA out of memory", "MPS backend out
 class Commands(Group):
     """All commands. An error that leaves one becomes a sentence on stderr and an exit code."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """help [COMMAND], which many programs have, is [COMMAND] --help."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
     def invoke(self, ctx: Any) -> Any:
         with _explained(debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
@@ -107,7 +111,7 @@ app = typer.Typer(
 
 START = "Start here"  # the panels of --help, in the order of the folders of commands/
 TRAINING, SWARM, SERVING = "Train on one machine", "Train together", "Serve and publish"
-INVITE = "'bt://train.example.org:7000/#…'"
+INVITE = "'bt://example.org:7000/#…'"
 COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (START, demo, "demo --workers 2"),
     (TRAINING, prepare, "prepare texts/ --tokenizer bpe:4096 --out corpus/"),
@@ -117,24 +121,24 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     (TRAINING, reference, "reference --preset small --out ref/"),
     (TRAINING, compare, "compare --preset small --out report/"),
     (TRAINING, evaluate, "eval run/ ref/ --split test --json"),
-    (TRAINING, generate, 'generate run/ --prompt "The president" --max-bytes 200 --seed 1'),
+    (TRAINING, generate, 'generate run/ --prompt "The president" --max-bytes 200'),
     (TRAINING, report, "report run/ --out page.html"),
-    (SWARM, coordinator, "coordinator --preset small --dir swarm/ --host 0.0.0.0 --public HOST --tls-self-signed"),
-    (SWARM, worker, f"worker {INVITE} --schedule 22:00-07:00 --nice"),
+    (SWARM, coordinator, "coordinator --preset small --dir swarm/"),
+    (SWARM, worker, f"worker {INVITE} --nice"),
     (SWARM, doctor, f"doctor {INVITE}"),
     (SWARM, status, f"status {INVITE} --watch"),
-    (SWARM, export, f"export {INVITE} model/   or   blocktrain export run/ --hf hf/"),
+    (SWARM, export, f"export {INVITE} model/"),
     (SWARM, ledger, f"ledger {INVITE}"),
     (SWARM, verify, "verify swarm/ --repair"),
-    (SWARM, simulate, "simulate run.toml --workers 10000 --churn 0.2 --liars 0.1 --plot plan.html"),
-    (SWARM, pause, f"pause {INVITE}"),
-    (SWARM, resume, f"resume {INVITE}"),
-    (SWARM, ban, f"ban {INVITE} --key 'Brisk Otter 3f' --reason 'broken device'"),
-    (SWARM, rollback, f"rollback {INVITE} --block 0 --to 12"),
+    (SWARM, simulate, "simulate run.toml --workers 10000 --churn 0.2"),
+    (SWARM, pause, "pause swarm/"),
+    (SWARM, resume, "resume swarm/"),
+    (SWARM, ban, "ban swarm/ --key 'Brisk Otter 3f'"),
+    (SWARM, rollback, "rollback swarm/ --block 0 --to 12"),
     (SERVING, distil, "distil run/ --stages 3"),
     (SERVING, serve, "serve run/ --stages 3"),
-    (SERVING, stage, "stage model/ --blocks 0-1 --listen tcp://0.0.0.0:7001 --keys chain.key"),
-    (SERVING, gateway, "gateway --stages tcp://a:7001,tcp://b:7001 --keys chain.key"),
+    (SERVING, stage, "stage model/ --blocks 0-1 --keys chain.key"),
+    (SERVING, gateway, "gateway --stages tcp://a:7001,tcp://b:7001 --keys my.key"),
     (SERVING, push, "push model/ alice/speeches --license cc-by-4.0 --dry-run"),
     (SERVING, keys, "keys chain.key   or   blocktrain keys export worker.key"),
 ]

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 VALUES = {"<str>": "TEXT", "<int>": "N", "<float>": "X", "<path>": "PATH"}  # of options, as help names them
 POWERS = ("", "k", "m", "g", "t")  # of 1000, or of 1024 with an i
+LEAST_BYTES = 1e6  # of a size without a unit: below that, somebody has forgotten it
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 class Command(TyperCommand):
-    """A command whose help shows no types of Python: --json and not --json <bool>, RUN and not {RUN} <path>."""
+    """A command whose help shows no types of Python: --json and not --json <bool>, RUN and not {RUN} <path>, N and not
+    N [0<=x<=65535]."""
 
     def get_params(self, ctx: Any) -> Any:
         return without_types(super().get_params(ctx), ctx)
@@ -50,6 +52,7 @@ class Group(TyperGroup):
 
 def without_types(params: Any, ctx: Any) -> Any:
     for param in params:
+        param._get_number_range_help_str = lambda: ""  # the column would be as wide as the longest range
         if getattr(param, "is_flag", False):
             param.metavar = ""
         elif param.metavar is None:
@@ -149,7 +152,8 @@ InviteText = Annotated[
     str,
     typer.Argument(
         metavar="INVITE",
-        help="The invite bt://…#… in quotes, a file that holds it (FILE or @FILE), or - for stdin.",
+        help="The invite bt://…#… in quotes, a file that holds it (FILE or @FILE), the coordinator's --dir, or - for "
+        "stdin.",
         envvar=INVITE_VARIABLE,
         callback=read_secret,
     ),
@@ -297,6 +301,8 @@ def parse_size(option: str, text: str) -> int:
     found = SIZE.fullmatch(text.strip())
     if found is None or (found[3] and not found[2]):
         raise ConfigError(f"{option} {text} is not a size: write for example 4GB, 512MB or 2GiB")
+    if not found[2] and float(found[1]) < LEAST_BYTES:
+        raise ConfigError(f"{option} {text} has no unit: write for example {text}GB, 512MB or 2GiB")
     size = int(float(found[1]) * (1024 if found[3] else 1000) ** POWERS.index(found[2].lower()))
     if size < 1:
         raise ConfigError(f"{option} {text} is too small: give at least 1 byte, for example 4GB")
@@ -331,6 +337,10 @@ def chosen_device(name: str | None) -> torch.device:
         from blocktrain.train.trainer import pick_device
 
         return pick_device()
+    try:
+        torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device {name} is not the name of a device: give cpu, cuda, cuda:1 or mps") from None
     try:
         torch.zeros(1, device=name)
         return torch.device(name)

@@ -4,21 +4,21 @@ a name. Nothing is refused here: a model of bytes can learn any bytes. Next: cor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 SAMPLE_BYTES = 2**16  # of the start of a file: enough to see what it is
-PACKED = "unpack it first"
+PACKED, PREPARE = "unpack it first", "run blocktrain prepare"
 SIGNATURES = {  # how files of a kind begin -> (what they are, how to go on)
-    b"\x1f\x8b": ("compressed by gzip", f"{PACKED} (gunzip)"),
+    b"\x1f\x8b": ("compressed by gzip", f"{PACKED} (gunzip), or run blocktrain prepare on it"),
     b"PK\x03\x04": ("a zip archive or an Office document", f"{PACKED}, or save the document as plain text"),
     b"BZh": ("compressed by bzip2", f"{PACKED} (bunzip2)"),
     b"\xfd7zXZ\x00": ("compressed by xz", f"{PACKED} (unxz)"),
-    b"\x28\xb5\x2f\xfd": ("compressed by zstd", f"{PACKED} (unzstd)"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", f"{PACKED} (unzstd), or run blocktrain prepare on it"),
     b"%PDF": ("a PDF document", "extract its text first (pdftotext)"),
-    b"PAR1": ("a Parquet table", "name it as a data set, --corpus hf:{name}"),
+    b"PAR1": ("a Parquet table", f"{PREPARE} {{name}} --out corpus/, then give --corpus corpus/"),
     b"{\\rtf": ("a Rich Text document", "save it as plain text"),
     b"\x89PNG": ("a PNG image", "leave it out"),
     b"\xff\xd8\xff": ("a JPEG image", "leave it out"),
@@ -104,16 +104,25 @@ def _json(data: bytes, name: str) -> Finding | None:
     lines = [line for line in (lines[:-1] if len(data) == SAMPLE_BYTES else lines) if line.strip()][:20]
     records = [record for record in map(_object, lines) if record is not None]
     if len(lines) >= 2 and len(records) == len(lines):
-        return _of_records("holds JSON lines", records, name)
+        return _of_records("holds JSON lines", records, name, _prepare)
     try:
         whole = json.loads(data)
     except (ValueError, RecursionError):
         return None
     objects = [each for each in whole if isinstance(each, dict)] if isinstance(whole, list) else []
-    return _of_records("is a JSON document", objects, name) if objects else None
+    return _of_records("is a JSON document", objects, name, _data_set) if objects else None
 
 
-def _of_records(what: str, records: Sequence[dict[str, Any]], name: str) -> Finding:
+def _prepare(name: str, field: str) -> str:
+    column = "" if field == "text" else f"--column {field} "
+    return f"{PREPARE} {name} {column}--out corpus/, then give --corpus corpus/"
+
+
+def _data_set(name: str, field: str) -> str:
+    return f'name one field, --corpus "hf:{name}::{field}" (it needs the extra hf)'
+
+
+def _of_records(what: str, records: Sequence[dict[str, Any]], name: str, remedy: Callable[[str, str], str]) -> Finding:
     fields = list(dict.fromkeys(key for record in records for key, value in record.items() if isinstance(value, str)))
     if not fields:
         return Finding(f"{what} without text fields", "extract the text first")
@@ -123,7 +132,7 @@ def _of_records(what: str, records: Sequence[dict[str, Any]], name: str) -> Find
     rename = "" if renamed == name else f"rename it to {renamed} and "
     return Finding(
         f"{what} with the fields {', '.join(map(repr, fields[:5]))}, which the model would learn with the text",
-        f'{rename}name one field, --corpus "hf:{renamed}::{chosen}" (it needs the extra hf)',
+        rename + remedy(renamed, chosen),
     )
 
 

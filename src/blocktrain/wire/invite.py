@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 from blocktrain.errors import ConfigError
 
 ACCESS_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
-INVITE_FILE = "invite"  # in a coordinator's directory
+INVITE_FILE, ADMIN_FILE = "invite", "invite-admin"  # in a coordinator's directory
+PAGES = {"http": "bt", "https": "bts"}  # the dashboard's URL holds an access token too
 MOST_CHARACTERS = 2000  # of a file: an invite is much shorter
 MOST_COORDINATORS = 16
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -61,8 +62,9 @@ def parse_invite(text: str) -> Invite:
     first, *more = start.split(",")
     if len(more) >= MOST_COORDINATORS:
         raise _refused(f"it names more than {MOST_COORDINATORS} coordinators")
-    scheme = first.partition("://")[0]
-    invite = _parse_one(first + hash_sign + token)
+    scheme, separator, place = first.partition("://")
+    scheme = PAGES.get(scheme, scheme)
+    invite = _parse_one(scheme + separator + place + hash_sign + token)
     return replace(invite, others=tuple(_parse_one(f"{scheme}://{each}{hash_sign}{token}") for each in more))
 
 
@@ -91,16 +93,18 @@ def _parse_one(text: str) -> Invite:
         host, port = None, None
     if not host or not port:
         raise _refused("it names no host and port")
-    if not ACCESS_TOKEN.fullmatch(parts.fragment):
+    if not parts.fragment:
         raise _refused("no access token follows the # (did the shell cut it off? put the invite in quotes)")
+    if not ACCESS_TOKEN.fullmatch(parts.fragment):
+        raise _refused(f"what follows the # has {len(parts.fragment)} characters and is not a whole access token")
     fingerprint = parts.path.strip("/")
     if fingerprint and (parts.scheme == "bt" or not FINGERPRINT.fullmatch(fingerprint)):
         raise _refused("the part before the # is not the fingerprint of a certificate")
     return Invite(host, port, parts.fragment, parts.scheme == "bts", fingerprint or None)
 
 
-def read_invite(text: str) -> Invite:
-    """An invite, a file that holds one, or the directory of a coordinator, which has such a file."""
+def read_invite(text: str, file: str = INVITE_FILE) -> Invite:
+    """An invite, a file that holds one, or the directory of a coordinator, which has this file."""
     path = Path(text)
     if not text.strip():
         raise _refused("it is empty")
@@ -109,10 +113,10 @@ def read_invite(text: str) -> Invite:
     if "://" in text:
         return parse_invite(text)
     if path.is_dir():
-        path = path / INVITE_FILE
+        path = path / file
         if not path.exists():
             raise ConfigError(
-                f"{text} is not the directory of a coordinator, it has no {INVITE_FILE}: give the invite bt://…#…, "
+                f"{text} is not the directory of a coordinator, it has no {file}: give the invite bt://…#…, "
                 f"or the --dir of blocktrain coordinator"
             )
     try:

@@ -175,9 +175,16 @@ def test_names_that_workers_give_themselves_are_text_and_for_admins_alone(visit,
     assert "ada," not in page.locator("#events").inner_text()
 
 
+def test_when_a_run_is_trained_its_workers_have_finished(visit, trained):
+    page = visit(trained, TOKENS["viewer"])
+    expect(page.locator("#workers .pill")).to_have_text(["finished"] * 3)
+    expect(page.locator("#present")).to_have_text("2")
+    expect(page.locator("#present-of")).to_have_text("took part")
+
+
 def test_the_axis_of_the_charts_can_be_chosen_and_starts_at_the_beginning_of_the_run(visit, trained):
     page = visit(trained, TOKENS["viewer"])
-    expect(page.locator("#held-out .xtitle")).to_have_text(re.compile("since the run started"))
+    expect(page.locator("#held-out .xtitle")).to_have_text(re.compile("since the first worker joined"))
     steps = status_of(trained)["steps"]
     for kind, title in (("steps", "steps of the run"), ("text", "bytes of text read")):
         page.get_by_label("Horizontal axis").select_option(kind)

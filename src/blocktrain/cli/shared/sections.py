@@ -1,5 +1,5 @@
 """The sections of blocktrain report: a page about a run, from a run directory or from a swarm's ledger. Names that
-others chose, such as those of workers, are escaped where a figure would read them as markup.
+others chose, such as those of readings, are escaped where a figure would read them as markup.
 Next: story.py, where the records come from; figures.py, which draws."""
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from blocktrain.io.checkpoint import SPEC_FILE, RunDirectory
 from blocktrain.io.private import LEDGER_FILE
 from blocktrain.logs import visible
 from blocktrain.spec import BYTES, RunSpec
+from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.coordinator.watching.curves import answer_of
 from blocktrain.train.flops import run_flops
 
@@ -85,7 +86,7 @@ def _swarm_summary(story: SwarmStory) -> PageSummary:
         ("Held-out loss", f"{answer['nats_per_byte']:.3f}" if answer else "–", "nats/byte, at the last evaluation"),
         ("Training", duration(span_s), f"from the first to the last of {counted(len(updates), 'update')}"),
         ("Text", quantity(sum(x["tokens"] for x in updates), "B"), "trained on by all workers"),
-        ("Workers", str(len(story.workers)), f"sent {quantity(sum(x['num_bytes'] for x in updates), 'B')}"),
+        ("Workers", str(len(_contributors(story))), f"sent {quantity(sum(x['num_bytes'] for x in updates), 'B')}"),
     ]
     return PageSummary(figures, newest_sample(story.samples))
 
@@ -267,20 +268,27 @@ def _loss_of_updates(story: SwarmStory, started_s: float) -> Section:
     return Section("Training loss", text, figure.update_traces(mode="lines+markers"))
 
 
+def _contributors(story: SwarmStory) -> list[Record]:
+    """The workers whose updates were accepted, those first that trained on most text."""
+    return sorted((each for each in story.workers if each["updates"]), key=lambda each: -each["tokens"])
+
+
 def _workers(story: SwarmStory) -> Section:
+    """By alias: the page may be passed on, and the names of machines are for admins alone."""
+    workers = _contributors(story)
     sent: dict[str, int] = defaultdict(int)
     for each in story.contributions:
         sent[each["update"]["worker"]] += each["update"]["num_bytes"]
     figure = bar_figure(
-        [f"{escape(each['name'])} {each['id'][:6]}" for each in story.workers],
-        [each["tokens"] for each in story.workers],
+        [alias_of(each["id"]) for each in workers],
+        [each["tokens"] for each in workers],
         title="Text trained by each worker",
         x_title="worker",
         y_title="bytes of text",
     )
     rows = [
         [
-            each["name"],
+            alias_of(each["id"]),
             each["id"][:8],
             each["device"],
             f"{each['steps_per_s']:.3g}",
@@ -289,7 +297,7 @@ def _workers(story: SwarmStory) -> Section:
             quantity(sent[each["id"]], "B"),
             _when(each["last_seen_s"]),
         ]
-        for each in story.workers
+        for each in workers
     ]
     columns = ["worker", "key", "device", "steps/s", "updates", "text", "sent", "last seen"]
     return Section("Workers", f"{len(rows)} took part.", figure, columns, rows)

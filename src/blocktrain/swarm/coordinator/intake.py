@@ -18,6 +18,7 @@ from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs, Uploaded, upload_id
 from blocktrain.swarm.coordinator.blocks import Blocks
 from blocktrain.swarm.coordinator.quotas import Quotas
+from blocktrain.swarm.coordinator.watching.curves import answer_of
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import LeaseRecord, NewUpdate, Update
 from blocktrain.swarm.policy.averaging.norms import check_against_weights, check_norm
@@ -233,7 +234,10 @@ class Intake:
         if fault := fault_in(notice.scores, notice.combine, lease.versions, self._spec):
             raise RequestRefused(f"{fault}: send what this version of blocktrain computes", code="evaluation")
         samples = [sample.model_dump() for sample in notice.samples]
-        self._ledger.record_evaluation(lease.id, "valid", list(notice.scores), notice.combine, self._clock(), samples)
+        loss = (answer_of(notice.scores) or {}).get("nats_per_byte")
+        self._ledger.record_evaluation(
+            lease.id, "valid", list(notice.scores), notice.combine, self._clock(), samples, loss
+        )
 
 
 def _require_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:

@@ -46,10 +46,9 @@ from blocktrain.swarm.ledger.chain import HEAD_FILE, NotedHead
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.migrations.upgrading import Upgrade, upgrade_ledger
 from blocktrain.swarm.ledger.records import Role
-from blocktrain.wire.invite import INVITE_FILE, Invite, parse_address, parse_invite
+from blocktrain.wire.invite import ADMIN_FILE, INVITE_FILE, Invite, parse_address, parse_invite
 
-BLOBS_FOLDER = "blobs"
-ADMIN_FILE, VIEWER_FILE = "invite-admin", "invite-viewer"
+BLOBS_FOLDER, VIEWER_FILE = "blobs", "invite-viewer"
 RECEIPT_KEY_FILE = "receipt-key"
 
 # Writes the initial blocks of a run to a folder, and returns the bytes of memory that training each phase takes.

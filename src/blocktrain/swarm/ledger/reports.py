@@ -30,7 +30,7 @@ EVALUATION = select(t.evaluations.c.number).where(
     t.evaluations.c.lease == bindparam("of_lease"), t.evaluations.c.split == bindparam("of_split")
 )
 _OLDEST_GONE = select(t.events.c.number).order_by(t.events.c.number.desc()).offset(bindparam("keep")).limit(1)
-EVALUATED = select(t.events).where(t.events.c.kind == "evaluated").order_by(t.events.c.number.desc())
+EVALUATED = select(t.events).where(t.events.c.kind == "evaluated")
 
 
 class ReportsPart(LedgerPart):
@@ -73,8 +73,9 @@ class ReportsPart(LedgerPart):
         combine: Mapping[str, Sequence[float]],
         now_s: float,
         samples: Sequence[Mapping[str, str]] = (),
+        loss: float | None = None,
     ) -> bool:
-        """False if the lease has reported this split before. The samples are part of the event."""
+        """False if the lease has reported this split before. Samples and loss are part of the event."""
         weights = {path: list(values) for path, values in combine.items()}
         with self._writing() as connection:
             if connection.execute(EVALUATION, {"of_lease": lease, "of_split": split}).one_or_none():
@@ -82,7 +83,8 @@ class ReportsPart(LedgerPart):
             row = {"lease": lease, "split": split, "scores": scores, "combine": weights, "at_s": now_s}
             connection.execute(t.insert_into(t.evaluations), row)
             data = {"lease": lease, "samples": list(samples)}
-            insert_event(connection, "evaluated", f"the {split} split, lease {lease}", now_s, data)
+            measured = "" if loss is None else f"{loss:.4f} nats/byte on "
+            insert_event(connection, "evaluated", f"{measured}the {split} split", now_s, data)
             return True
 
     def evaluations(self, limit: int = PAGE) -> tuple[Evaluation, ...]:
@@ -91,10 +93,14 @@ class ReportsPart(LedgerPart):
             return newest_evaluations(connection, limit)
 
     def sampled(self, limit: int) -> tuple[Event, ...]:
-        """The events of the newest evaluations, in order: their data holds samples of what the model wrote."""
+        """The events of the first evaluation and of the newest ones, in order: their data holds samples of what the
+        model wrote."""
+        number = t.events.c.number
         with self._reading() as connection:
-            rows = connection.execute(EVALUATED.limit(limit)).all()
-            return tuple(Event(**row._asdict()) for row in reversed(rows))
+            first = connection.execute(EVALUATED.order_by(number).limit(1)).all()
+            newest = connection.execute(EVALUATED.order_by(number.desc()).limit(limit)).all()
+            rows = {row.number: row for row in (*first, *reversed(newest))}
+            return tuple(Event(**row._asdict()) for row in rows.values())
 
     # Events
 

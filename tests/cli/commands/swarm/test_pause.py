@@ -9,4 +9,4 @@ def test_an_admin_pauses_a_run_and_status_shows_it_until_it_goes_on(run, finishe
         assert (", paused" in run("status", finished.invite).stdout) == shown
     refused = run("pause", finished.invite)
     assert refused.exit_code == 2
-    assert "an access token of role worker may not do this: ask for one of role admin" in refused.stderr
+    assert "an access token of role worker may not do this: ask for one of role admin, which" in refused.stderr

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from blocktrain.cli.commands.training.compare_runs import differing_settings
-from blocktrain.cli.shared.story import history, means
+from blocktrain.cli.commands.training.compare_runs import differing_settings, work_of
+from blocktrain.cli.shared.story import SwarmStory, history, means
 from blocktrain.spec import RunSpec, preset
+from blocktrain.train.flops import phase_flops
 
 
 def test_both_sides_are_trained_measured_and_reported(run, tiny, tmp_path):
@@ -66,6 +67,13 @@ def test_runs_that_exist_are_compared_and_the_settings_that_differ_are_named(run
     assert "train.steps" in page
     runs = json.loads((tmp_path / "compared" / "compare.json").read_text())["runs"]
     assert [each["settings"]["train"]["steps"] for each in runs][1] == 2
+
+
+def test_the_work_of_workers_that_are_averaged_is_added_up():
+    spec = preset("tiny")
+    update = {"phase": 0, "steps": 2, "tokens": 2 * spec.step_bytes}
+    story = SwarmStory(spec, [{"update": update}, {"update": update}], [], [], [])
+    assert work_of(story) == (4 * spec.step_bytes, 4 * phase_flops(spec, spec.phases[0]))
 
 
 def test_only_the_settings_that_differ_are_listed():

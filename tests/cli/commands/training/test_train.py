@@ -66,7 +66,7 @@ def test_a_removed_setting_is_named_and_has_no_effect(run, tiny, tmp_path):
     removed = ["--set", "objective.kind=denoise", "--set", "objective.partition=lognormal"]
     result = run("train", *tiny, *removed, "--block", 0)
     assert result.exit_code == 0
-    assert "warning: the changed spec: objective.partition was removed and has no effect" in result.stderr
+    assert "warning: the changed settings: objective.partition was removed and has no effect" in result.stderr
     assert RunDirectory.open(tmp_path / "run").spec.objective == Denoise()
 
 

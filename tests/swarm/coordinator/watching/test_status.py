@@ -28,16 +28,22 @@ def evaluate(house, member, combine=None, samples=()) -> None:
     assert house.ask("POST", "/v1/evaluations", json=body).status_code == 204
 
 
-def test_samples_of_the_newest_evaluations_are_shown_with_their_loss(house, member):
+def test_samples_of_the_first_and_the_newest_evaluations_are_shown_with_their_loss(house, member):
     assert house.ask("GET", "/v1/status").json()["samples"] == []
     member.work()
-    for number in range(NEW_SAMPLES + 2):
+    for number in range(NEW_SAMPLES + 3):
         evaluate(house, member, samples=(Sample(prompt="In the ", text=f"end {number}"),))
     shown = house.ask("GET", "/v1/status").json()["samples"]
     assert [each["samples"] for each in shown] == [
-        [{"prompt": "In the ", "text": f"end {number}"}] for number in range(2, NEW_SAMPLES + 2)
+        [{"prompt": "In the ", "text": f"end {number}"}] for number in (0, *range(3, NEW_SAMPLES + 3))
     ]
     assert {each["nats_per_byte"] for each in shown} == {2.0}
+
+
+def test_an_evaluation_is_an_event_with_its_loss(house, member):
+    member.work()
+    evaluate(house, member)
+    assert house.ask("GET", "/v1/status").json()["events"][-1]["text"] == "2.0000 nats/byte on the valid split"
 
 
 @pytest.mark.parametrize("field, text", [("text", "x" * 201), ("prompt", "x" * 101), ("text", "a\x00b")])

@@ -15,7 +15,7 @@ from blocktrain.cli.commands.demo.processes import Process, start, tell
 from blocktrain.cli.console import counted
 from blocktrain.cli.shared.progress import num_finished, swarm_progress
 from blocktrain.errors import BlockTrainError
-from blocktrain.wire.invite import INVITE_FILE
+from blocktrain.wire.invite import ADMIN_FILE, INVITE_FILE
 
 if TYPE_CHECKING:
     from blocktrain.swarm.worker.client import CoordinatorClient
@@ -34,7 +34,7 @@ class Trained:
 
 def train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int, machine: Sequence[str]) -> Trained:
     from blocktrain.cli.commands.swarm.export import fetch
-    from blocktrain.swarm.coordinator.server import ADMIN_FILE, known_invite
+    from blocktrain.swarm.coordinator.server import known_invite
     from blocktrain.swarm.worker.client import CoordinatorClient
 
     swarm = folder / "swarm"

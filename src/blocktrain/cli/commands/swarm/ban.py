@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from blocktrain.cli.options import InviteText
-from blocktrain.wire.invite import read_invite
+from blocktrain.wire.invite import ADMIN_FILE, read_invite
 from blocktrain.wire.messages import BanOrder
 
 WorkerKey = Annotated[str, typer.Option("--key", metavar="KEY", help="The worker's key, its beginning, or its alias.")]
@@ -23,7 +23,7 @@ def ban(
     """Exclude a worker from a run, or let it work again.
 
     Needs an admin's invite. A banned worker gets no work, and what it sent and is not merged is left out."""
-    address = read_invite(invite)
+    address = read_invite(invite, ADMIN_FILE)
 
     from blocktrain.swarm.worker.client import CoordinatorClient
 

@@ -28,13 +28,14 @@ from blocktrain.cli.options import (
     Toml,
     TrustedProxies,
     http_limits,
+    parse_size,
     read_spec,
     warn_about_text,
 )
 from blocktrain.errors import ConfigError
 from blocktrain.http.limits import HttpLimits
 from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE
-from blocktrain.wire.invite import parse_address
+from blocktrain.wire.invite import ADMIN_FILE, parse_address
 
 if TYPE_CHECKING:
     from blocktrain.spec import RunSpec
@@ -81,8 +82,8 @@ def coordinator(
         typer.Option(metavar="N", min=0.1, help="Requests per second per address and access token."),
     ] = 300.0,
     max_storage: Annotated[
-        float | None,
-        typer.Option(metavar="GB", min=0.001, help="Blobs and uploads take at most this much; default: the disk."),
+        str | None,
+        typer.Option(metavar="SIZE", help="Blobs and uploads take at most this much, e.g. 20GB. Default: the disk."),
     ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -133,7 +134,7 @@ def coordinator(
         tls = tls_files(folder, public or host, tls_cert, tls_key)
     announce = partial(_announce, folder)
     make_initial_blocks = partial(make_in_torch_process, describe=_describe)
-    storage = StorageLimits(total_bytes=None if max_storage is None else int(max_storage * 1e9))
+    storage = StorageLimits(total_bytes=None if max_storage is None else parse_size("--max-storage", max_storage))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the shell that started it ignores interrupts
     with opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start, presigned) as run, alone_in(folder):
         if run.upgrade is not None:
@@ -181,7 +182,6 @@ def _describe(spec: RunSpec) -> None:
 def _announce(folder: Path, invites: Invites) -> None:
     """Prints the dashboard's address with a viewer's access token, which may be shared and may end up in logs.
     The admin's is printed only on a terminal."""
-    from blocktrain.swarm.coordinator.server import ADMIN_FILE
 
     say(f"dashboard (read-only): {invites.viewer.page}")
     if sys.stderr.isatty():

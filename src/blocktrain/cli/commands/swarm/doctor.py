@@ -266,6 +266,11 @@ def _plans(findings: Findings, spec: RunSpec) -> list[PhasePlan]:
     from blocktrain.swarm.worker.capacity import TransferRates, measure_speeds, plan
     from blocktrain.train.trainer import pick_device
 
+    say(
+        *wrapped(
+            f"measuring some training steps of {spec.name}: a large model takes a minute", stream=sys.stderr
+        ).split("\n")
+    )
     rates = TransferRates(findings.rates.get("download"), findings.rates.get("upload"))
     speeds = measure_speeds(spec, findings.memory_bytes, findings.text, pick_device())
     return plan(spec, findings.memory_bytes, speeds, rates, findings.limits_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blocktrain.cli.options import InviteText
-from blocktrain.wire.invite import read_invite
+from blocktrain.wire.invite import ADMIN_FILE, read_invite
 
 
 def pause(invite: InviteText) -> None:
@@ -15,7 +15,7 @@ def pause(invite: InviteText) -> None:
 
 
 def set_paused(invite: str, paused: bool) -> None:
-    address = read_invite(invite)
+    address = read_invite(invite, ADMIN_FILE)
 
     from blocktrain.swarm.worker.client import CoordinatorClient
 

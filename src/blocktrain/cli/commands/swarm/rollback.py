@@ -9,7 +9,7 @@ import typer
 
 from blocktrain.cli.options import InviteText
 from blocktrain.errors import ConfigError
-from blocktrain.wire.invite import read_invite
+from blocktrain.wire.invite import ADMIN_FILE, read_invite
 from blocktrain.wire.messages import RollbackOrder
 
 
@@ -27,7 +27,7 @@ def rollback(
     are trained again. With --without, every round since the worker's first one is merged again without it."""
     if (block is None) != (to is None) or (without is None) == (to is None):
         raise ConfigError("give --block and --to, or --without")
-    address = read_invite(invite)
+    address = read_invite(invite, ADMIN_FILE)
 
     from blocktrain.swarm.worker.client import CoordinatorClient
 

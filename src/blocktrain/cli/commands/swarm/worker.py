@@ -27,6 +27,7 @@ from blocktrain.cli.options import (
     Threads,
     chosen_device,
     chosen_memory,
+    parse_size,
     use_threads,
 )
 from blocktrain.cli.shared.metrics import metrics_file, metrics_server, report_to
@@ -62,9 +63,9 @@ def worker(
         Path | None, typer.Option(metavar="DIR", help="Directory for key and downloads. Default: ~/.cache/blocktrain.")
     ] = None,
     memory: MemorySize = None,
-    cache_gb: Annotated[
-        float, typer.Option(metavar="GB", help="Maximum text to keep on disk, if the run's text is prepared.")
-    ] = 2.0,
+    cache: Annotated[
+        str, typer.Option(metavar="SIZE", help="Maximum text to keep on disk, if the run's text is prepared.")
+    ] = "2GB",
     device: DeviceName = None,
     devices: Annotated[
         str | None,
@@ -89,15 +90,14 @@ def worker(
 
     Ctrl-C finishes the current step, submits what is trained and stops."""
     address = read_invite(invite)
-    if not 0 < cache_gb < math.inf:
-        raise ConfigError(f"--cache-gb {cache_gb:g} is out of range: give gigabytes above 0")
+    cache_bytes = parse_size("--cache", cache)
     if name is not None and not 1 <= len(name) <= LONGEST_NAME:
         raise ConfigError(f"--name has {len(name)} characters: give 1 to {LONGEST_NAME}")
     hours = parse_schedule(schedule) if schedule is not None else None
     if devices is not None:
         if device is not None or metrics_port is not None:
             raise ConfigError("--devices excludes --device and --metrics-port: all may share --metrics FILE")
-        same = {"--name": name, "--home": home, "--memory": memory, "--cache-gb": cache_gb, "--threads": threads}
+        same = {"--name": name, "--home": home, "--memory": memory, "--cache": cache, "--threads": threads}
         same |= {"--schedule": schedule, "--metrics": metrics}
         raise typer.Exit(work_on_devices(devices, str(address), same, [*["--nice"] * nice, *["--once"] * once]))
 
@@ -132,7 +132,7 @@ def worker(
                     key=key,
                     name=name,
                     memory_bytes=memory_bytes,
-                    cache_bytes=int(cache_gb * 10**9),
+                    cache_bytes=cache_bytes,
                     device=own_device,
                     report=shift.report,
                     joined=lambda spec: check_memory(spec, spec.phases, memory_bytes, NO_LEASE),

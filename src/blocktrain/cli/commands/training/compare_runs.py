@@ -16,7 +16,7 @@ from blocktrain.cli.console import quantity, say, show_table
 from blocktrain.cli.shared.scoring import half_trained, measure, text_of
 from blocktrain.cli.shared.sections import held_out_curve, newest_sample
 from blocktrain.cli.shared.story import SwarmStory, history, story_of_export, story_of_ledger, training_curves
-from blocktrain.cli.shared.training import parameters_of_blocks, training_text
+from blocktrain.cli.shared.training import parameters_of_blocks, training_tokens
 from blocktrain.errors import CheckpointError
 from blocktrain.figures import Line, PageSummary, Section, bar_figure, line_figure, write_page
 from blocktrain.io.checkpoint import SPEC_FILE, RunDirectory
@@ -24,7 +24,7 @@ from blocktrain.io.files import write_whole
 from blocktrain.io.private import LEDGER_FILE
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.watching.curves import answer_of
-from blocktrain.train.flops import run_flops
+from blocktrain.train.flops import phase_flops, run_flops
 
 MINUTES = "minutes of training"
 
@@ -35,6 +35,8 @@ class Contender:
 
     name: str
     spec: RunSpec
+    text: int  # tokens that it was trained on
+    flops: int
     loss: float | None  # held-out, nats per byte
     error: float | None  # its standard error
     corpus_sha256: str | None  # None if unknown
@@ -47,7 +49,10 @@ def open_contender(folder: Path, max_windows: int | None) -> Contender:
     """From a run directory, measured now, or from a coordinator's directory, as its workers measured it."""
     if (folder / LEDGER_FILE).is_file():
         story = story_of_ledger(folder)
-        return Contender(str(folder), story.spec, _last_loss(story), None, None, *_curves(story, str(folder)))
+        text, flops = work_of(story)
+        return Contender(
+            str(folder), story.spec, text, flops, _last_loss(story), None, None, *_curves(story, str(folder))
+        )
     if not (folder / SPEC_FILE).is_file():
         raise CheckpointError(
             f"{folder} has neither {SPEC_FILE} nor {LEDGER_FILE}: give directories of runs, or of coordinators"
@@ -57,14 +62,23 @@ def open_contender(folder: Path, max_windows: int | None) -> Contender:
     answer = measured.answer
     error = None if math.isnan(answer.standard_error) else answer.standard_error
     exported = story_of_export(folder, run.spec)
+    text, flops = training_tokens(run.spec), run_flops(run.spec)
     if exported is not None:
+        text, flops = work_of(exported)
         curves = _curves(exported, name)
     else:
         losses, _ = history(run.metrics())
         points = [point for line in training_curves(run.spec, losses) for point in zip(line.x, line.y, strict=True)]
         held_out, (xs, ys) = held_out_curve(run), _split(sorted(points))
         curves = Line(escape(name), held_out.x, held_out.y), Line(escape(name), xs, ys), newest_sample(run.samples())
-    return Contender(name, run.spec, answer.nats_per_byte, error, run.manifest().corpus_sha256, *curves)
+    return Contender(name, run.spec, text, flops, answer.nats_per_byte, error, run.manifest().corpus_sha256, *curves)
+
+
+def work_of(story: SwarmStory) -> tuple[int, int]:
+    """The text and the work of all updates: workers that are averaged each do the steps of a round."""
+    updates, phases = [each["update"] for each in story.contributions], story.spec.phases
+    flops = sum(each["steps"] * phase_flops(story.spec, phases[each["phase"]]) for each in updates)
+    return sum(each["tokens"] for each in updates), flops
 
 
 def _curves(story: SwarmStory, name: str) -> tuple[Line, Line, tuple[str, str] | None]:
@@ -133,8 +147,8 @@ def _row(run: Contender, best: Contender) -> list[str]:
         "–" if run.error is None else f"{run.error:.4f}",
         behind,
         f"{sum(parameters_of_blocks(run.spec)):,}",
-        training_text(run.spec),
-        quantity(run_flops(run.spec), "FLOP"),
+        quantity(run.text, "B" if run.spec.corpus.tokenizer_sha256 is None else "tokens"),
+        quantity(run.flops, "FLOP"),
     ]
 
 

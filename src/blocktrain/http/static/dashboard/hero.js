@@ -7,11 +7,13 @@ const byId = (id) => document.getElementById(id);
 
 export function showHero(status, curves, text_unit) {
   byId("waiting").hidden = status.workers.length > 0 || finished(status);
-  const here = status.workers.filter((worker) => !["away", "late", ...EXCLUDED].includes(worker.state)).length;
+  const counts = (worker) => (finished(status) ? worker.updates > 0 : !["away", "late", ...EXCLUDED].includes(worker.state));
+  const here = status.workers.filter(counts).length;
   const late = status.workers.filter((worker) => worker.state === "late").length;
   const out = status.workers.filter((worker) => EXCLUDED.includes(worker.state)).length;
   byId("present").textContent = count(here);
-  byId("present-of").textContent = `active now, of ${count(status.workers.length)}${late ? `; ${count(late)} late` : ""}${out ? `; ${count(out)} excluded` : ""}`;
+  const what = finished(status) ? "took part" : `active now, of ${count(status.workers.length)}`;
+  byId("present-of").textContent = `${what}${late ? `; ${count(late)} late` : ""}${out ? `; ${count(out)} excluded` : ""}`;
   byId("up").textContent = bytes(status.traffic.up_bytes);
   byId("down").textContent = bytes(status.traffic.down_bytes);
   byId("down-since").textContent = `since the coordinator started at ${clock(status.traffic.down_since_s)}`;

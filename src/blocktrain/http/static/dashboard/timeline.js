@@ -19,11 +19,12 @@ const last = (list) => list[list.length - 1];
 
 export function axisOf(kind, curves, status, text_unit) {
   const done = rounds(curves, status);
-  const began_s = status?.founded_s ?? curves.heldOut[0]?.at_s ?? 0;
+  const joined_s = (status?.workers ?? []).map((worker) => worker.first_seen_s); // a run may have waited for days
+  const began_s = joined_s.length ? Math.min(...joined_s) : 0;
   if (kind === "time") {
     const newest_s = Math.max(0, ...[last(done)?.at_s, last(curves.heldOut)?.at_s].filter(Boolean).map((at_s) => at_s - began_s));
     const [, unit_s, name] = UNITS.find(([least_s]) => newest_s >= least_s);
-    return { at: (point) => (point.at_s - began_s) / unit_s, title: `${name} since the run started`, most: newest_s / unit_s, digits: 1 };
+    return { at: (point) => (point.at_s - began_s) / unit_s, title: `${name} since the first worker joined`, most: newest_s / unit_s, digits: 1 };
   }
   const by = (at_s) => {
     let [low, high] = [0, done.length];

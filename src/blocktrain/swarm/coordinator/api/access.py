@@ -53,6 +53,7 @@ def _checked(role: Role | None, roles: Sequence[Role]) -> Role:
         message = f"the access token is unknown or revoked: {remedy}"
         raise RequestRefused(message, "token")
     if role not in roles:
-        message = f"an access token of role {role} may not do this: ask for one of role {' or '.join(roles)}"
+        where = ", which the coordinator wrote to invite-admin in its --dir" if roles == ("admin",) else ""
+        message = f"an access token of role {role} may not do this: ask for one of role {' or '.join(roles)}{where}"
         raise RequestRefused(message, "role")
     return role

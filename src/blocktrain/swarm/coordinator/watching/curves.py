@@ -42,7 +42,7 @@ def curves_of(spec: RunSpec, ledger: Ledger) -> Curves:
 
 
 def samples_of(events: Sequence[Event], evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """What the model wrote at its newest evaluations, oldest first, with the loss that was measured then: as those
+    """What the model wrote at these evaluations, oldest first, with the loss that was measured then: as those
     workers tell it whose evaluations count."""
     answers = {each.lease: answer_of(each.scores) for each in evaluations}
     tellers = [(each.worker, each.versions) for each, _ in those_that_count(evaluations)]

@@ -49,11 +49,11 @@ class Watching:
         phases = self._ledger.phases()
         records = {x.phase: self._ledger.rounds(x.phase, WINDOW + 1) for x in phases if not x.finished}
         held = newest_leases(record for of_phase in records.values() for record in of_phase)
+        sampled = self._ledger.sampled(NEW_SAMPLES)  # before the evaluations, so that each has its loss
         workers, evaluations = self._ledger.workers(), self._ledger.evaluations()
         return {
             "name": self._spec.name,
             "now_s": now_s,
-            "founded_s": run.created_s,
             "paused": run.paused,
             "phases": [self._phase(phase, records.get(phase.phase, ()), now_s) for phase in phases],
             "num_phases": len(self._spec.phases),
@@ -61,7 +61,7 @@ class Watching:
             "steps": sum(phase.steps for phase in self._spec.phases),
             "blocks": block_pictures(self._spec, phases, newest.versions),
             "versions": newest.versions,
-            "workers": self._workers(workers, held, now_s),
+            "workers": self._workers(workers, held, self._done(phases), now_s),
             "traffic": {
                 "up_bytes": sum(worker.update_bytes for worker in workers),
                 "down_bytes": self.traffic.totals()[0],
@@ -74,7 +74,7 @@ class Watching:
                 {**asdict(evaluation), "confirmed": confirmed}
                 for evaluation, confirmed in those_that_count(evaluations)
             ],
-            "samples": samples_of(self._ledger.sampled(NEW_SAMPLES), evaluations),
+            "samples": samples_of(sampled, evaluations),
             "events": [asdict(event) for event in self._ledger.events(limit=NEWS)],
         }
 
@@ -119,7 +119,10 @@ class Watching:
             "newest": [asdict(audit) for audit in self._ledger.newest_audits(NEW_AUDITS)],
         }
 
-    def _workers(self, workers: Sequence[WorkerRecord], held: Held, now_s: float) -> list[dict[str, Any]]:
+    def _done(self, phases: Sequence[PhaseRecord]) -> bool:
+        return len(phases) == len(self._spec.phases) and all(phase.finished for phase in phases)
+
+    def _workers(self, workers: Sequence[WorkerRecord], held: Held, done: bool, now_s: float) -> list[dict[str, Any]]:
         measuring, (_, sent_bytes) = self._ledger.evaluation_lease(), self.traffic.totals()
         known, unknown = self._ledger.key_standings(), KeyStanding()
         pictures = []
@@ -128,6 +131,8 @@ class Watching:
             state, why = worker_state(worker, held, measuring, now_s)
             if standing.excluded:
                 state, why = standing.excluded, standing.reason
+            elif done and state in ("waiting", "away"):
+                state, why = "finished", ""
             pictures.append(
                 {
                     **asdict(worker),
