@@ -18,29 +18,27 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from io import SEEK_END
 from mmap import mmap
 from pathlib import Path
 from tempfile import SpooledTemporaryFile, TemporaryFile
-from typing import BinaryIO, Literal, TypeAlias, cast
+from typing import BinaryIO, TypeAlias, cast
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 from weakref import WeakValueDictionary
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
+from obstore.store import LocalStore, ObjectStore, from_url
 
 from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
 from blocktrain.io.files import mapped, mapped_file, put_in_place, sync_file, sync_folder
+from blocktrain.swarm.coordinator.presigned import presigned_urls
 
 MAX_OFFSET_DIGITS = 16
 SEND_BYTES = 8 * 2**20  # of a large blob per request to a bucket; two requests run at once
 CHUNK_BYTES = 2**19  # of a large blob that are read from a folder at once
 SPOOLED_BYTES = 2**16  # of a part for a bucket that stay in memory while the rest arrives
-PRESIGNED_FOR = timedelta(minutes=15)  # that a URL for a worker is good
-SIGNING = (S3Store, GCSStore, AzureStore)
 WRONG_CLOCK = "RequestTimeTooSkewed"  # what S3 answers to a request from another time
 BLOBS, UPLOADS, STAGING = "blobs", "uploads", "staging"
 
@@ -66,10 +64,10 @@ class Uploaded:
 class Blobs:
     """A folder, or a bucket by URL (s3://, gs://, az://, …; credentials come from the environment as that service's own
     tools take them). Threads and processes may share it. `presigned`: workers get URLs to read and write in the bucket
-    themselves."""
+    themselves; None: if the bucket limits what they write."""
 
-    def __init__(self, url_or_path: str | Path, *, presigned: bool = False) -> None:
-        self.where, self._presigned = str(url_or_path), presigned
+    def __init__(self, url_or_path: str | Path, *, presigned: bool | None = False) -> None:
+        self.where = str(url_or_path)
         self._folder = _local_folder(url_or_path)
         self._checked: dict[str, _FileState | None] = {}  # the state of each file when its bytes were checked
         self.damaged: set[str] = set()  # blobs that were found damaged when they were read
@@ -84,29 +82,37 @@ class Blobs:
                     _make_folder(self._folder / name)
                 sync_folder(self._folder)  # the process that made them may have been killed before
                 self._store = LocalStore(self._folder)
-        if presigned:
-            self._require_signing()
+        with self._storage():
+            self._urls = presigned_urls(self._store, self.where, presigned)
 
-    def _require_signing(self) -> None:
-        if not isinstance(self._store, SIGNING):
-            raise ConfigError(
-                f"{self.where} makes no presigned URLs: give --blobs s3://…, gs://… or az://…, or leave out --presigned"
-            )
+    @property
+    def is_bucket(self) -> bool:
+        return self._folder is None
+
+    @property
+    def direct_access(self) -> str:
+        """Whether workers read and write the bucket themselves, as a sentence; empty for a folder."""
+        if not self.is_bucket:
+            return ""
+        if self._urls is None:
+            return "workers read and write the bucket through this coordinator"
+        warning = "" if self._urls.limits_size else "; they do not limit its size, so give --no-presigned for strangers"
+        return f"workers read and write the bucket directly, by presigned URLs{warning}"
 
     def download_url(self, sha256: str) -> str | None:
         """Where anybody may read this blob for a while; None if blobs are read through the coordinator."""
-        return self._signed("GET", _key(sha256))
-
-    def upload_url(self, upload_id: str) -> str | None:
-        """Where the first part of an upload, all of it, may be put for a while."""
-        return self._signed("PUT", f"{_upload(upload_id)}/{0:0{MAX_OFFSET_DIGITS}d}")
-
-    def _signed(self, method: Literal["GET", "PUT"], key: str) -> str | None:
-        if not self._presigned:
+        if self._urls is None:
             return None
-        assert isinstance(self._store, SIGNING), "checked when it was opened"
         with self._storage():
-            return obstore.sign(self._store, method, key, PRESIGNED_FOR)
+            return self._urls.download(_key(sha256))
+
+    def upload_url(self, lease: str, num_bytes: int) -> str | None:
+        """Where an upload of a lease may be put for a while, whole. A lease has one such place: however many URLs a
+        worker asks for, it can store one update."""
+        if self._urls is None:
+            return None
+        with self._storage():
+            return self._urls.upload(_first_part(direct_id(lease)), num_bytes)
 
     def put(self, data: Data | Iterable[Data], sha256: str | None = None) -> str:
         """Stores the bytes, which may come as chunks, and returns their name. A caller that has just computed it may
@@ -429,8 +435,17 @@ def _upload(upload_id: str) -> str:
     return f"{UPLOADS}/{upload_id}"
 
 
+def _first_part(upload_id: str) -> str:
+    return f"{_upload(upload_id)}/{0:0{MAX_OFFSET_DIGITS}d}"
+
+
 def upload_id(lease: str, sha256: str) -> str:
     return f"{lease_prefix(lease)}{sha256}"
+
+
+def direct_id(lease: str) -> str:
+    """Of what a worker puts into the bucket itself, whatever its bytes are."""
+    return f"{lease_prefix(lease)}direct"
 
 
 def lease_prefix(lease: str) -> str:

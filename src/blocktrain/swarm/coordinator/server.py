@@ -88,7 +88,7 @@ def opened(
     make_initial_blocks: MakeInitialBlocks,
     storage: StorageLimits | None = None,
     start: StartModel | None = None,
-    presigned: bool = False,
+    presigned: bool | None = None,
 ) -> Iterator[OpenRun]:
     """The run of this folder, made when there is none yet. A run with other settings is refused; without settings the
     run goes on as it is, and its text is not read again. A new run begins with the blocks of `start`, if it is given.
