@@ -3,7 +3,7 @@ A blob is whole or absent, and safe when `put` or `keep` returns. It knows no te
 Next: ../ledger/records.py, which says what the hashes stand for.
 
     blobs/<sha256>             whole; checked against its name when it is read
-    uploads/<id>/<offset>      the parts of unfinished uploads
+    uploads/<id>/<offset>      the parts of unfinished uploads; the id of one for a lease is <lease>/<sha256>
     staging/                   a folder's files before they are whole; a bucket needs none
 """
 
@@ -45,7 +45,7 @@ BLOBS, UPLOADS, STAGING = "blobs", "uploads", "staging"
 _SHA256 = re.compile("[0-9a-f]{64}")
 # Refused, or there are none: then obstore asks the server that cloud machines have for them.
 _NO_CREDENTIALS = re.compile("40[13] (Forbidden|Unauthorized)|/latest/api/token")
-_UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}")
+_UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}(/[0-9A-Za-z_-]{1,128})?")
 
 
 Data: TypeAlias = bytes | memoryview
@@ -269,7 +269,7 @@ class Blobs:
             return
         with self._storage():
             part.flush()
-            (self._folder / key).parent.mkdir(exist_ok=True)
+            (self._folder / key).parent.mkdir(parents=True, exist_ok=True)
             os.replace(part.name, self._folder / key)  # noqa: PTH105 (the call that the tests make fail)
 
     def received(self, upload_id: str) -> int:
@@ -316,13 +316,9 @@ class Blobs:
         self._remove_folder(prefix)
 
     def uploads_of(self, lease: str) -> list[str]:
-        """The names of the unfinished uploads of a lease."""
-        if self._folder is not None:
-            with self._storage(), suppress(FileNotFoundError):
-                return [path.name for path in (self._folder / UPLOADS).glob(f"{lease_prefix(lease)}*")]
-            return []
-        names = {key.split("/")[1] for key, _, _ in self._list(UPLOADS)}
-        return [name for name in names if name.startswith(lease_prefix(lease))]
+        """The ids of the unfinished uploads of a lease."""
+        folder = _upload(_lease_id(lease))
+        return sorted({key.rpartition("/")[0].removeprefix(f"{UPLOADS}/") for key, _, _ in self._list(folder)})
 
     def used_bytes(self) -> int:
         """Of all blobs and uploads."""
@@ -386,6 +382,8 @@ class Blobs:
         if self._folder is not None:
             with suppress(OSError):  # gone already, or a part has just arrived
                 (self._folder / name).rmdir()
+                if name.count("/") > 1:  # of a lease, which may have no other upload
+                    (self._folder / name).parent.rmdir()
 
     @contextmanager
     def _reading(self, sha256: str) -> Iterator[None]:
@@ -431,7 +429,7 @@ def _key(sha256: str) -> str:
 
 def _upload(upload_id: str) -> str:
     if not _UPLOAD_ID.fullmatch(upload_id):
-        raise BlobError(f"{upload_id!r} names no upload: give 1 to 128 letters, digits, _ and -")
+        raise BlobError(f"{upload_id!r} names no upload: give 1 to 128 letters, digits, _ and -, or twice that with a / between")
     return f"{UPLOADS}/{upload_id}"
 
 
@@ -440,17 +438,16 @@ def _first_part(upload_id: str) -> str:
 
 
 def upload_id(lease: str, sha256: str) -> str:
-    return f"{lease_prefix(lease)}{sha256}"
+    return f"{_lease_id(lease)}/{sha256}"
 
 
 def direct_id(lease: str) -> str:
     """Of what a worker puts into the bucket itself, whatever its bytes are."""
-    return f"{lease_prefix(lease)}direct"
+    return f"{_lease_id(lease)}/direct"
 
 
-def lease_prefix(lease: str) -> str:
-    """What the names of a lease's uploads begin with."""
-    return f"{hashlib.sha256(lease.encode()).hexdigest()[:32]}-"
+def _lease_id(lease: str) -> str:
+    return hashlib.sha256(lease.encode()).hexdigest()[:32]
 
 
 def _hash(chunks: Iterable[Data]) -> str:
