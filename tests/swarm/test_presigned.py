@@ -254,14 +254,13 @@ def test_a_bucket_that_takes_more_than_was_announced_is_written_directly_only_if
     assert "content-length" not in asked.upload_url("lease", 1)
 
 
-@pytest.mark.parametrize("presigned", [None, False])
-def test_without_keys_in_the_environment_or_with_no_presigned_bytes_go_through_the_coordinator(
-    bucket, monkeypatch, presigned
+@pytest.mark.parametrize("presigned, tls, has_keys", [(None, False, False), (None, True, True), (False, False, True)])
+def test_without_keys_or_tls_or_with_no_presigned_bytes_go_through_the_coordinator(
+    bucket, monkeypatch, presigned, tls, has_keys
 ):
-    if presigned is None:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.delenv(name)
-    blobs = Blobs(bucket, presigned=presigned)
+    for name in () if has_keys else ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    blobs = Blobs(bucket, presigned=presigned, tls=tls)
     assert (blobs.upload_url("lease", 1), blobs.download_url("0" * 64)) == (None, None)
 
 

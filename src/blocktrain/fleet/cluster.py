@@ -28,7 +28,7 @@ REACH_S = 5.0
 START_LIMIT_S = 300.0  # a busy machine may take minutes
 TICK_S = 0.2
 LOG_FILE = "ray.log"
-# A fleet uses no dashboard, log monitor or autoscaler, and no ray:// clients: without grpc Ray starts no server for them.
+# A fleet uses no ray:// clients: without grpc Ray starts no server for them. Nor the processes that LEAN leaves out.
 RAY = "import sys; sys.modules['grpc'] = None; from ray.scripts.scripts import main; main()"
 LEAN = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
 START = (sys.executable, "-c", RAY, "start", "--block", "--disable-usage-stats")

@@ -64,9 +64,9 @@ class Uploaded:
 class Blobs:
     """A folder, or a bucket by URL (s3://, gs://, az://, …; credentials come from the environment as that service's own
     tools take them). Threads and processes may share it. `presigned`: workers get URLs to read and write in the bucket
-    themselves; None: if the bucket limits what they write."""
+    themselves; None: if the bucket limits what they write, and has TLS if their invite has (`tls`)."""
 
-    def __init__(self, url_or_path: str | Path, *, presigned: bool | None = False) -> None:
+    def __init__(self, url_or_path: str | Path, *, presigned: bool | None = False, tls: bool = False) -> None:
         self.where = str(url_or_path)
         self._folder = _local_folder(url_or_path)
         self._checked: dict[str, _FileState | None] = {}  # the state of each file when its bytes were checked
@@ -83,7 +83,7 @@ class Blobs:
                 sync_folder(self._folder)  # the process that made them may have been killed before
                 self._store = LocalStore(self._folder)
         with self._storage():
-            self._urls = presigned_urls(self._store, self.where, presigned)
+            self._urls = presigned_urls(self._store, self.where, presigned, tls)
 
     @property
     def is_bucket(self) -> bool:
@@ -429,7 +429,7 @@ def _key(sha256: str) -> str:
 
 def _upload(upload_id: str) -> str:
     if not _UPLOAD_ID.fullmatch(upload_id):
-        raise BlobError(f"{upload_id!r} names no upload: give 1 to 128 letters, digits, _ and -, or twice that with a / between")
+        raise BlobError(f"{upload_id!r} names no upload: give one or two words of letters, digits, _ and -, like a/b")
     return f"{UPLOADS}/{upload_id}"
 
 

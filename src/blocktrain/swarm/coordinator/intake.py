@@ -194,12 +194,12 @@ class Intake:
         announced, name = notice.payload, upload_id(notice.lease, notice.payload.sha256)
         if self._blobs.is_whole(announced.sha256):
             return Uploaded(name, self._blobs.get(announced.sha256), None)
-        if self._blobs.is_bucket and not self._blobs.received(name):
-            name = direct_id(notice.lease)
-        upload = self._blobs.uploaded(name, self._most_bytes(notice.lease))
+        upload = self._blobs.uploaded(name, limit := self._most_bytes(notice.lease))
+        if self._blobs.is_bucket and not upload.data:
+            upload = self._blobs.uploaded(direct_id(notice.lease), limit)
         require_announced(announced, len(upload.data))
         if (found := hashlib.sha256(upload.data).hexdigest()) != announced.sha256:
-            self._blobs.discard(name)
+            self._blobs.discard(upload.id)
             raise RequestRefused(
                 f"the uploaded bytes have sha256 {found[:12]}… and {announced.sha256[:12]}… was announced: they were "
                 f"discarded, upload them again",

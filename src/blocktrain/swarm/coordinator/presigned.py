@@ -44,8 +44,9 @@ class PresignedUrls:
         return _signed_again("PUT", url, {"content-length": str(num_bytes)}) if self.limits_size else url
 
 
-def presigned_urls(store: ObjectStore, where: str, wanted: bool | None) -> PresignedUrls | None:
-    """`wanted` None: if they can limit the size of what is uploaded."""
+def presigned_urls(store: ObjectStore, where: str, wanted: bool | None, tls: bool) -> PresignedUrls | None:
+    """`wanted` None: if they limit the size of what is uploaded, and workers use them: with `tls` in their invite, they
+    want it here too."""
     signing = store if isinstance(store, Signing) else None
     if wanted and signing is None:
         raise ConfigError(
@@ -53,19 +54,25 @@ def presigned_urls(store: ObjectStore, where: str, wanted: bool | None) -> Presi
         )
     if signing is None or wanted is False:
         return None
-    urls = PresignedUrls(signing, isinstance(signing, S3Store) and _checks_size(signing))
-    return urls if wanted or urls.limits_size else None
+    probe = _probe(signing)
+    urls = PresignedUrls(signing, limits_size=bool(probe) and _checks_size(signing, probe))
+    is_useful = urls.limits_size and (probe.startswith("https:") or not tls)
+    return urls if wanted or is_useful else None
 
 
-def _checks_size(store: S3Store) -> bool:
-    """Whether we sign as the store does, and the bucket takes the announced number of bytes and refuses one more."""
-    if not os.environ.get(SECRET):  # the store has its credentials from elsewhere
-        return False
+def _probe(store: Signing) -> str:
+    """A URL for an upload that we can sign again. Empty if the bucket is not S3, or its secret not in the
+    environment."""
+    if not isinstance(store, S3Store) or not os.environ.get(SECRET):
+        return ""
+    url = obstore.sign(store, "PUT", PROBE, GOOD_FOR)
+    return url if _signed_again("PUT", url, {}) == url else ""
+
+
+def _checks_size(store: Signing, probe: str) -> bool:
+    """Whether the bucket takes the announced number of bytes and refuses one more."""
     try:
-        url = obstore.sign(store, "PUT", PROBE, GOOD_FOR)
-        if _signed_again("PUT", url, {}) != url:
-            return False
-        limited = _signed_again("PUT", url, {"content-length": "1"})
+        limited = _signed_again("PUT", probe, {"content-length": "1"})
         answers = [httpx.put(limited, content=bytes(size), timeout=PROBE_LIMIT_S).status_code for size in (1, 2)]
         obstore.delete(store, PROBE)
     except (httpx.HTTPError, BaseError):

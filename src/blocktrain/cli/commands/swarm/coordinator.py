@@ -134,7 +134,8 @@ def coordinator(
     make_initial_blocks = partial(make_in_torch_process, describe=_describe)
     storage = StorageLimits(total_bytes=None if max_storage is None else int(max_storage * 1e9))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the shell that started it ignores interrupts
-    with opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start, presigned) as run, alone_in(folder):
+    opening = opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start, presigned, tls is not None)
+    with opening as run, alone_in(folder):
         for line in filter(None, (run.upgrade, run.coordinator.blobs.direct_access)):
             say(str(line))
         try:
