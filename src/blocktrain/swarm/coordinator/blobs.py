@@ -320,6 +320,11 @@ class Blobs:
         folder = _upload(_lease_id(lease))
         return sorted({key.rpartition("/")[0].removeprefix(f"{UPLOADS}/") for key, _, _ in self._list(folder)})
 
+    def leases_with_uploads(self, leases: Iterable[str]) -> set[str]:
+        """Those that have an unfinished upload, by one listing."""
+        there = {key.split("/")[1] for key, _, _ in self._list(UPLOADS)}
+        return {lease for lease in leases if _lease_id(lease) in there}
+
     def used_bytes(self) -> int:
         """Of all blobs and uploads."""
         return sum(num_bytes for folder in (BLOBS, UPLOADS, STAGING) for _, num_bytes, _ in self._list(folder))
