@@ -250,7 +250,7 @@ def test_workers_get_urls_by_default_if_the_bucket_limits_what_they_write(bucket
 def test_a_bucket_that_takes_more_than_was_announced_is_written_directly_only_if_asked_for(careless):
     assert Blobs(careless, presigned=None).direct_access.endswith("through this coordinator")
     asked = Blobs(careless, presigned=True)
-    assert asked.direct_access.endswith("they do not limit its size, so give --no-presigned for strangers")
+    assert asked.direct_access.endswith("it does not limit what they write: not for strangers")
     assert "content-length" not in asked.upload_url("lease", 1)
 
 

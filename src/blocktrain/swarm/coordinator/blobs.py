@@ -96,7 +96,7 @@ class Blobs:
             return ""
         if self._urls is None:
             return "workers read and write the bucket through this coordinator"
-        warning = "" if self._urls.limits_size else "; they do not limit its size, so give --no-presigned for strangers"
+        warning = "" if self._urls.limits_size else "; it does not limit what they write: not for strangers"
         return f"workers read and write the bucket directly, by presigned URLs{warning}"
 
     def download_url(self, sha256: str) -> str | None:

@@ -8,7 +8,6 @@ import hmac
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Literal
 from urllib.parse import parse_qsl, quote, urlsplit
 
 import httpx
@@ -23,7 +22,6 @@ LARGEST_PUT_BYTES = 5 * 2**30  # that S3 takes in one request
 SECRET = "AWS_SECRET_ACCESS_KEY"
 PROBE, PROBE_LIMIT_S = "uploads/probe", 10.0
 SIGNATURE = "X-Amz-Signature"
-Method = Literal["GET", "PUT"]
 Signing = S3Store | GCSStore | AzureStore
 
 
@@ -41,7 +39,7 @@ class PresignedUrls:
         if num_bytes > LARGEST_PUT_BYTES:
             return None
         url = obstore.sign(self._store, "PUT", key, GOOD_FOR)
-        return _signed_again("PUT", url, {"content-length": str(num_bytes)}) if self.limits_size else url
+        return _signed_again(url, {"content-length": str(num_bytes)}) if self.limits_size else url
 
 
 def presigned_urls(store: ObjectStore, where: str, wanted: bool | None, tls: bool) -> PresignedUrls | None:
@@ -66,13 +64,13 @@ def _probe(store: Signing) -> str:
     if not isinstance(store, S3Store) or not os.environ.get(SECRET):
         return ""
     url = obstore.sign(store, "PUT", PROBE, GOOD_FOR)
-    return url if _signed_again("PUT", url, {}) == url else ""
+    return url if _signed_again(url, {}) == url else ""
 
 
 def _checks_size(store: Signing, probe: str) -> bool:
     """Whether the bucket takes the announced number of bytes and refuses one more."""
     try:
-        limited = _signed_again("PUT", probe, {"content-length": "1"})
+        limited = _signed_again(probe, {"content-length": "1"})
         answers = [httpx.put(limited, content=bytes(size), timeout=PROBE_LIMIT_S).status_code for size in (1, 2)]
         obstore.delete(store, PROBE)
     except (httpx.HTTPError, BaseError):
@@ -80,16 +78,16 @@ def _checks_size(store: Signing, probe: str) -> bool:
     return answers[0] == httpx.codes.OK and answers[1] in (httpx.codes.BAD_REQUEST, httpx.codes.FORBIDDEN)
 
 
-def _signed_again(method: Method, url: str, headers: Mapping[str, str]) -> str:
-    """A presigned URL of S3 that also holds for these headers only, by AWS Signature Version 4: "Authenticating
-    requests: using query parameters"."""
+def _signed_again(url: str, headers: Mapping[str, str]) -> str:
+    """A presigned URL for a PUT to S3 that also holds for these headers only, by AWS Signature Version 4:
+    "Authenticating requests: using query parameters"."""
     parts = urlsplit(url)
     query = {name: value for name, value in parse_qsl(parts.query) if name != SIGNATURE}
     signed = {"host": parts.netloc, **headers}
     names = query["X-Amz-SignedHeaders"] = ";".join(sorted(signed))
     asked = "&".join(f"{quote(name, safe='')}={quote(query[name], safe='')}" for name in sorted(query))
     lines = [f"{name}:{signed[name]}" for name in sorted(signed)]
-    request = "\n".join([method, parts.path, asked, *lines, "", names, "UNSIGNED-PAYLOAD"])
+    request = "\n".join(["PUT", parts.path, asked, *lines, "", names, "UNSIGNED-PAYLOAD"])
     digest = hashlib.sha256(request.encode()).hexdigest()
     _, *scope = query["X-Amz-Credential"].split("/")
     key = f"AWS4{os.environ[SECRET]}".encode()
