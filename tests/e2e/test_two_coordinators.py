@@ -111,6 +111,7 @@ class Pair:
         self._processes[i] = self.started(i)
 
 
+@pytest.mark.timeout(300)  # four coordinators start, one after the other
 def test_kills_restarts_and_a_cut_from_the_database_cost_two_coordinators_nothing(
     tmp_path, text, start, postgres, bucket, proxy
 ):
