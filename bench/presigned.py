@@ -91,7 +91,7 @@ class Rounds:
 
 
 def measured(spec: RunSpec, presigned: bool, workers: int, rounds: int, bucket: CountingProxy) -> dict[str, Any]:
-    blobs = ["--blobs", f"s3://{services.BUCKET}/{uuid.uuid4().hex}", *(["--presigned"] if presigned else [])]
+    blobs = ["--blobs", f"s3://{services.BUCKET}/{uuid.uuid4().hex}", "--presigned" if presigned else "--no-presigned"]
     with (
         tempfile.TemporaryDirectory() as folder,
         running_coordinator(spec, Path(folder) / "coordinator", options=[*blobs, "--rate", "1000000"]) as coordinator,

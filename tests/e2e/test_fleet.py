@@ -17,6 +17,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,8 @@ from typer.testing import CliRunner
 
 import services
 from blocktrain.cli.main import app
-from blocktrain.fleet.cluster import LEAN
+from blocktrain.fleet.cluster import LEAN, START
+from blocktrain.fleet.supervisor import LOCK_FILE
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.train.run import load_model
 
@@ -37,20 +39,29 @@ EXACT = ["swarm.update=fp32", "swarm.download=fp32"]  # then one worker trains w
 RAY_SETTINGS = {
     "RAY_health_check_period_ms": "1000",  # a lost node is soon noticed
     "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_failure_threshold": "2",
     "RAY_worker_niceness": "0",  # as all other tests: on a busy machine actors would hardly run at Ray's 15
     "RAY_prestart_worker_first_driver": "0",  # no processes for tasks that nobody has
+    "RAY_OVERRIDE_RESOURCES": '{"CPU": 3, "GPU": 0, "memory": 8000000000, "object_store_memory": 80000000}',
 }
-# A command of a driver on the machine with that address: each node of the test is on the same one.
-AT_NODE = """
+# Runs one command after the other: an import of Ray for each would take longer than the commands. A line names the
+# address of the machine that a command is given on, since each node of the test is on the same one, and its words.
+CONSOLE = """
+import json
 import sys
 from functools import partial
 
 import ray
+from typer.testing import CliRunner
 
-ray.init = partial(ray.init, _node_ip_address=sys.argv.pop(1))
-from blocktrain.cli.main import main
+from blocktrain.cli.main import app
 
-main()
+init = ray.init
+for line in sys.stdin:
+    node, *words = json.loads(line)
+    ray.init = partial(init, _node_ip_address=node) if node else init
+    done = CliRunner().invoke(app, words)
+    print(json.dumps([done.exit_code, done.stdout, done.stderr]), flush=True)
 """
 SECOND = "127.0.0.2"  # the address of the second node
 Found = TypeVar("Found")
@@ -62,19 +73,22 @@ class Nodes:
     """The processes of a Ray cluster. Each node is a session of its own, so that all its processes can be ended."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._nodes = folder, []
+        self.folder, self._nodes = folder, list[subprocess.Popen[bytes]]()
         token = folder / "token"
         token.write_text(secrets.token_hex(32))
         ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(folder), **RAY_SETTINGS}
         self.environment = {**os.environ, **services.bucket_environment(), **ray}
         self.address = f"127.0.0.1:{free_port()}"
 
-    def start(self, *options: str) -> None:
-        resources = ["--num-cpus=3", "--num-gpus=0", f"--memory={8 * 10**9}", f"--object-store-memory={80 * 2**20}"]
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    @cached_property
+    def _console(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", CONSOLE]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environment)
+
+    def start(self, *options: str) -> int:
         with (self.folder / f"node-{len(self._nodes)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [*command, *options, *resources],
+                [*START, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -82,12 +96,12 @@ class Nodes:
                 env=self.environment,
             )
         self._nodes.append(process)
+        number = len(self._nodes) - 1
+        until(lambda: self.started(number), f"node {number}")
+        return number
 
     def start_second(self) -> int:
-        self.start(f"--address={self.address}", f"--node-ip-address={SECOND}", "--include-log-monitor=false")
-        number = len(self._nodes) - 1
-        until(lambda: self.started(number), "the second node")
-        return number
+        return self.start(f"--address={self.address}", f"--node-ip-address={SECOND}", "--include-log-monitor=false")
 
     def started(self, number: int) -> bool:
         log = (self.folder / f"node-{number}.log").read_text()
@@ -111,21 +125,24 @@ class Nodes:
         self.kill(number)
 
     def stop(self) -> None:
+        with self._console as console:
+            console.kill()
         for number in range(len(self._nodes)):
             self.kill(number)
-        for path in self.folder.glob("home/*/*/.process.lock"):  # of a fleet that a failed test left
+        for path in self.folder.glob(f"home/*/*/{LOCK_FILE}"):  # of a fleet that a failed test left
             with suppress(ProcessLookupError, ValueError):
                 os.killpg(int(path.read_text()), signal.SIGKILL)
 
     def fleet(self, *arguments: object, code: int = 0, at: str | None = None) -> str:
         """Runs a command of blocktrain fleet on this cluster. Returns its result; of a failing one, what it says."""
-        program = ["-c", AT_NODE, at] if at else ["-m", "blocktrain"]
-        command = [sys.executable, *program, "fleet", *map(str, arguments), "--ray", self.address]
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        assert self._console.stdin is not None
+        assert self._console.stdout is not None
+        print(
+            json.dumps([at, "fleet", *map(str, arguments), "--ray", self.address]), file=self._console.stdin, flush=True
         )
-        assert done.returncode == code, done.stderr
-        return done.stderr if code else done.stdout
+        ended, result, said = json.loads(self._console.stdout.readline())
+        assert ended == code, said
+        return str(said if code else result)
 
     def status(self, name: str) -> dict[str, Any]:
         facts = json.loads(self.fleet("status", "--json", "--name", name))
@@ -155,9 +172,7 @@ def nodes() -> Iterator[Nodes]:
     folder = Path(tempfile.mkdtemp(prefix="bt-ray-", dir="/tmp"))  # short: Ray's sockets are in it
     nodes = Nodes(folder)
     try:
-        ports = [f"--port={nodes.address.rpartition(':')[2]}", f"--ray-client-server-port={free_port()}"]
-        nodes.start("--head", *ports, *LEAN)
-        until(lambda: nodes.started(0), "the first node")
+        nodes.start("--head", f"--port={nodes.address.rpartition(':')[2]}", *LEAN)
         yield nodes
     finally:
         nodes.stop()
@@ -259,8 +274,12 @@ def test_a_fleet_with_a_database_loses_nothing_when_actors_and_the_coordinators_
 
 
 def trains(worker: Path, since: int = 0) -> bool:
-    """Whether it has joined and then trained, by what its log says after so many characters."""
-    return "nats/byte" in log_of(worker)[since:].partition("joins the run")[2]
+    """Whether it has joined and then trained, by what its log says after so many characters. From then on it gives way
+    to all that the test waits for: it trains without end."""
+    if "nats/byte" not in log_of(worker)[since:].partition("joins the run")[2]:
+        return False
+    os.setpriority(os.PRIO_PGRP, int((worker / LOCK_FILE).read_text()), 19)
+    return True
 
 
 def log_of(member: Path) -> str:

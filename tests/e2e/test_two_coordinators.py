@@ -119,6 +119,7 @@ class Pair:
         self._processes[i] = self.started(i)
 
 
+@pytest.mark.timeout(300)  # four coordinators start, one after the other
 def test_kills_restarts_and_a_cut_from_the_database_cost_two_coordinators_nothing(
     tmp_path, text, start, coordinator_of, postgres, bucket, proxy
 ):

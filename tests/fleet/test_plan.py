@@ -65,6 +65,7 @@ def test_members_are_listed_by_role_and_number():
         (Store(), "", False),
         (Store(ledger="postgresql://me@db/x"), "--ledger postgresql://me@db/x", False),
         (Store(blobs="s3://b/run", presigned=True), "--blobs s3://b/run --presigned", False),
+        (Store(blobs="s3://b/run", presigned=False), "--blobs s3://b/run --no-presigned", False),
         (Store("postgresql://me@db/x", "s3://b/run"), "--ledger postgresql://me@db/x --blobs s3://b/run", True),
     ],
 )

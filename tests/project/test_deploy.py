@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import configparser
+import copy
+import json
 import os
 import re
 import shlex
@@ -11,6 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import typer.main
 import yaml
@@ -145,6 +148,26 @@ def test_the_task_gets_its_invite_from_the_environment():
 
 
 # Kubernetes
+
+SCHEMAS = json.loads(Path(__file__).with_name("kubernetes.json").read_text())
+
+
+def require_schema(object: dict[str, Any]) -> None:
+    schema = {**SCHEMAS["kinds"][object["kind"]], "$defs": SCHEMAS["$defs"]}
+    jsonschema.Draft202012Validator(schema).validate(object)
+
+
+@pytest.mark.parametrize("object", [each for _, each in OBJECTS], ids=lambda each: each["metadata"]["name"])
+def test_an_object_is_one_that_the_schemas_of_kubernetes_allow(object):
+    require_schema(object)
+
+
+def test_the_schemas_refuse_a_misspelled_key():
+    (workers,) = [each for name, each in OBJECTS if name == "workers.yaml"]
+    workers = copy.deepcopy(workers)
+    workers["spec"]["template"]["spec"]["terminationGracePeriod"] = 120
+    with pytest.raises(jsonschema.ValidationError, match="'terminationGracePeriod' was unexpected"):
+        require_schema(workers)
 
 
 @pytest.mark.parametrize("pod", PODS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,8 +20,8 @@ from sqlalchemy import func, select
 from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import ConfigError
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.coordinator import blobs as blobs_module
-from blocktrain.swarm.coordinator.blobs import Blobs, upload_id
+from blocktrain.swarm.coordinator import presigned as presigned_module
+from blocktrain.swarm.coordinator.blobs import Blobs, direct_id
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.server import served_here
 from blocktrain.swarm.coordinator.setup import found_run
@@ -129,7 +131,7 @@ def _unreachable(request: httpx.Request) -> httpx.Request:
 def test_without_its_bucket_a_worker_goes_through_the_coordinator_and_says_why_once(
     tiny_run, tmp_path, bucket, bucket_host, monkeypatch, change, valid_for, reason
 ):
-    monkeypatch.setattr(blobs_module, "PRESIGNED_FOR", valid_for)
+    monkeypatch.setattr(presigned_module, "GOOD_FOR", valid_for)
     with swarm(tiny_run, tmp_path, bucket, presigned=True) as (invite, ledger):
         (said,) = trained(invite, tmp_path / "home", Counting(bucket_host, change), rounds=1)
         assert reason in said
@@ -147,15 +149,21 @@ def direct_house(tiny_run: RunSpec, tmp_path: Path, bucket: str) -> Iterator[Hou
     house.ledger.close()
 
 
-def put_directly(member: Member, lease: str, sha256: str, size: int, data: bytes) -> None:
+def place_for(member: Member, lease: str, sha256: str, size: int) -> str:
+    """The presigned URL for an upload of so many bytes."""
     path, params = f"/v1/leases/{lease}/uploads/{sha256}", {"size": size}
     answer = member.house.ask("GET", path, params=params, headers={"Prefer": "redirect"})
     assert answer.json() == {"received": 0}
-    assert httpx.put(answer.headers[UPLOAD_HEADER], content=data).status_code == 200
+    return str(answer.headers[UPLOAD_HEADER])
 
 
+def put(url: str, data: bytes | Iterator[bytes]) -> int:
+    return httpx.put(url, content=data).status_code
+
+
+@pytest.mark.parametrize("limits_size", [True, False])
 @pytest.mark.parametrize(
-    "put, code",
+    "change, code",
     [
         (lambda data: data[:-1], "truncated"),
         (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "hash"),
@@ -163,17 +171,97 @@ def put_directly(member: Member, lease: str, sha256: str, size: int, data: bytes
     ],
     ids=["too few", "others", "too many"],
 )
-def test_what_was_put_directly_is_checked_before_it_is_acknowledged(direct_house, put, code):
+def test_what_was_put_directly_is_checked_before_it_is_acknowledged(
+    direct_house, bucket, monkeypatch, change, code, limits_size
+):
     member = direct_house.member()
     lease = member.lease()
     notice = member.notice(lease, data := member.payload(lease))
-    sha256 = notice["payload"]["sha256"]
-    put_directly(member, lease.lease, sha256, len(data), put(data))
-    answer = member.submit(notice)
-    assert answer.json()["code"] == code
-    direct_house.blobs.discard(upload_id(lease.lease, sha256))
-    put_directly(member, lease.lease, sha256, len(data), data)
+    monkeypatch.setattr(direct_house.blobs._urls, "limits_size", limits_size)  # not all buckets do
+    url = place_for(member, lease.lease, notice["payload"]["sha256"], len(data))
+    refused = limits_size and len(change(data)) != len(data)
+    assert put(url, change(data)) == (403 if refused else 200)
+    assert member.submit(notice).json()["code"] == ("truncated" if refused else code)
+    assert put(url, data) == 200
     assert member.submit(notice).status_code == 200
+
+
+def test_a_url_for_an_upload_holds_for_the_announced_number_of_bytes_only(bucket):
+    blobs = Blobs(bucket, presigned=None)
+    url = blobs.upload_url("lease", num_bytes=1)
+    unlimited = url.replace("content-length%3B", "")
+    of_no_length = iter([bytes(1)])
+    assert [put(url, wrong) for wrong in (bytes(2), b"", bytes(10**6), of_no_length)] == [403] * 4
+    assert put(unlimited, bytes(2)) == 403
+    assert blobs.used_bytes() == 0
+    assert put(url, bytes(1)) == 200
+
+
+def test_however_many_urls_a_worker_asks_for_a_lease_has_one_upload(direct_house):
+    member = direct_house.member()
+    lease = member.lease().lease
+    for byte in range(3):
+        assert put(place_for(member, lease, f"{byte}" * 64, 100), bytes([byte]) * 100) == 200
+    assert direct_house.blobs.uploads_of(lease) == [direct_id(lease)]
+    assert direct_house.blobs.received(direct_id(lease)) == 100
+
+
+def test_more_than_a_bucket_takes_at_once_gets_no_url(bucket):
+    blobs = Blobs(bucket, presigned=True)
+    assert blobs.upload_url("lease", 5 * 2**30) is not None
+    assert blobs.upload_url("lease", 5 * 2**30 + 1) is None
+
+
+class Careless(BaseHTTPRequestHandler):
+    """A bucket that takes whatever is sent to it."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(b"")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(b"<DeleteResult></DeleteResult>")
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+@pytest.fixture
+def careless(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Careless) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        yield bucket
+        server.shutdown()
+
+
+def test_workers_get_urls_by_default_if_the_bucket_limits_what_they_write(bucket):
+    assert Blobs(bucket, presigned=None).direct_access.endswith("the bucket directly, by presigned URLs")
+    assert list(Blobs(bucket).iterate()) == []
+
+
+def test_a_bucket_that_takes_more_than_was_announced_is_written_directly_only_if_asked_for(careless):
+    assert Blobs(careless, presigned=None).direct_access.endswith("through this coordinator")
+    asked = Blobs(careless, presigned=True)
+    assert asked.direct_access.endswith("it does not limit what they write: not for strangers")
+    assert "content-length" not in asked.upload_url("lease", 1)
+
+
+@pytest.mark.parametrize("presigned, tls, has_keys", [(None, False, False), (None, True, True), (False, False, True)])
+def test_without_keys_or_tls_or_with_no_presigned_bytes_go_through_the_coordinator(
+    bucket, monkeypatch, presigned, tls, has_keys
+):
+    for name in () if has_keys else ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    blobs = Blobs(bucket, presigned=presigned, tls=tls)
+    assert (blobs.upload_url("lease", 1), blobs.download_url("0" * 64)) == (None, None)
 
 
 def test_an_upload_that_no_update_can_have_gets_no_url(direct_house):

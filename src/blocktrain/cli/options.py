@@ -199,6 +199,14 @@ Insecure = Annotated[
 Offload = Annotated[
     bool, typer.Option("--offload", help="Keep the layers on disk, for blocks that are larger than memory.")
 ]
+Presigned = Annotated[
+    bool | None,
+    typer.Option(
+        "--presigned/--no-presigned",
+        help="Let workers read and write the bucket directly. Default: if it limits what they write.",
+        show_default=False,
+    ),
+]
 PollSeconds = Annotated[float, typer.Option("--poll", metavar="SECONDS", help="How often to look for a newer version.")]
 
 

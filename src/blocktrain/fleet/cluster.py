@@ -28,7 +28,10 @@ REACH_S = 5.0
 START_LIMIT_S = 300.0  # a busy machine may take minutes
 TICK_S = 0.2
 LOG_FILE = "ray.log"
-LEAN = ("--include-dashboard=false", "--include-log-monitor=false")  # a fleet uses neither
+# A fleet uses no ray:// clients: without grpc Ray starts no server for them. Nor the processes that LEAN leaves out.
+RAY = "import sys; sys.modules['grpc'] = None; from ray.scripts.scripts import main; main()"
+LEAN = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
+START = (sys.executable, "-c", RAY, "start", "--block", "--disable-usage-stats")
 REMEDY = (
     "run this on a machine of the cluster, which ray start --head or ray start --address=HOST:6379 makes it, or leave "
     "--ray out"
@@ -105,13 +108,11 @@ def _started(ray: Any, namespace: str, folder: Path | None) -> Cluster:
     """A cluster of this machine alone, with authentication."""
     if folder is None:
         raise ConfigError(f"no Ray cluster runs on this machine: {REMEDY}; blocktrain fleet up starts one")
-    port, client_port, log = _free_port(), _free_port(), folder / LOG_FILE
+    port, log = _free_port(), folder / LOG_FILE
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *LEAN]
-    ports = [f"--port={port}", f"--ray-client-server-port={client_port}"]  # not fixed ones, which may be taken
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER_ONLY), "wb") as output:
         process = subprocess.Popen(
-            [*command, *ports, "--disable-usage-stats"],
+            [*START, "--head", f"--port={port}", *LEAN],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -37,7 +37,7 @@ class Store:
 
     ledger: str | None = None
     blobs: str | None = None
-    presigned: bool = False
+    presigned: bool | None = None
 
     def __post_init__(self) -> None:
         url = urlsplit(self.ledger or "")
@@ -57,7 +57,8 @@ class Store:
         """The options of blocktrain coordinator."""
         ledger = ("--ledger", self.ledger) if self.ledger else ()
         blobs = ("--blobs", self.blobs) if self.blobs else ()
-        return (*ledger, *blobs, *(("--presigned",) if self.presigned else ()))
+        presigned = {True: ("--presigned",), False: ("--no-presigned",), None: ()}[self.presigned]
+        return (*ledger, *blobs, *presigned)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from blocktrain.cli.options import (
     Group,
     PollSeconds,
     Preset,
+    Presigned,
     Seed,
     Toml,
     parse_size,
@@ -70,9 +71,7 @@ def up(
     ] = Path("fleet-run"),
     ledger: Annotated[str | None, typer.Option(metavar="URL", help="PostgreSQL database, for the coordinator.")] = None,
     blobs: Annotated[str | None, typer.Option(metavar="URL", help="Bucket (s3://, …), for the coordinator.")] = None,
-    presigned: Annotated[
-        bool, typer.Option("--presigned", help="Let workers read and write the bucket directly, by presigned URLs.")
-    ] = False,
+    presigned: Presigned = None,
     home: Annotated[
         Path | None,
         typer.Option(

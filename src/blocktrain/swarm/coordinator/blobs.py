@@ -3,7 +3,7 @@ A blob is whole or absent, and safe when `put` or `keep` returns. It knows no te
 Next: ../ledger/records.py, which says what the hashes stand for.
 
     blobs/<sha256>             whole; checked against its name when it is read
-    uploads/<id>/<offset>      the parts of unfinished uploads
+    uploads/<id>/<offset>      the parts of unfinished uploads; the id of one for a lease is <lease>/<sha256>
     staging/                   a folder's files before they are whole; a bucket needs none
 """
 
@@ -18,36 +18,34 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from io import SEEK_END
 from mmap import mmap
 from pathlib import Path
 from tempfile import SpooledTemporaryFile, TemporaryFile
-from typing import BinaryIO, Literal, TypeAlias, cast
+from typing import BinaryIO, TypeAlias, cast
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 from weakref import WeakValueDictionary
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
+from obstore.store import LocalStore, ObjectStore, from_url
 
 from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
 from blocktrain.io.files import mapped, mapped_file, put_in_place, sync_file, sync_folder
+from blocktrain.swarm.coordinator.presigned import presigned_urls
 
 MAX_OFFSET_DIGITS = 16
 SEND_BYTES = 8 * 2**20  # of a large blob per request to a bucket; two requests run at once
 CHUNK_BYTES = 2**19  # of a large blob that are read from a folder at once
 SPOOLED_BYTES = 2**16  # of a part for a bucket that stay in memory while the rest arrives
-PRESIGNED_FOR = timedelta(minutes=15)  # that a URL for a worker is good
-SIGNING = (S3Store, GCSStore, AzureStore)
 WRONG_CLOCK = "RequestTimeTooSkewed"  # what S3 answers to a request from another time
 BLOBS, UPLOADS, STAGING = "blobs", "uploads", "staging"
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 # Refused, or there are none: then obstore asks the server that cloud machines have for them.
 _NO_CREDENTIALS = re.compile("40[13] (Forbidden|Unauthorized)|/latest/api/token")
-_UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}")
+_UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}(/[0-9A-Za-z_-]{1,128})?")
 
 
 Data: TypeAlias = bytes | memoryview
@@ -66,10 +64,10 @@ class Uploaded:
 class Blobs:
     """A folder, or a bucket by URL (s3://, gs://, az://, …; credentials come from the environment as that service's own
     tools take them). Threads and processes may share it. `presigned`: workers get URLs to read and write in the bucket
-    themselves."""
+    themselves; None: if the bucket limits what they write, and has TLS if their invite has (`tls`)."""
 
-    def __init__(self, url_or_path: str | Path, *, presigned: bool = False) -> None:
-        self.where, self._presigned = str(url_or_path), presigned
+    def __init__(self, url_or_path: str | Path, *, presigned: bool | None = False, tls: bool = False) -> None:
+        self.where = str(url_or_path)
         self._folder = _local_folder(url_or_path)
         self._checked: dict[str, _FileState | None] = {}  # the state of each file when its bytes were checked
         self.damaged: set[str] = set()  # blobs that were found damaged when they were read
@@ -84,29 +82,37 @@ class Blobs:
                     _make_folder(self._folder / name)
                 sync_folder(self._folder)  # the process that made them may have been killed before
                 self._store = LocalStore(self._folder)
-        if presigned:
-            self._require_signing()
+        with self._storage():
+            self._urls = presigned_urls(self._store, self.where, presigned, tls)
 
-    def _require_signing(self) -> None:
-        if not isinstance(self._store, SIGNING):
-            raise ConfigError(
-                f"{self.where} makes no presigned URLs: give --blobs s3://…, gs://… or az://…, or leave out --presigned"
-            )
+    @property
+    def is_bucket(self) -> bool:
+        return self._folder is None
+
+    @property
+    def direct_access(self) -> str:
+        """Whether workers read and write the bucket themselves, as a sentence; empty for a folder."""
+        if not self.is_bucket:
+            return ""
+        if self._urls is None:
+            return "workers read and write the bucket through this coordinator"
+        warning = "" if self._urls.limits_size else "; it does not limit what they write: not for strangers"
+        return f"workers read and write the bucket directly, by presigned URLs{warning}"
 
     def download_url(self, sha256: str) -> str | None:
         """Where anybody may read this blob for a while; None if blobs are read through the coordinator."""
-        return self._signed("GET", _key(sha256))
-
-    def upload_url(self, upload_id: str) -> str | None:
-        """Where the first part of an upload, all of it, may be put for a while."""
-        return self._signed("PUT", f"{_upload(upload_id)}/{0:0{MAX_OFFSET_DIGITS}d}")
-
-    def _signed(self, method: Literal["GET", "PUT"], key: str) -> str | None:
-        if not self._presigned:
+        if self._urls is None:
             return None
-        assert isinstance(self._store, SIGNING), "checked when it was opened"
         with self._storage():
-            return obstore.sign(self._store, method, key, PRESIGNED_FOR)
+            return self._urls.download(_key(sha256))
+
+    def upload_url(self, lease: str, num_bytes: int) -> str | None:
+        """Where an upload of a lease may be put for a while, whole. A lease has one such place: however many URLs a
+        worker asks for, it can store one update."""
+        if self._urls is None:
+            return None
+        with self._storage():
+            return self._urls.upload(_first_part(direct_id(lease)), num_bytes)
 
     def put(self, data: Data | Iterable[Data], sha256: str | None = None) -> str:
         """Stores the bytes, which may come as chunks, and returns their name. A caller that has just computed it may
@@ -273,7 +279,7 @@ class Blobs:
             return
         with self._storage():
             part.flush()
-            (self._folder / key).parent.mkdir(exist_ok=True)
+            (self._folder / key).parent.mkdir(parents=True, exist_ok=True)
             os.replace(part.name, self._folder / key)  # noqa: PTH105 (the call that the tests make fail)
 
     def received(self, upload_id: str) -> int:
@@ -320,13 +326,14 @@ class Blobs:
         self._remove_folder(prefix)
 
     def uploads_of(self, lease: str) -> list[str]:
-        """The names of the unfinished uploads of a lease."""
-        if self._folder is not None:
-            with self._storage(), suppress(FileNotFoundError):
-                return [path.name for path in (self._folder / UPLOADS).glob(f"{lease_prefix(lease)}*")]
-            return []
-        names = {key.split("/")[1] for key, _, _ in self._list(UPLOADS)}
-        return [name for name in names if name.startswith(lease_prefix(lease))]
+        """The ids of the unfinished uploads of a lease."""
+        folder = _upload(_lease_id(lease))
+        return sorted({key.rpartition("/")[0].removeprefix(f"{UPLOADS}/") for key, _, _ in self._list(folder)})
+
+    def leases_with_uploads(self, leases: Iterable[str]) -> set[str]:
+        """Those that have an unfinished upload, by one listing."""
+        there = {key.split("/")[1] for key, _, _ in self._list(UPLOADS)}
+        return {lease for lease in leases if _lease_id(lease) in there}
 
     def used_bytes(self) -> int:
         """Of all blobs and uploads."""
@@ -390,6 +397,8 @@ class Blobs:
         if self._folder is not None:
             with suppress(OSError):  # gone already, or a part has just arrived
                 (self._folder / name).rmdir()
+                if name.count("/") > 1:  # of a lease, which may have no other upload
+                    (self._folder / name).parent.rmdir()
 
     @contextmanager
     def _reading(self, sha256: str) -> Iterator[None]:
@@ -435,17 +444,25 @@ def _key(sha256: str) -> str:
 
 def _upload(upload_id: str) -> str:
     if not _UPLOAD_ID.fullmatch(upload_id):
-        raise BlobError(f"{upload_id!r} names no upload: give 1 to 128 letters, digits, _ and -")
+        raise BlobError(f"{upload_id!r} names no upload: give one or two words of letters, digits, _ and -, like a/b")
     return f"{UPLOADS}/{upload_id}"
 
 
+def _first_part(upload_id: str) -> str:
+    return f"{_upload(upload_id)}/{0:0{MAX_OFFSET_DIGITS}d}"
+
+
 def upload_id(lease: str, sha256: str) -> str:
-    return f"{lease_prefix(lease)}{sha256}"
+    return f"{_lease_id(lease)}/{sha256}"
 
 
-def lease_prefix(lease: str) -> str:
-    """What the names of a lease's uploads begin with."""
-    return f"{hashlib.sha256(lease.encode()).hexdigest()[:32]}-"
+def direct_id(lease: str) -> str:
+    """Of what a worker puts into the bucket itself, whatever its bytes are."""
+    return f"{_lease_id(lease)}/direct"
+
+
+def _lease_id(lease: str) -> str:
+    return hashlib.sha256(lease.encode()).hexdigest()[:32]
 
 
 def _hash(chunks: Iterable[Data]) -> str:

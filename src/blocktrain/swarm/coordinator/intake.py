@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from blocktrain.errors import RequestRefused, TensorError, foreign_bytes
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.coordinator.blobs import Blobs, Uploaded, upload_id
+from blocktrain.swarm.coordinator.blobs import Blobs, Uploaded, direct_id, upload_id
 from blocktrain.swarm.coordinator.blocks import Blocks
 from blocktrain.swarm.coordinator.quotas import Quotas
 from blocktrain.swarm.coordinator.watching.curves import answer_of
@@ -104,9 +104,9 @@ class Intake:
             return self._blobs.size(sha256)
         return self._blobs.received(upload_id(lease_id, sha256))
 
-    def upload_url(self, lease_id: str, sha256: str, size: int, access_token: str) -> str | None:
+    def upload_url(self, lease_id: str, size: int, access_token: str) -> str | None:
         """Where a worker may put a whole upload itself. What arrives there is checked as every other upload is."""
-        url = self._blobs.upload_url(upload_id(lease_id, sha256))
+        url = self._blobs.upload_url(lease_id, size)
         if url is not None:
             self.expect(lease_id, size, size, access_token)
         return url
@@ -195,10 +195,12 @@ class Intake:
         announced, name = notice.payload, upload_id(notice.lease, notice.payload.sha256)
         if self._blobs.is_whole(announced.sha256):
             return Uploaded(name, self._blobs.get(announced.sha256), None)
-        upload = self._blobs.uploaded(name, self._most_bytes(notice.lease))
+        upload = self._blobs.uploaded(name, limit := self._most_bytes(notice.lease))
+        if self._blobs.is_bucket and not upload.data:
+            upload = self._blobs.uploaded(direct_id(notice.lease), limit)
         require_announced(announced, len(upload.data))
         if (found := hashlib.sha256(upload.data).hexdigest()) != announced.sha256:
-            self._blobs.discard(name)
+            self._blobs.discard(upload.id)
             raise RequestRefused(
                 f"the uploaded bytes have sha256 {found[:12]}… and {announced.sha256[:12]}… was announced: they were "
                 f"discarded, upload them again",

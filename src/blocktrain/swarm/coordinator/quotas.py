@@ -43,7 +43,9 @@ class Quotas:
     def measure(self) -> StorageState:
         """Looks how much is stored, and forgets uploads that were deleted. Called by time, not at every request."""
         with self._turn:
-            self._unfinished = {x: kept for x, kept in self._unfinished.items() if self._blobs.uploads_of(x)}
+            known = tuple(self._unfinished)
+        for lease in set(known) - self._blobs.leases_with_uploads(known):
+            self.finished(lease)
         used_bytes, disk = self._blobs.used_bytes(), self._blobs.disk_bytes()
         free_bytes = disk[1] if disk else None
         self.state = replace(self.state, used_bytes=used_bytes, free_bytes=free_bytes, problem=None)

@@ -123,7 +123,7 @@ def _add_worker_routes(
         """With `?size=` and `Prefer: redirect`, a header names the URL for the bytes if workers may write directly."""
         arrived, token = intake.received(lease_id, sha256), request.headers.get("authorization", "")
         if size is not None and not arrived and PREFER_REDIRECT.search(prefer):
-            url = intake.upload_url(lease_id, sha256, size, token)
+            url = intake.upload_url(lease_id, size, token)
             response.headers.update({} if url is None else {UPLOAD_HEADER: url, "Cache-Control": "no-store"})
         return Received(received=arrived)
 

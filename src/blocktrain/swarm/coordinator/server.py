@@ -87,7 +87,8 @@ def opened(
     make_initial_blocks: MakeInitialBlocks,
     storage: StorageLimits | None = None,
     start: StartModel | None = None,
-    presigned: bool = False,
+    presigned: bool | None = None,
+    tls: bool = False,
 ) -> Iterator[OpenRun]:
     """The run of this folder, made when there is none yet. A run with other settings is refused; without settings the
     run goes on as it is, and its text is not read again. A new run begins with the blocks of `start`, if it is given.
@@ -107,7 +108,7 @@ def opened(
             ledger.add_event("upgraded", str(upgrade), time.time())
         noted_head = NotedHead(folder / HEAD_FILE)
         _require_head(ledger, noted_head)
-        blobs = Blobs(blobs_url or folder / BLOBS_FOLDER, presigned=presigned)
+        blobs = Blobs(blobs_url or folder / BLOBS_FOLDER, presigned=presigned, tls=tls)
         run = found_run(spec, corpus, ledger, blobs, time.time()) if spec and corpus else continued_run(ledger)
         del corpus  # it is among the blobs now
         spec = spec_of(run)

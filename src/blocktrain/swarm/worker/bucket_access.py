@@ -13,7 +13,7 @@ import httpx
 
 from blocktrain.logs import visible
 
-TIMEOUT_S = 30.0
+TIMEOUT_S, CONNECT_S = 30.0, 5.0  # a bucket that cannot be reached is found out soon
 PAUSE_S = 600.0  # without the bucket after it has failed
 SEND_BYTES = 2**20
 PREFER = {"Prefer": "redirect"}
@@ -29,7 +29,7 @@ class BucketAccess:
         say: Callable[[str], None],
         tls: bool,
     ) -> None:
-        self._http = httpx.Client(timeout=TIMEOUT_S, transport=transport)
+        self._http = httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S), transport=transport)
         self._clock, self._say, self._tls = clock, say, tls
         self._not_before_s, self.is_used = -math.inf, False
 

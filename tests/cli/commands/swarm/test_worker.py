@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from blocktrain.cli.commands.swarm.devices import chosen_devices
 from blocktrain.cli.commands.swarm.worker import (
     NO_LEASE,
     Shift,
@@ -128,6 +129,14 @@ def test_outside_of_its_hours_a_worker_hands_in_and_waits(monkeypatch, capsys):
 def test_options_that_make_no_sense_are_a_user_error(run, options, complaint):
     result = run("worker", "bt://127.0.0.1:1/#" + "x" * 20, *options)
     assert (result.exit_code, complaint in result.stderr) == (2, True)
+
+
+def test_all_devices_are_all_gpus_of_the_machine_which_must_have_one(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert chosen_devices("all") == ["cuda:0", "cuda:1"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="--devices all finds no CUDA device here: leave it out, or name devices"):
+        chosen_devices("all")
 
 
 @pytest.mark.parametrize(

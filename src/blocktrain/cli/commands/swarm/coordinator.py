@@ -22,6 +22,7 @@ from blocktrain.cli.options import (
     MaxConnections,
     MaxPerAddress,
     Preset,
+    Presigned,
     Seed,
     TlsCert,
     TlsKey,
@@ -71,9 +72,7 @@ def coordinator(
     blobs: Annotated[
         str | None, typer.Option(metavar="URL", help="Bucket (s3://, gs://, az://), instead of DIR/blobs.")
     ] = None,
-    presigned: Annotated[
-        bool, typer.Option("--presigned", help="Let workers read and write the bucket directly, by presigned URLs.")
-    ] = False,
+    presigned: Presigned = None,
     leaderboard: Annotated[
         bool, typer.Option("--leaderboard", help="Show contributions to everybody, without a token, at /leaderboard.")
     ] = False,
@@ -136,9 +135,10 @@ def coordinator(
     make_initial_blocks = partial(make_in_torch_process, describe=_describe)
     storage = StorageLimits(total_bytes=None if max_storage is None else parse_size("--max-storage", max_storage))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the shell that started it ignores interrupts
-    with opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start, presigned) as run, alone_in(folder):
-        if run.upgrade is not None:
-            say(str(run.upgrade))
+    opening = opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start, presigned, tls is not None)
+    with opening as run, alone_in(folder):
+        for line in filter(None, (run.upgrade, run.coordinator.blobs.direct_access)):
+            say(str(line))
         try:
             address, allowed = Address(host, port, public, tuple(peers or ())), Rate.per_second(rate)
             serve(run, address, tls, allowed, limits, announce=announce, say=say, leaderboard=leaderboard)
