@@ -39,6 +39,7 @@ from blocktrain.swarm.coordinator.watching.leaderboard import Leaderboard, add_l
 from blocktrain.swarm.coordinator.watching.metrics import Answers
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import ROLES
+from blocktrain.wire.attached import HOLDS_HEADER, MEDIA_TYPE, Held
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
     UPLOAD_HEADER,
@@ -47,6 +48,7 @@ from blocktrain.wire.messages import (
     LeaseRequest,
     Message,
     Received,
+    TrainLease,
     UpdateNotice,
     UpdateReceipt,
     VetNotice,
@@ -104,12 +106,24 @@ def _add_worker_routes(
     """Leases, uploads and results."""
     intake = coordinator.intake
 
-    @service.post("/v1/leases", dependencies=role, response_model=LeaseReply, responses=problems(409, 422, 426))
+    @service.post(
+        "/v1/leases",
+        dependencies=role,
+        response_model=LeaseReply,
+        responses={200: BYTES, **problems(409, 422, 426)},
+    )
     async def lease(request: Request, asked: LeaseRequest, prefer: Annotated[str, Header()] = "") -> Response:
-        """With `Prefer: wait=2` (RFC 7240) the answer comes as soon as there is work, at the latest after 2 s."""
+        """With `Prefer: wait=2` (RFC 7240) the answer comes as soon as there is work, at the latest after 2 s. With
+        `BlockTrain-Holds`, small blobs that a lease names and the worker lacks come with it."""
         match = PREFER_WAIT.search(prefer)
         wait_s = min(float(match[1]), LONGEST_WAIT_S) if match else 0.0
-        return _json(await _lease_or_wait(coordinator, asked, request, wait_s, clock))
+        reply = await _lease_or_wait(coordinator, asked, request, wait_s, clock)
+        holds = request.headers.get(HOLDS_HEADER)
+        if holds is not None and isinstance(reply, TrainLease):
+            body = await run_in_threadpool(coordinator.with_blobs, reply, Held.parse(holds), asked.worker)
+            if body is not None:
+                return Response(body, media_type=MEDIA_TYPE)
+        return _json(reply)
 
     @service.get("/v1/leases/{lease_id}/uploads/{sha256}", dependencies=role, responses=problems(404, 422))
     def received(
