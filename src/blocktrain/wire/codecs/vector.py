@@ -56,7 +56,7 @@ WORD_BYTES = BLOCKS // 2  # of a stage: four bits per block
 PATTERN_BYTES = 3 * PAIRS // 8  # of a stage: three bits per pair of blocks
 STAGE_BITS = 8 * (WORD_BYTES + PATTERN_BYTES) + 16  # with the gain
 
-_LEFT_BY_STAGE = 0.693  # share of a row's energy that a stage leaves, measured on normal values
+LEFT_BY_STAGE = 0.693  # share of a row's energy that a stage leaves, measured on normal values
 _SHIFT = 3  # bits that a rotated row loses, so that 16 bits hold it
 _GROWTH = math.isqrt(ROW) >> _SHIFT  # of a row's norm by the rotation in whole numbers
 _TINY, _HUGE = 2.0**-100, 2.0**100  # rows with a larger norm are sent as this, so that no sum overflows
@@ -130,7 +130,7 @@ class Vector(Codec):
 
 def _stages_per_row(norms: NDArray[np.float64], num_stages: int) -> NDArray[np.int64]:
     """Each stage goes to the row where it removes the most energy."""
-    left = (np.square(norms)[:, None] * _LEFT_BY_STAGE ** np.arange(MAX_STAGES)).ravel()
+    left = (np.square(norms)[:, None] * LEFT_BY_STAGE ** np.arange(MAX_STAGES)).ravel()
     rows = np.argpartition(left, len(left) - num_stages)[len(left) - num_stages :] if num_stages else np.arange(0)
     return np.bincount(rows // MAX_STAGES, minlength=len(norms))
 
