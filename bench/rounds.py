@@ -145,7 +145,7 @@ class Member:
         self._noise = np.float32(1e-3) * noise.standard_normal(size, np.float32)
 
     def take_part(self) -> None:
-        lease = self._client.lease(self._request)
+        lease = self._client.lease(self._request, self._cache.held())
         assert isinstance(lease, TrainLease), lease
         published = flat(self._cache.trained(lease.trained))
         after = {name: self._moved(tensor) for name, tensor in self._feedback.start(published).items()}

@@ -5,6 +5,7 @@ Next: fuzz.py, which runs them; test_corpus.py, which replays the kept inputs.""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from blocktrain.serve.gateway.openai import ApiError, CompletionRequest, api_err
 from blocktrain.serve.gateway.validate import Limits, validate
 from blocktrain.serve.traversal import Draft, ModelInfo, Traversal
 from blocktrain.spec import RunSpec, preset
-from blocktrain.wire import messages, safetensors
+from blocktrain.wire import attached, messages, safetensors
 from blocktrain.wire.codecs.table import CODECS, make_codec
 from blocktrain.wire.invite import parse_invite
 from blocktrain.wire.recipes import Recipe, RecipeUpdate, read_recipe
@@ -190,6 +191,9 @@ NOTICE = {
     "loss": 5.0,
     "signature": messages.UNSIGNED,
 }
+GRANTED = messages.TrainLease(
+    lease="1", phase=0, shard=0, step_start=0, steps=1, time_left_s=1.0, trained=(), below=(), ahead=()
+)
 COMPLETION = {"prompt": ["a", "b"], "max_tokens": 5, "n": 2, "stop": ["x"], "mode": "sweep", "candidates": 3, "seed": 1}
 EVENT = {"choices": [{"text": "a", "index": 0}], "blocktrain": {"bytes_written": 3, "traversals": 1}}
 REQUEST = b"POST /v1/updates HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nContent-Length: 3\r\n\r\nabc"
@@ -211,6 +215,14 @@ TARGETS = {
     "recipes": Target(
         lambda data: bool(read_recipe(data)),
         (Recipe(blocks=(0, 1), updates=(RecipeUpdate(payload=BLOB, share=0.5),)).encode(),),
+    ),
+    "attached": Target(
+        lambda data: bool(attached.read_attached(data)),
+        (
+            attached.encode_attached(
+                GRANTED, [messages.Blob(sha256=hashlib.sha256(b"x").hexdigest(), num_bytes=1)], [b"x"]
+            ),
+        ),
     ),
     "frames": Target(lambda data: type(frames.decode(data.split(FRAMES_END))[0]), _frames()),
     "openai": Target(_openai, (json.dumps(COMPLETION).encode(), b'{"prompt": "a", "stream": true}')),

@@ -18,12 +18,14 @@ from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.intake import require_announced
 from blocktrain.swarm.coordinator.refusals import render_refusal
 from blocktrain.swarm.coordinator.routes import LONGEST_WAIT_S, PREFER_WAIT, RETRY_LEASE_S
+from blocktrain.wire.attached import HOLDS_HEADER, MEDIA_TYPE, Held
 from blocktrain.wire.messages import (
     EvaluationNotice,
     LeaseReply,
     LeaseRequest,
     Message,
     Received,
+    TrainLease,
     UpdateNotice,
     VetNotice,
     Wait,
@@ -59,7 +61,7 @@ def _answered(coordinator: Coordinator, delivery: Delivery, bells: Bells) -> htt
     if path == "/v1/run":
         return _json(coordinator.info())
     if path == "/v1/leases":
-        return _json(_lease_or_wait(coordinator, delivery, bells))
+        return _lease(coordinator, delivery, bells)
     if path == "/v1/updates" and method == "PUT":
         return _take_whole(coordinator, delivery)
     if path == "/v1/updates":
@@ -82,8 +84,17 @@ def _json(message: Message) -> httpx.Response:
     return httpx.Response(200, headers={"Content-Type": "application/json"}, content=message.model_dump_json().encode())
 
 
-def _lease_or_wait(coordinator: Coordinator, delivery: Delivery, bells: Bells) -> LeaseReply:
-    asked = LeaseRequest.model_validate_json(delivery.body)
+def _lease(coordinator: Coordinator, delivery: Delivery, bells: Bells) -> httpx.Response:
+    asked, holds = LeaseRequest.model_validate_json(delivery.body), delivery.request.headers.get(HOLDS_HEADER)
+    reply = _lease_or_wait(coordinator, asked, delivery, bells)
+    if holds is not None and isinstance(reply, TrainLease):
+        body = coordinator.with_blobs(reply, Held.parse(holds), asked.worker)
+        if body is not None:
+            return httpx.Response(200, headers={"Content-Type": MEDIA_TYPE}, content=body)
+    return _json(reply)
+
+
+def _lease_or_wait(coordinator: Coordinator, asked: LeaseRequest, delivery: Delivery, bells: Bells) -> LeaseReply:
     match = PREFER_WAIT.search(delivery.request.headers.get("Prefer", ""))
     wait_s = min(float(match[1]), LONGEST_WAIT_S) if match else 0.0
     end_at_s, admitted = bells.now_s + wait_s, False

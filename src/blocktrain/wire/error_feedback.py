@@ -51,7 +51,7 @@ class ErrorFeedback:
     def accepted(self, data: bytes, published: Named, after: Named, earlier: Named | None = None) -> None:
         """The update that `compress` made of the same tensors will be merged: what it left out is now unsent."""
         sent = read_update(data, tensor_shapes(after))
-        for name in after:
+        for name in sent.names:
             self.unsent.pop(name, None)  # so that at most one tensor is held twice
             if not sent.codec.lossless:
                 change = sent.change(name, published[name], earlier[name] if sent.from_course and earlier else None)

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from blocktrain.wire.codecs.base import damaged
 from blocktrain.wire.messages import Blob, Message, Natural
 from blocktrain.wire.safetensors import Encoded, Floats
-from blocktrain.wire.updates import EncodedUpdate, Named
+from blocktrain.wire.updates import EncodedUpdate, Named, in_order, tensor_shapes
 
 MAX_WEIGHT = 2.0**100  # far beyond training; no merge writes more, so that the next one can be computed in float32
 MAX_RECIPE_UPDATES = 256
@@ -55,7 +55,8 @@ def follow_recipe(base: Named, updates: Sequence[tuple[EncodedUpdate, float]], e
     this order, and each product is rounded before it is added, so that every machine gets the same bits. `earlier` is
     the version before `base`, for updates that are coded from the course."""
     version = {}
-    for name, tensor in base.items():
+    for name in in_order(tensor_shapes(base)):
+        tensor = base[name]
         total = np.zeros_like(tensor)
         for update, share in updates:
             total += update.change(name, tensor, earlier.get(name)) * np.float32(share)

@@ -217,11 +217,16 @@ def encode_difference(old: Named, new: Named, codec: Codec) -> tuple[bytes, dict
     return data, apply_update(old, read_update(data, tensor_shapes(new), expected=codec))
 
 
+def in_order(shapes: Shapes) -> list[str]:
+    """The tensors as they lie in an update. Whoever reads them in this order decodes every piece of it once."""
+    return sorted(shapes, key=lambda name: (-math.prod(shapes[name]), name))
+
+
 class _Layout:
     """Where each tensor lies in the one vector of a block."""
 
     def __init__(self, shapes: Shapes) -> None:
-        order = sorted(shapes, key=lambda name: (-math.prod(shapes[name]), name))
+        order = in_order(shapes)
         self.shapes = {name: tuple(shapes[name]) for name in order}
         ends = [0, *accumulate(math.prod(shape) for shape in self.shapes.values())]
         self.spans = dict(zip(order, pairwise(ends), strict=True))

@@ -21,8 +21,9 @@ from cryptography.x509.oid import NameOID
 from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefused
 from blocktrain.swarm.worker import client as client_module
 from blocktrain.swarm.worker.client import LONGEST_PAUSE_S, CoordinatorClient
+from blocktrain.wire.attached import HOLDS_HEADER, MEDIA_TYPE, Held, encode_attached
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.messages import Blob, LeaseRequest, Problem
+from blocktrain.wire.messages import Blob, LeaseRequest, Problem, TrainLease
 
 TOKEN = "a-token-for-the-workers"
 DATA = bytes(range(256)) * 10
@@ -368,16 +369,51 @@ def test_a_wait_longer_than_patience_is_not_begun():
     assert time.pauses_s == []
 
 
+def a_request() -> LeaseRequest:
+    said = {"name": "w", "device": "cpu", "memory_bytes": 1, "steps_per_s": 1.0}
+    return LeaseRequest(protocol=1, nonce=1, worker="0" * 64, **said)
+
+
 def test_every_try_for_a_lease_is_a_request_of_its_own():
     answer, asked = one_after_the_other(silence, httpx.Response(200, json={"kind": "finished", "reason": "all done"}))
     nonces = iter((1, 2))
 
     def request() -> LeaseRequest:
-        said = {"name": "w", "device": "cpu", "memory_bytes": 1, "steps_per_s": 1.0}
-        return LeaseRequest(protocol=1, nonce=next(nonces), worker="0" * 64, **said)
+        return a_request().model_copy(update={"nonce": next(nonces)})
 
     assert client_of(answer).lease(request).reason == "all done"
     assert [json.loads(one.content)["nonce"] for one in asked] == [1, 2]
+
+
+def with_blob(damage: Callable[[bytes], bytes] = lambda body: body) -> httpx.Response:
+    lease = {"lease": "1", "phase": 0, "shard": 0, "step_start": 0, "steps": 1, "time_left_s": 1.0}
+    body = encode_attached(TrainLease(**lease, trained=(), below=(), ahead=()), [BLOB], [DATA])
+    return httpx.Response(200, headers={"Content-Type": MEDIA_TYPE}, content=damage(body))
+
+
+def test_a_blob_that_came_with_the_lease_is_not_asked_for(tmp_path):
+    answer, asked = one_after_the_other(with_blob(), httpx.Response(206, content=DATA))
+    client = client_of(answer)
+    assert client.lease(a_request, Held(frozenset({(0, 1)}))).lease == "1"
+    assert asked[0].headers[HOLDS_HEADER] == "held 0.1"
+    assert bytes(client.download(BLOB, tmp_path)) == DATA
+    assert len(asked) == 1
+
+
+def test_what_came_with_a_lease_is_forgotten_with_the_next(tmp_path):
+    plain = httpx.Response(200, json={"kind": "finished", "reason": "all done"})
+    answer, asked = one_after_the_other(with_blob(), plain, httpx.Response(206, content=DATA))
+    client = client_of(answer)
+    for _ in range(2):
+        client.lease(a_request, Held())
+    assert bytes(client.download(BLOB, tmp_path)) == DATA
+    assert len(asked) == 3
+
+
+def test_a_lease_whose_blob_arrived_damaged_is_asked_for_again():
+    answer, asked = one_after_the_other(with_blob(lambda body: body[:-1] + b"?"), with_blob())
+    assert client_of(answer).lease(a_request, Held()).lease == "1"
+    assert len(asked) == 2
 
 
 SEVERAL = Invite("a", 1, TOKEN, others=(Invite("b", 2, TOKEN), Invite("c", 3, TOKEN)))

@@ -16,7 +16,8 @@ from blocktrain.spec import SwarmSpec, preset
 from blocktrain.wire.codecs.integers import Int6, Int8
 from blocktrain.wire.codecs.sparse import Sparse
 from blocktrain.wire.codecs.table import CODECS, make_codec, update_codec
-from blocktrain.wire.codecs.vector import MAX_SPENT, Vector
+from blocktrain.wire.codecs.vector import LEFT_BY_STAGE, MAX_SPENT, ROW, Vector
+from blocktrain.wire.safetensors import decode
 from blocktrain.wire.updates import encode_update, max_update_bytes, read_update
 
 WIKITEXT = preset("wikitext")
@@ -73,6 +74,17 @@ def test_no_round_spends_more_than_the_codec_can():
     spec = WIKITEXT.with_(**{"swarm.update": "vector", "swarm.update_ratio": 20.0, "swarm.round_steps": 1})
     steps = spec.phases[0].steps
     assert update_codec(spec.swarm, steps, steps) == Vector(MAX_SPENT)
+
+
+def test_small_rows_beside_large_ones_are_coded_as_precisely_as_alone():
+    rows = np.random.default_rng(0).standard_normal((32, ROW)).astype(np.float32)
+    rows[::2] *= 100
+    codec, shapes = Vector(MAX_SPENT), {"rows": rows.shape}
+    data = encode_update({"rows": rows}, {"rows": np.zeros_like(rows)}, codec)
+    left = rows - read_update(data, shapes).change("rows")
+    stages = decode(data)[0]["counts"][1::2]
+    share = np.square(left[1::2]).sum(axis=1) / np.square(rows[1::2]).sum(axis=1)
+    assert share.mean() == pytest.approx((LEFT_BY_STAGE**stages).mean(), rel=0.05)
 
 
 def test_more_values_never_take_fewer_bytes():

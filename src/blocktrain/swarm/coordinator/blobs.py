@@ -224,7 +224,7 @@ class Blobs:
     def _size(self, key: str) -> int:
         """Of a folder, without obstore: that takes a hundredth of the time."""
         if self._folder is not None:
-            return (self._folder / key).stat().st_size
+            return os.stat(f"{self._folder}/{key}").st_size  # noqa: PTH116 (every lease names blobs with their sizes)
         return int(self._store.head(key)["size"])
 
     def delete(self, sha256: str) -> None:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from blocktrain.data.shards import CorpusIndex
 from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
+from blocktrain.swarm.coordinator.attaching import attached
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, own_blobs
 from blocktrain.swarm.coordinator.granting import Granting, LeaseShards
@@ -33,6 +34,7 @@ from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Audit, AuditLease, Run, Standing, Update
 from blocktrain.swarm.run_clock import RunClock
 from blocktrain.swarm.signatures import public_half, sign
+from blocktrain.wire.attached import Held, encode_attached
 from blocktrain.wire.messages import (
     INDEX_BLOB,
     BanOrder,
@@ -41,6 +43,7 @@ from blocktrain.wire.messages import (
     ModelManifest,
     RollbackOrder,
     RunInfo,
+    TrainLease,
     UpdateNotice,
     UpdateReceipt,
     VetNotice,
@@ -123,6 +126,12 @@ class Coordinator:
             reply, standing = self._granting.work(request, self._clock(), admitted, access_token)
         self.loop.follow(standing)
         return reply
+
+    def with_blobs(self, lease: TrainLease, held: Held, worker: str) -> bytes | None:
+        """The lease with the small blobs that the worker lacks; None if there are none."""
+        found = attached(lease, held, self.blobs)
+        self.watching.traffic.sent(sum(blob.num_bytes for blob in found), worker)
+        return encode_attached(lease, tuple(found), found.values()) if found else None
 
     def update(self, notice: UpdateNotice) -> UpdateReceipt:
         """Check, record, follow. When this returns, the update survives a kill. A refused one leaves an event for

@@ -24,7 +24,7 @@ from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import Blob
 from blocktrain.wire.recipes import MAX_RECIPE_UPDATES, Recipe, RecipeUpdate, follow_recipe
 from blocktrain.wire.safetensors import Floats, by_block, encode_chunks
-from blocktrain.wire.updates import EncodedUpdate, encode_difference, max_update_bytes, read_update
+from blocktrain.wire.updates import EncodedUpdate, encode_difference, in_order, max_update_bytes, read_update
 
 Named = tuple[str, Floats]
 LEFT_OUT = {  # why a rule left an update out, for people
@@ -76,7 +76,7 @@ class Merger:
             yield from self._relayed(round, recipe)
             return
         merged = self._lightly(merge(parts, self._sizes(round.phase), self._spec), kept)
-        for block, deltas in groupby(merged, key=lambda item: int(item[0].partition(".")[0])):
+        for block, deltas in groupby(merged, key=lambda item: _block_of(item[0])):
             yield self._next(block, round.base[block], deltas)
 
     def again(
@@ -109,7 +109,9 @@ class Merger:
         return replace(self._part(update), weight=weight.weight, scale=weight.scale)
 
     def _sizes(self, phase: int) -> dict[str, int]:
-        return {name: math.prod(shape) for name, shape in self._blocks.shapes(phase).items()}
+        """Block after block, and each block's tensors as they lie in an update."""
+        shapes = self._blocks.shapes(phase)
+        return {name: math.prod(shapes[name]) for name in sorted(in_order(shapes), key=_block_of)}
 
     def _lightly(self, merged: Iterator[Named], updates: Sequence[Update]) -> Iterator[Named]:
         """The same items. What was read of the bases for one tensor does not stay in memory beside the next."""
@@ -189,3 +191,8 @@ class Merger:
         update = read_update(data, self._blocks.shapes(phase), expected=self._blocks.codec(phase))
         forget(data)
         return update, data
+
+
+def _block_of(name: str) -> int:
+    """Of a tensor of an update, "1.readout"."""
+    return int(name.partition(".")[0])

@@ -15,6 +15,7 @@ from pathlib import Path
 from blocktrain.errors import RequestRefused, TensorError, foreign_bytes
 from blocktrain.io.files import mapped, write_whole
 from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.wire.attached import Held
 from blocktrain.wire.messages import BlockVersion, EvaluateLease, TrainLease, VetLease
 from blocktrain.wire.recipes import Recipe, follow_recipe, is_recipe, read_recipe
 from blocktrain.wire.safetensors import Array, by_block, continue_block, decode, encode, flat
@@ -47,6 +48,10 @@ class BlockCache:
     def named_shapes(self, blocks: Sequence[int]) -> Shapes:
         """The shapes of an update of these blocks."""
         return {f"{block}.{name}": shape for block in blocks for name, shape in self.shapes(block).items()}
+
+    def held(self) -> Held:
+        """What need not come with the next lease."""
+        return Held(frozenset(self._held), frozenset({self._last_payload} - {""}))
 
     def needed_blobs(self, lease: TrainLease | EvaluateLease | VetLease) -> set[str]:
         """The hashes of all blobs that the lease may need, and of the last payload, which may be part of a recipe."""

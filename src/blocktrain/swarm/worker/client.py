@@ -17,9 +17,10 @@ from typing import Any, BinaryIO, Self, TypeVar
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefused
+from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefused, TensorError
 from blocktrain.io.files import mapped, written_whole
 from blocktrain.swarm.worker.bucket_access import BucketAccess
+from blocktrain.wire.attached import HOLDS_HEADER, MEDIA_TYPE, Held, read_attached
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
     UPLOAD_HEADER,
@@ -71,6 +72,7 @@ class CoordinatorClient:
         self._headers = {"Authorization": f"Bearer {invite.access_token}"}
         self._places, self._at = invite.places, 0
         self._connections: dict[int, httpx.Client] = {}
+        self._attached: dict[str, memoryview] = {}  # hash: bytes that came with the last lease
         self._patiently(lambda: self._http)
 
     @property
@@ -102,16 +104,24 @@ class CoordinatorClient:
     def run_info(self) -> RunInfo:
         return self._ask("GET", "/v1/run", RunInfo)
 
-    def lease(self, request: Callable[[], LeaseRequest]) -> LeaseReply:
+    def lease(self, request: Callable[[], LeaseRequest], held: Held | None = None) -> LeaseReply:
         """Every attempt makes a new request, because the coordinator answers no nonce twice. From the first request on,
-        downloads name the worker too, so that the status shows each worker's traffic."""
+        downloads name the worker too, so that the status shows each worker's traffic. `held` asks for small blobs that
+        are not held to come with the lease; `download` then finds them."""
+        headers = WAITING if held is None or self._direct.is_used else {**WAITING, HOLDS_HEADER: held.header()}
 
         def ask() -> LeaseReply:
             asked = request()
             self._headers[WORKER_HEADER] = asked.worker
-            return self._ask_once(
-                "POST", "/v1/leases", LEASE_REPLY, json=asked.model_dump(mode="json"), headers=WAITING
-            )
+            response = self._once("POST", "/v1/leases", json=asked.model_dump(mode="json"), headers=headers)
+            self._attached = {}
+            if response.headers.get("Content-Type") != MEDIA_TYPE:
+                return self._read(response, "/v1/leases", LEASE_REPLY)
+            try:
+                lease, self._attached = read_attached(response.content)
+            except TensorError as error:
+                raise CoordinatorUnreachable(f"{self._place.url}: {error}") from None
+            return lease
 
         return self._patiently(ask)
 
@@ -169,7 +179,10 @@ class CoordinatorClient:
         return list(self._send("GET", "/v1/merges", params={"phase": phase, "first": first}).json())
 
     def download(self, blob: Blob, cache: Path) -> memoryview:
-        """The bytes of a blob, mapped from its file in the cache. A broken download continues where it broke off."""
+        """The bytes of a blob: those that came with the lease, or mapped from its file in the cache. A broken download
+        continues where it broke off."""
+        if (attached := self._attached.get(blob.sha256)) is not None:
+            return attached
         kept = cache / blob.sha256
         with suppress(FileNotFoundError):  # never fetched, or just removed by another worker of the same home
             if hashlib.sha256(data := mapped(kept)).hexdigest() == blob.sha256:

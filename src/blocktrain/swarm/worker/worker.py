@@ -178,12 +178,12 @@ class Worker:
         """The coordinator knows the last number of this key, and this process may not: a refusal tells it."""
         for _ in range(NUMBER_TRIES):
             try:
-                return self._client.lease(self._request)
+                return self._client.lease(self._request, self._block_cache.held())
             except RequestRefused as refused:
                 if refused.code != "replayed" or refused.number is None or refused.number < self._nonce:
                     raise
                 self._nonce = refused.number
-        return self._client.lease(self._request)
+        return self._client.lease(self._request, self._block_cache.held())
 
     def _request(self) -> LeaseRequest:
         self._nonce += 1

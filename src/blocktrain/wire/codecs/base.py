@@ -23,6 +23,7 @@ from blocktrain.wire.codecs.packing import ceil_div
 from blocktrain.wire.safetensors import BFLOAT16, Array, Floats
 
 PIECE = 1 << 16  # values that are coded at once: they stay in a processor's cache
+LARGE_PIECE = 1 << 18  # for codecs of many short steps, where numpy's own work for each call would be most of the time
 BLOCK = 256  # values that share a scale
 MAX_MAGNITUDE = 2.0**126  # a larger value is not a weight, and sums of such values could overflow
 TINY_SCALE = 2.0**-120  # float32 loses digits below this; also the scale of a block that is all zeros
@@ -97,10 +98,15 @@ def as_rows(vector: Floats, length: int) -> Floats:
 
 
 def encode_pieces(
-    codec: Codec, values: Values, size: int, row: int, encode_piece: Callable[[Floats], Mapping[str, Array]]
+    codec: Codec,
+    values: Values,
+    size: int,
+    row: int,
+    encode_piece: Callable[[Floats], Mapping[str, Array]],
+    piece: int = PIECE,
 ) -> dict[str, Array]:
-    """Encodes pieces of whole rows, small enough for a processor's cache, and joins their parts."""
-    length = row * max(1, PIECE // row)
+    """Encodes pieces of whole rows and joins their parts."""
+    length = row * max(1, piece // row)
     coded = [encode_piece(values.slice(start, min(start + length, size))) for start in range(0, size, length)]
     empty = {name: np.empty((0, *shape[1:]), dtype) for name, (dtype, shape) in codec.parts(0).items()}
     return {name: np.concatenate([none, *(piece[name] for piece in coded)]) for name, none in empty.items()}

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blocktrain.wire.codecs.base import (
+    LARGE_PIECE,
     MAX_MAGNITUDE,
     UINT8,
     Codec,
@@ -73,7 +74,7 @@ class Sparse(Codec):
         }
 
     def encode(self, values: Values, size: int) -> dict[str, Array]:
-        return encode_pieces(self, values, size, self.chunk, self._encode_piece)
+        return encode_pieces(self, values, size, self.chunk, self._encode_piece, LARGE_PIECE)
 
     def _encode_piece(self, piece: Floats) -> dict[str, Array]:
         rows = as_rows(piece, self.chunk)

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blocktrain.wire.codecs.base import (
+    LARGE_PIECE,
     MAX_MAGNITUDE,
-    PIECE,
     UINT8,
     Codec,
     PartType,
@@ -56,14 +56,14 @@ WORD_BYTES = BLOCKS // 2  # of a stage: four bits per block
 PATTERN_BYTES = 3 * PAIRS // 8  # of a stage: three bits per pair of blocks
 STAGE_BITS = 8 * (WORD_BYTES + PATTERN_BYTES) + 16  # with the gain
 
-_LEFT_BY_STAGE = 0.693  # share of a row's energy that a stage leaves, measured on normal values
+LEFT_BY_STAGE = 0.693  # share of a row's energy that a stage leaves, measured on normal values
 _SHIFT = 3  # bits that a rotated row loses, so that 16 bits hold it
 _GROWTH = math.isqrt(ROW) >> _SHIFT  # of a row's norm by the rotation in whole numbers
 _TINY, _HUGE = 2.0**-100, 2.0**100  # rows with a larger norm are sent as this, so that no sum overflows
 _SAFE_SQUARES = 2.0**-100, 2.0**100  # for float32
 _STAGES_AT_ONCE = 8  # then whole numbers are too coarse for what is left
-_PIECE_ROWS = PIECE // ROW
-_CACHED_PIECES = 8
+_PIECE_ROWS = LARGE_PIECE // ROW
+_CACHED_PIECES = 2
 
 _TURNED = np.arange(BLOCKS).reshape(8, 8).T.reshape(-1)  # the low bits of a block's number before the high bits
 
@@ -102,7 +102,7 @@ class Vector(Codec):
 
     def encode(self, values: Values, size: int) -> dict[str, Array]:
         """Reads the values twice, piece by piece: how the stages are divided depends on all of them."""
-        spans = [(start, min(start + PIECE, size)) for start in range(0, size, PIECE)]
+        spans = [(start, min(start + LARGE_PIECE, size)) for start in range(0, size, LARGE_PIECE)]
         norms = np.concatenate([np.empty(0), *(_norms(as_rows(values.slice(*span), ROW)) for span in spans)])
         book = hashlib.sha256(norms.tobytes()).digest()[:BOOK_BYTES]  # other values get another book
         counts = _stages_per_row(norms, self.num_stages(size))
@@ -130,7 +130,7 @@ class Vector(Codec):
 
 def _stages_per_row(norms: NDArray[np.float64], num_stages: int) -> NDArray[np.int64]:
     """Each stage goes to the row where it removes the most energy."""
-    left = (np.square(norms)[:, None] * _LEFT_BY_STAGE ** np.arange(MAX_STAGES)).ravel()
+    left = (np.square(norms)[:, None] * LEFT_BY_STAGE ** np.arange(MAX_STAGES)).ravel()
     rows = np.argpartition(left, len(left) - num_stages)[len(left) - num_stages :] if num_stages else np.arange(0)
     return np.bincount(rows // MAX_STAGES, minlength=len(norms))
 
@@ -170,7 +170,7 @@ class _Stages:
         for first in range(0, int(counts.max()), _STAGES_AT_ONCE):
             order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts > first)]  # most stages first
             last = min(first + _STAGES_AT_ONCE, int(counts.max()))
-            self._encode(rows, first_row, order, float(norms[order].max()), range(first, last))
+            self._encode(rows, first_row, order, norms, range(first, last))
             if last < counts.max():
                 rows = rows.copy() if not first else rows
                 for stage in range(first, last):
@@ -181,23 +181,26 @@ class _Stages:
                     rows[chosen] -= added
                 norms = _norms(rows)
 
-    def _encode(self, rows: Floats, first_row: int, order: NDArray[np.int64], norm: float, stages: range) -> None:
-        unit = MAX_NORM / _GROWTH / min(max(norm, _TINY), _HUGE)
-        if norm > _HUGE:
-            rows = rows * np.minimum(1, _HUGE / np.maximum(_norms(rows), _TINY))[:, None].astype(np.float32)
-        left = _rotate(rows, order, _flips(self.book) * np.float32(unit))
+    def _encode(
+        self, rows: Floats, first_row: int, order: NDArray[np.int64], norms: NDArray[np.float64], stages: range
+    ) -> None:
+        """Each row is scaled to the same norm in whole numbers, so that all are coded with the same precision."""
+        norms = np.maximum(norms, _TINY)
+        left = _rotate(rows, order, _flips(self.book), (MAX_NORM / _GROWTH / norms).astype(np.float32))
+        units = MAX_NORM / np.minimum(norms, _HUGE)[order]
         for stage in stages:
             chosen = first_row + order[: np.count_nonzero(self.counts[first_row + order] > stage)]
             left = left[..., : len(chosen)]
             signed = _scratch.array("signed", left.shape, np.int16)
             np.multiply(left, _stage_signs(self.book, stage)[:, None, None], out=signed)
             codes, products = nearest_words(signed, stage)
-            gains = (products / (ROW * _GROWTH * unit)).astype(BFLOAT16)
+            units = units[: len(chosen)]
+            gains = (products / (ROW * units)).astype(BFLOAT16)
             places = self.starts[chosen] + stage
             self.codes[places], self.gains[places] = codes.transpose(2, 0, 1), gains[:, None]
             if stage + 1 < stages.stop:
                 words = _stage_words(self.book, stage).T.take(by_block(codes, stage), axis=1)
-                words *= np.rint(gains.astype(np.float64) * (unit * _GROWTH)).astype(np.int16)
+                words *= np.rint(gains.astype(np.float64) * units).astype(np.int16)
                 left = left - words
 
 
@@ -211,10 +214,10 @@ class _VectorValues:
         self._piece = lru_cache(_CACHED_PIECES)(partial(_decode_piece, parts, _first_stages(parts["counts"])))
 
     def slice(self, begin: int, end: int) -> Floats:
-        first, last = begin // PIECE, ceil_div(end, PIECE)
+        first, last = begin // LARGE_PIECE, ceil_div(end, LARGE_PIECE)
         pieces = [self._piece(number) for number in range(first, last)]
         whole = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.float32), *pieces])
-        return whole[begin - first * PIECE : end - first * PIECE]
+        return whole[begin - first * LARGE_PIECE : end - first * LARGE_PIECE]
 
 
 def _decode_piece(parts: Mapping[str, Array], starts: NDArray[np.int64], number: int) -> Floats:
@@ -268,11 +271,12 @@ def _unpack_codes(words: Bytes, patterns: Bytes) -> Bytes:
 # blocks. To decode a stage, its words are transformed as blocks once, and then the columns of every row.
 
 
-def _rotate(rows: Floats, order: NDArray[np.int64], flips: Floats) -> Shorts:
-    """Some rows times the flips, in whole numbers and rotated: [position in the block, block, row]. Their norms grow
-    _GROWTH times."""
+def _rotate(rows: Floats, order: NDArray[np.int64], flips: Floats, scales: Floats) -> Shorts:
+    """Some rows times the flips and their scales, in whole numbers and rotated: [position in the block, block, row].
+    Their norms grow _GROWTH times."""
+    scaled = np.multiply(rows, scales[:, None], out=_scratch.array("scaled", rows.shape, np.float32))
     flipped = _scratch.array("flipped", rows.shape, np.int16)
-    np.multiply(rows, flips, out=flipped, casting="unsafe")
+    np.multiply(scaled, flips, out=flipped, casting="unsafe")
     columns = _transform_columns(flipped, _TURNED[:, None] + BLOCKS * order)
     columns >>= _SHIFT
     blocks = _scratch.array("flipped", (BLOCK_VALUES, BLOCKS, len(order)), np.int16)
