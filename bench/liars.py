@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.signatures import Kind, sign
+from blocktrain.wire.attached import Held
 from blocktrain.wire.codecs.table import update_codec
 from blocktrain.wire.messages import (
     Blob,
@@ -117,8 +118,8 @@ class LyingClient(DirectClient):
         self._leases: dict[str, TrainLease] = {}
         self._noise = np.random.default_rng(number)
 
-    def lease(self, request: Callable[[], LeaseRequest]) -> LeaseReply:
-        reply = super().lease(request)
+    def lease(self, request: Callable[[], LeaseRequest], held: Held | None = None) -> LeaseReply:
+        reply = super().lease(request, held)
         if isinstance(reply, TrainLease):
             self._leases[reply.lease] = reply
             if self._lie.startswith("lazy"):

@@ -26,9 +26,10 @@ from blocktrain.swarm.worker.block_cache import BlockCache
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker
 from blocktrain.train.trainer import BlockTrainer
+from blocktrain.wire.attached import Held
 from blocktrain.wire.error_feedback import ErrorFeedback
 from blocktrain.wire.invite import Invite, parse_invite
-from blocktrain.wire.messages import TrainLease
+from blocktrain.wire.messages import LeaseReply, LeaseRequest, TrainLease
 from swarm_processes import (
     FREE_MEMORY_BYTES,
     CoordinatorProcess,
@@ -138,9 +139,9 @@ class MarkingClient(CoordinatorClient):
         super().__init__(invite, **options)
         self._mark, self.marks = mark, list[Mark]()
 
-    def lease(self, request: Any) -> Any:
+    def lease(self, request: Callable[[], LeaseRequest], held: Held | None = None) -> LeaseReply:
         mark = self._mark()
-        reply = super().lease(request)
+        reply = super().lease(request, held)
         if isinstance(reply, TrainLease):
             self.marks.append(mark)
         return reply

@@ -28,6 +28,7 @@ from blocktrain.swarm.initial_blocks import initial_blocks_here
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker, WorkReport
+from blocktrain.wire.attached import Held
 from blocktrain.wire.messages import (
     Blob,
     EvaluationNotice,
@@ -123,7 +124,7 @@ class DirectClient:
     def run_info(self) -> RunInfo:
         return self._coordinator.info()
 
-    def lease(self, request: Callable[[], LeaseRequest]) -> LeaseReply:
+    def lease(self, request: Callable[[], LeaseRequest], held: Held | None = None) -> LeaseReply:
         return self._settled(lambda: self._coordinator.lease(request(), access_token=self.access_token))
 
     def download(self, blob: Blob, cache: Path) -> memoryview:
