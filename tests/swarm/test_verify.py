@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -11,6 +13,7 @@ import pytest
 
 from blocktrain.errors import ConfigError, StorageError
 from blocktrain.swarm.coordinator.initial_files import initial_blocks_folder
+from blocktrain.swarm.coordinator.loop import REPAIR_EVERY_S
 from blocktrain.swarm.coordinator.server import _require_head, _require_ledger
 from blocktrain.swarm.ledger.chain import HEAD_FILE, ChainHead, NotedHead
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -123,6 +126,25 @@ def test_a_blob_that_is_damaged_a_second_time_is_merged_again_a_second_time(hous
         house.settle()
         assert blob.read_bytes() == good
     assert [event.kind for event in house.ledger.events()].count("damaged") == 2
+
+
+def test_a_version_that_cannot_be_stored_when_it_is_merged_again_is_tried_again_later(house, trained, monkeypatch):
+    """The disk was full when the damage was found."""
+    blob = blob_of(house, 0, 3)
+    good = blob.read_bytes()
+    blob.write_bytes(b"damaged")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as for_now:
+        for_now.setattr(os, "replace", refuse)
+        assert house.ask_only("GET", f"/v1/blobs/{blob.name}").status_code == 503
+        house.settle()
+    assert "damaged" not in [event.kind for event in house.ledger.events()]
+    house.now_s += REPAIR_EVERY_S
+    house.settle()
+    assert blob.read_bytes() == good
 
 
 def test_blobs_without_their_ledger_found_no_new_run(trained):

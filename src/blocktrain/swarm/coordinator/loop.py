@@ -33,6 +33,7 @@ UNWANTED_S = 3600.0  # until a blob or an upload that nothing needs is deleted
 UNWANTED_FULL_S = 300.0  # the same while storage is full
 PRUNE_EVERY_S = 60.0  # at most, however short the rounds are
 PRUNE_EVERY_FULL_S = 5.0  # while storage is full
+REPAIR_EVERY_S = 10.0  # while a version that is merged again cannot be stored
 
 
 class CoordinatorLoop:
@@ -58,7 +59,7 @@ class CoordinatorLoop:
         # Two threads of one server never merge the same round. Between servers, the ledger decides.
         self._turn = threading.Lock()
         self._pruned_s, self._first_tick_s = -math.inf, math.inf
-        self._said_damaged = set[str]()
+        self._said_damaged, self._repair_s = set[str](), -math.inf
         self._shortage: str | None = None  # of storage, as it was last reported
         # As the dates of files are. If the machine's clock is set, no young file becomes an old one.
         self.wall_clock: Callable[[], float] = RunClock(0.0)
@@ -210,9 +211,17 @@ class CoordinatorLoop:
         self._prune(now_s)
 
     def _repair(self, now_s: float) -> None:
-        """Merges versions again whose blobs were found damaged. Each is an event, once until it is damaged again."""
+        """Merges versions again whose blobs were found damaged. Each is an event, once until it is damaged again. What
+        cannot be stored now is tried again later."""
+        if now_s < self._repair_s:
+            return
         for sha256 in sorted(self._blobs.damaged - self._said_damaged):
-            if merged_again := self._merged_again(sha256):
+            try:
+                merged_again = self._merged_again(sha256)
+            except StorageError:
+                self._repair_s = now_s + REPAIR_EVERY_S
+                continue
+            if merged_again:
                 self._blobs.damaged.discard(sha256)
             else:
                 self._said_damaged.add(sha256)
@@ -225,7 +234,7 @@ class CoordinatorLoop:
                 updates = self._ledger.merged_updates(version.phase, version.round)
                 weights = self._ledger.merge_weights(version.phase, version.round)
                 base = self._ledger.base_of(version.phase, version.round)
-                with suppress(BlobError, StorageError):
+                with suppress(BlobError):  # what it was merged from is gone
                     self._merger.again(version.phase, version.round, base, updates, weights)
                     self._blobs.get(sha256)
                     return True
