@@ -319,9 +319,10 @@ def _verdicts_of(document: Document, manner: str) -> list[Verdict]:
     third = [(record, cost) for record, cost in lines if _third(record)]
     if clean:
         found.append(at_most(f"{how}: cost without liars", max(c for _, c in clean), MOST_CLEAN_COST, "+.4f"))
-        updates = sum(r["updates"] for r, _ in clean)  # of as many steps each; which are audited is drawn
-        checks = sum(r["overhead"] * r["updates"] for r, _ in clean) / updates
-        about = f" ({updates} updates of {len(clean)} runs)"
+        honest = [r for r in document["results"].values() if r["name"].startswith(f"{how}, clean, ")]
+        updates = sum(r["updates"] for r in honest)  # of as many steps each; which are audited is drawn
+        checks = sum(r["overhead"] * r["updates"] for r in honest) / updates
+        about = f" (of {updates} updates)"
         found.append(at_most(f"{how}: checks without liars, of all steps", checks, MOST_OVERHEAD, about=about))
     if third:
         cost, lie = max((cost, record["settings"]["lie"]) for record, cost in third)
