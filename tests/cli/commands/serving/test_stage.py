@@ -27,7 +27,7 @@ BAD_OPTIONS = {
     "no key": (["--keys", "none.key"], "none.key cannot be read"),
     "threads": (["--threads", "0"], "--threads 0 is too small"),
     "poll": (["--poll", "0"], "--poll 0 is too small"),
-    "device": (["--device", "abacus"], "--device abacus cannot be used here"),
+    "device": (["--device", "abacus"], "--device abacus is not the name of a device"),
 }
 
 

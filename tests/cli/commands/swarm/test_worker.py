@@ -123,7 +123,7 @@ def test_outside_of_its_hours_a_worker_hands_in_and_waits(monkeypatch, capsys):
     [
         (["--schedule", "at night"], "give two times of a day"),
         (["--devices", "cpu,cpu", "--device", "cpu"], "--devices excludes --device"),
-        (["--devices", "cpu,none"], "cannot be used here"),
+        (["--devices", "cpu,none"], "is not the name of a device"),
     ],
 )
 def test_options_that_make_no_sense_are_a_user_error(run, options, complaint):
