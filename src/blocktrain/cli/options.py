@@ -309,7 +309,7 @@ def parse_size(option: str, text: str) -> int:
     found = SIZE.fullmatch(text.strip())
     if found is None or (found[3] and not found[2]):
         raise ConfigError(f"{option} {text} is not a size: write for example 4GB, 512MB or 2GiB")
-    if not found[2] and float(found[1]) < LEAST_BYTES:
+    if not found[2] and 0 < float(found[1]) < LEAST_BYTES:
         raise ConfigError(f"{option} {text} has no unit: write for example {text}GB, 512MB or 2GiB")
     size = int(float(found[1]) * (1024 if found[3] else 1000) ** POWERS.index(found[2].lower()))
     if size < 1:

@@ -15,7 +15,7 @@ NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["worker", "http://here:80/#x"], 'this is not an invite, it starts with "http:"'),
+        (["worker", "ftp://here:80/#x"], 'this is not an invite, it starts with "ftp:"'),
         (["status", "bt://here:80/"], "put the invite in quotes"),
         (["export", "bt://here/#a-token-for-nobody", "m"], "it names no host and port"),
         (["worker", NOBODY, "--memory", "0"], "--memory 0 is too small"),
