@@ -71,10 +71,11 @@ def test_what_is_large_is_left_to_be_fetched(member, monkeypatch):
 
 def test_a_damaged_blob_is_left_to_be_asked_for(house, member):
     member.work()
-    first, *others = [version.tensors.sha256 for version in member.lease().trained]
-    path = house.folder / "blobs" / "blobs" / first
+    lease = member.lease()
+    first, *others = [version.tensors for version in lease.trained]
+    path = house.folder / "blobs" / "blobs" / first.sha256
     path.write_bytes(bytes(path.stat().st_size))
-    assert asked(member, Held())[1] == others
+    assert [*attaching.attached(lease, Held(), house.blobs)] == others
 
 
 @pytest.mark.parametrize("holds", [{}, {HOLDS_HEADER: "held"}])
