@@ -218,6 +218,32 @@ def test_a_fleet_trains_what_one_machine_trains_and_serves_it_though_a_node_is_k
     run("verify", tmp_path / "run")
 
 
+def test_auto_starts_a_cluster_where_none_runs_and_down_ends_it(text):
+    with tempfile.TemporaryDirectory(prefix="bt-auto-", dir="/tmp") as name:  # short: Ray's sockets are in it
+        folder = Path(name)
+        home, answers = folder / "home", dict[str, str]()
+        alone = {**os.environ, "RAY_TMPDIR": name, "HOME": name, **RAY_SETTINGS}
+        where = ["--ray", "auto", "--name", "alone"]
+        up = ["up", *settings(text), *where, "--dir", folder / "run", "--home", home, "--workers", 0, "--stages", 0]
+        for words in (up, ["status", *where], ["down", *where]):
+            command = [sys.executable, "-m", "blocktrain", "fleet", *map(str, words)]
+            answers[words[0]] = subprocess.check_output(command, env=alone, text=True)
+        assert "blocktrain worker" in answers["up"]
+        assert "running" in answers["status"]
+        assert (folder / "run" / "ledger.db").exists()
+        until(lambda: not processes_with(name), "the end of the cluster")
+
+
+def processes_with(words: str) -> list[int]:
+    """Those whose command names this."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if words.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
 def key_of(member: Path) -> str:
     return str(tomllib.loads((member / "chain.key").read_text())["secret"])
 

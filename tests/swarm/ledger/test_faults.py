@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sqlite3
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -36,6 +37,7 @@ from ledger_steps import (
 from sqlalchemy import text
 
 from blocktrain.errors import ConfigError, LedgerUnavailable, StorageError
+from blocktrain.swarm.ledger import postgres as ledger_postgres
 from blocktrain.swarm.ledger import sqlite as ledger_sqlite
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import NewUpdate
@@ -90,6 +92,24 @@ def test_a_database_that_cannot_be_reached_may_be_tried_again():
     pytest.importorskip("psycopg")
     with pytest.raises(LedgerUnavailable, match=r"127\.0\.0\.1:1/x does not answer .*: .* try again"):
         Ledger("postgresql+psycopg://user:secret@127.0.0.1:1/x")
+
+
+def test_a_server_that_keeps_the_connection_and_never_answers_is_given_up(postgres, monkeypatch):
+    with closing(Ledger(postgres)) as ledger, ExitStack() as after:
+
+        def stop_the_server(connection: Any) -> None:
+            server = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            after.callback(os.kill, server, signal.SIGCONT)
+            os.kill(server, signal.SIGSTOP)
+            monkeypatch.setattr(ledger_postgres, "ANSWER_LIMIT_S", 0.0)
+
+        never_answered = pytest.raises(LedgerUnavailable, match=r"does not answer \(no answer in 0 s\): .* try again")
+        with never_answered, ledger.transaction() as transaction, transaction._writing() as connection:
+            stop_the_server(connection)
+            transaction.add_event("kind", "never answered", now_s=1.0)
+        monkeypatch.undo()
+        ledger.add_event("kind", "on a new connection", now_s=2.0)
+        assert [event.text for event in ledger.events()] == ["on a new connection"]
 
 
 def test_a_file_that_is_no_database_is_refused_with_the_remedy(tmp_path):

@@ -21,6 +21,7 @@ from sqlalchemy.schema import CreateSchema
 from blocktrain.errors import BlockTrainError, ConfigError, LedgerConflict, LedgerUnavailable, StorageError
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.migrations.schema import prepare
+from blocktrain.swarm.ledger.postgres import open_engine
 from blocktrain.swarm.ledger.queries import OpenRounds
 from blocktrain.swarm.ledger.sqlite import (
     Connection,
@@ -183,7 +184,7 @@ class Database:
     def _open(self, url: URL, lock_timeout_s: float) -> Engine:
         try:
             if url.get_backend_name() != "sqlite":
-                return create_engine(url, pool_pre_ping=True, connect_args=_postgres_settings(self._schema))
+                return open_engine(url, self._schema, lock_timeout_s)
             engine = create_engine(url, connect_args={"timeout": lock_timeout_s})
         except (SQLAlchemyError, ImportError) as error:
             raise ConfigError(
@@ -256,22 +257,6 @@ def _without_schema(url: URL) -> tuple[URL, str | None]:
 def _shown(url: URL, schema: str | None) -> str:
     shown = url.render_as_string(hide_password=True)
     return shown if schema is None else f"{shown}{'&' if url.query else '?'}schema={schema}"
-
-
-def _postgres_settings(schema: str | None) -> dict[str, Any]:
-    """A server that is cut off is given up within seconds, and what it holds for a coordinator that is cut off is free
-    again within a minute."""
-    server = {"idle_in_transaction_session_timeout": "60s", "lock_timeout": f"{LOCK_TIMEOUT_S:g}s"}
-    if schema is not None:
-        server["search_path"] = schema
-    return {
-        "options": " ".join(f"-c {name}={value}" for name, value in server.items()),
-        "connect_timeout": 10,
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 20_000,
-    }
 
 
 def _begin_sqlite(connection: SqlConnection) -> None:
