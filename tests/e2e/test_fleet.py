@@ -224,7 +224,7 @@ def test_auto_starts_a_cluster_where_none_runs_and_down_ends_it(text):
         home, answers = folder / "home", dict[str, str]()
         alone = {**os.environ, "RAY_TMPDIR": name, "HOME": name, **RAY_SETTINGS}
         where = ["--ray", "auto", "--name", "alone"]
-        up = ["up", *settings(text), *where, "--dir", folder / "run", "--home", home, "--workers", 0, "--stages", 0]
+        up = ["up", *settings(text), *where, "--dir", folder / "run", "--home", home, "--workers", 1, "--stages", 0]
         for words in (up, ["status", *where], ["down", *where]):
             command = [sys.executable, "-m", "blocktrain", "fleet", *map(str, words)]
             answers[words[0]] = subprocess.check_output(command, env=alone, text=True)
