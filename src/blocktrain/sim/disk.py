@@ -19,8 +19,8 @@ from weakref import WeakSet
 from blocktrain.swarm.coordinator.blobs import BLOBS, Blobs, Data
 from blocktrain.swarm.ledger.chain import HEAD_FILE
 from blocktrain.swarm.ledger.database import LOCK_TIMEOUT_S, Database
+from blocktrain.swarm.ledger.drivers.sqlite import Connection, SqliteConnection, SqliteFile
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.sqlite import Connection, SqliteConnection, SqliteFile
 
 DISK_BYTES = 2**40
 TORN_SHARE = 0.5  # of lost files of which a part is there after a power cut

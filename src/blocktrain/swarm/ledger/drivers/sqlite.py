@@ -1,6 +1,6 @@
 """SQLite without SQLAlchemy in between: its statements, compiled once, are run by the driver itself. A small statement
 then costs microseconds instead of tens of them. It understands what the ledger uses of SQLAlchemy and no more.
-Next: database.py, whose transactions use it; queries.py, the statements."""
+Next: ../database.py, whose transactions use it; ../queries.py, the statements."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """What a coordinator asks of PostgreSQL's connections: nothing waits without limit, neither for a lock, nor for a
-server that is cut off, nor for one that keeps the connection and never answers. Next: database.py, which opens them."""
+server that is cut off, nor for one that keeps the connection and never answers.
+Next: ../database.py, which opens them."""
 
 from __future__ import annotations
 
