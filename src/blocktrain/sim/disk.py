@@ -19,7 +19,8 @@ from weakref import WeakSet
 from blocktrain.swarm.coordinator.blobs import BLOBS, Blobs, Data
 from blocktrain.swarm.ledger.chain import HEAD_FILE
 from blocktrain.swarm.ledger.database import LOCK_TIMEOUT_S, Database
-from blocktrain.swarm.ledger.drivers.sqlite import Connection, SqliteConnection, SqliteFile
+from blocktrain.swarm.ledger.drivers.connection import Connection
+from blocktrain.swarm.ledger.drivers.sqlite import SqliteConnection, SqliteFile
 from blocktrain.swarm.ledger.ledger import Ledger
 
 DISK_BYTES = 2**40

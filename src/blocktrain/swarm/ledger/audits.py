@@ -11,7 +11,7 @@ from sqlalchemy import BindParameter, and_, bindparam, func, or_, select, update
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed
-from blocktrain.swarm.ledger.drivers.sqlite import Connection
+from blocktrain.swarm.ledger.drivers.connection import Connection
 from blocktrain.swarm.ledger.queries import WAITING, insert_event, lease_of, update_of
 from blocktrain.swarm.ledger.records import Audit, AuditLease, AuditSummary, LeaseRecord, NewUpdate
 from blocktrain.swarm.policy.audits import AuditVerdict

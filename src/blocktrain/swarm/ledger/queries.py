@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Table, and_, bindparam, func, insert, or_, select, true, update
 
 from blocktrain.swarm.ledger import tables as t
-from blocktrain.swarm.ledger.drivers.sqlite import Connection
+from blocktrain.swarm.ledger.drivers.connection import Connection
 from blocktrain.swarm.ledger.records import (
     Evaluation,
     EvaluationLease,

@@ -11,7 +11,7 @@ from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, changed, retry_on_conflict
-from blocktrain.swarm.ledger.drivers.sqlite import Connection
+from blocktrain.swarm.ledger.drivers.connection import Connection
 from blocktrain.swarm.ledger.queries import (
     IS_OPEN,
     STANDING,

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import BindParameter, Executable, Select
+from sqlalchemy import BindParameter, Select
 from sqlalchemy.dialects.sqlite import pysqlite
 from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.types import TypeEngine
@@ -184,29 +184,6 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 def is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & _EXTENDED in _BUSY
-
-
-class Rows(Protocol):
-    """What a statement gives: the part of SQLAlchemy's results that the ledger uses."""
-
-    @property
-    def rowcount(self) -> int: ...
-    @property
-    def inserted_primary_key(self) -> Any: ...
-    def all(self) -> Sequence[Any]: ...
-    def one(self) -> Any: ...
-    def one_or_none(self) -> Any: ...
-    def first(self) -> Any: ...
-    def scalar(self) -> Any: ...
-    def scalar_one(self) -> Any: ...
-    def scalars(self) -> Any: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-
-class Connection(Protocol):
-    """Runs statements inside one transaction: SQLAlchemy's connection to PostgreSQL, or a `QuickConnection`."""
-
-    def execute(self, statement: Executable, parameters: Any = None, /) -> Rows: ...
 
 
 class QuickConnection:
