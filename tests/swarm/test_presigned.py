@@ -20,7 +20,7 @@ from sqlalchemy import func, select
 from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import ConfigError
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.coordinator import presigned as presigned_module
+from blocktrain.swarm.coordinator.storage import presigned as presigned_module
 from blocktrain.swarm.coordinator.blobs import Blobs, direct_id
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.server import served_here

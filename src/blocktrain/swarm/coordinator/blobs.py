@@ -33,7 +33,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 
 from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
 from blocktrain.io.files import mapped, mapped_file, put_in_place, sync_file, sync_folder
-from blocktrain.swarm.coordinator.presigned import presigned_urls
+from blocktrain.swarm.coordinator.storage.presigned import presigned_urls
 
 MAX_OFFSET_DIGITS = 16
 SEND_BYTES = 8 * 2**20  # of a large blob per request to a bucket; two requests run at once

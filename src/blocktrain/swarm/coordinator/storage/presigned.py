@@ -1,5 +1,5 @@
 """Presigned URLs: whoever has one may read, or write, one object of a bucket for a while. One for an upload holds for
-the announced number of bytes only, where the bucket is S3 and checks it. Next: blobs.py, which gives them."""
+the announced number of bytes only, where the bucket is S3 and checks it. Next: ../blobs.py, which gives them."""
 
 from __future__ import annotations
 
