@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
 from blocktrain.swarm.coordinator import blobs as blobs_module
 from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.storage import bucket as bucket_module
+from blocktrain.swarm.coordinator.storage import folder as folder_module
 
 DATA = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -269,8 +271,8 @@ def test_a_blob_that_is_put_in_chunks_is_the_whole(blobs):
 
 def test_a_blob_is_streamed_in_chunks(blobs, monkeypatch):
     sha256 = blobs.put(DATA)
-    monkeypatch.setattr(blobs_module, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(blobs_module, "SEND_BYTES", 1000)
+    monkeypatch.setattr(folder_module, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(bucket_module, "SEND_BYTES", 1000)
     chunks = list(blobs.stream(sha256, 500, len(DATA)))
     assert b"".join(chunks) == DATA[500:]
     assert max(map(len, chunks)) == 1000
