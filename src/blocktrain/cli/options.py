@@ -168,6 +168,8 @@ Home = Annotated[
 
 # Services
 
+Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")]
+Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port.")]
 MaxConnections = Annotated[int, typer.Option("--max-connections", metavar="N", help="Maximum number of connections.")]
 MaxPerAddress = Annotated[
     int, typer.Option("--max-per-address", metavar="N", help="Maximum number of connections from one address.")
