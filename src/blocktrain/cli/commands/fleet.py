@@ -13,17 +13,16 @@ import tomli_w
 import typer
 
 from blocktrain.cli.console import say, show_line, show_table, wrapped
+from blocktrain.cli.help import Command, Group
+from blocktrain.cli.machine import parse_size
 from blocktrain.cli.options import (
     Changes,
-    Command,
     CorpusSource,
-    Group,
     PollSeconds,
     Preset,
     Presigned,
     Seed,
     Toml,
-    parse_size,
     read_spec,
     require_above_zero,
     require_positive,

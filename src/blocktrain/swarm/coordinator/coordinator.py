@@ -38,17 +38,16 @@ from blocktrain.swarm.signatures import public_half, sign
 from blocktrain.wire.attached import Held, encode_attached
 from blocktrain.wire.messages import (
     INDEX_BLOB,
-    BanOrder,
     LeaseReply,
     LeaseRequest,
     ModelManifest,
-    RollbackOrder,
     RunInfo,
     TrainLease,
     UpdateNotice,
     UpdateReceipt,
     VetNotice,
 )
+from blocktrain.wire.people_messages import BanOrder, RollbackOrder
 
 UNFORESEEN = SystemRandom().random
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktrain.cli.machine import chosen_device
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
     INVITE_VARIABLE,
@@ -26,7 +27,6 @@ from blocktrain.cli.options import (
     TlsCert,
     TlsKey,
     TrustedProxies,
-    chosen_device,
     http_limits,
     require_above_zero,
     require_positive,

@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from blocktrain.cli.console import say, show_table
-from blocktrain.cli.options import Command, Group, LedgerUrl, StateFolder
+from blocktrain.cli.help import Command, Group
+from blocktrain.cli.options import LedgerUrl, StateFolder
 from blocktrain.cli.shared.ledger import opened_ledger
 from blocktrain.errors import ConfigError
 from blocktrain.io.private import read_private

@@ -9,7 +9,7 @@ import typer
 
 from blocktrain.cli.options import InviteText
 from blocktrain.wire.invite import ADMIN_FILE, read_invite
-from blocktrain.wire.messages import BanOrder
+from blocktrain.wire.people_messages import BanOrder
 
 WorkerKey = Annotated[str, typer.Option("--key", metavar="KEY", help="The worker's key, its beginning, or its alias.")]
 

@@ -15,6 +15,7 @@ import typer
 from filelock import FileLock, Timeout
 
 from blocktrain.cli.console import say
+from blocktrain.cli.machine import parse_size
 from blocktrain.cli.options import (
     Changes,
     CorpusSource,
@@ -30,7 +31,6 @@ from blocktrain.cli.options import (
     Toml,
     TrustedProxies,
     http_limits,
-    parse_size,
     read_spec,
     warn_about_text,
 )

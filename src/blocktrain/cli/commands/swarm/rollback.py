@@ -10,7 +10,7 @@ import typer
 from blocktrain.cli.options import InviteText
 from blocktrain.errors import ConfigError
 from blocktrain.wire.invite import ADMIN_FILE, read_invite
-from blocktrain.wire.messages import RollbackOrder
+from blocktrain.wire.people_messages import RollbackOrder
 
 
 def rollback(

@@ -19,17 +19,8 @@ import typer
 
 from blocktrain.cli.commands.swarm.devices import be_nice, work_on_devices
 from blocktrain.cli.console import duration, quantity, say
-from blocktrain.cli.options import (
-    EXIT_INTERRUPTED,
-    DeviceName,
-    InviteText,
-    MemorySize,
-    Threads,
-    chosen_device,
-    chosen_memory,
-    parse_size,
-    use_threads,
-)
+from blocktrain.cli.machine import chosen_device, chosen_memory, parse_size, use_threads
+from blocktrain.cli.options import EXIT_INTERRUPTED, DeviceName, InviteText, MemorySize, Threads
 from blocktrain.cli.shared.metrics import metrics_file, metrics_server, report_to
 from blocktrain.cli.shared.progress import LINE_EVERY_S
 from blocktrain.cli.shared.signals import StopOnInterrupt
