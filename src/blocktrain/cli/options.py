@@ -218,7 +218,7 @@ Presigned = Annotated[
     bool | None,
     typer.Option(
         "--presigned/--no-presigned",
-        help="Let workers read and write the bucket directly. Default: if it limits what they write.",
+        help="Let workers read and write the bucket directly. Default: only if the bucket enforces a size limit.",
         show_default=False,
     ),
 ]

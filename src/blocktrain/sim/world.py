@@ -194,7 +194,7 @@ class World:
 
     def _mend(self) -> None:
         """From now on all is well, and everybody but the liars works."""
-        self._tell("everything is mended")
+        self._tell("everything is repaired")
         self.network.weather, self.is_calm = Weather(), True
         self.network.cut.clear()
         self.disk.is_full = self.disk.is_ledger_full = False

@@ -60,7 +60,7 @@ def stage(
     home: Home = None,
     via: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Be reached through the gateway's --relay there, without an open port."),
+        typer.Option(metavar="ADDRESS", help="Connect to the gateway's --relay there instead of opening a port."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="With --via: the address is tcp://NAME.via:1.")

@@ -35,7 +35,7 @@ def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name for the list, and for revoking it.")],
     folder: StateFolder,
     role: Annotated[
-        RoleName, typer.Option(metavar="ROLE", help="What it allows: worker, viewer or admin.")
+        RoleName, typer.Option(metavar="ROLE", help="Its role: worker, viewer or admin.")
     ] = RoleName.WORKER,
     ledger: LedgerUrl = None,
 ) -> None:

@@ -13,7 +13,7 @@ from blocktrain.cli.options import Changes, Preset, Toml, before_its_text, read_
 from blocktrain.errors import ConfigError
 
 NumWorkers = Annotated[int, typer.Option(metavar="N", help="Number of workers.")]
-Churn = Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that leaves per hour.")]
+Churn = Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that leave per hour.")]
 Liars = Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that never deliver.")]
 StepsPerSecond = Annotated[float, typer.Option(metavar="X", help="Steps per second of the median worker.")]
 Spread = Annotated[float, typer.Option(metavar="X", help="Standard deviation of the logarithm of the speeds.")]
@@ -21,7 +21,7 @@ DownMbit = Annotated[float, typer.Option(metavar="X", help="Download of a worker
 UpMbit = Annotated[float, typer.Option(metavar="X", help="Upload of a worker in Mbit/s.")]
 NumRounds = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Rounds of each phase to simulate. Default: 20, above 3,000 workers fewer."),
+    typer.Option(metavar="N", help="Rounds of each phase to simulate. Default: 20; fewer above 3,000 workers."),
 ]
 PriceHour = Annotated[float, typer.Option(metavar="X", help="Price of a node per hour.")]
 PriceGb = Annotated[float, typer.Option(metavar="X", help="Price of a gigabyte of traffic.")]

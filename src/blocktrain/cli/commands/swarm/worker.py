@@ -63,7 +63,7 @@ Schedule = Annotated[
     str | None,
     typer.Option(metavar="FROM-TO", help='Work only at these hours of the day, for example "22:00-07:00".'),
 ]
-Nice = Annotated[bool, typer.Option("--nice", help="Leave the processor to other programs that want it.")]
+Nice = Annotated[bool, typer.Option("--nice", help="Run at low priority, so that other programs come first.")]
 Once = Annotated[bool, typer.Option("--once", help="Stop after one lease.")]
 MetricsFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Append every event to this file, one JSON line each.")
