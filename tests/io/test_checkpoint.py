@@ -299,6 +299,23 @@ def test_a_manifest_of_an_older_version_is_read(run):
     assert "spec_toml_sha256" in path.read_text()
 
 
+def test_metrics_come_back_in_order(run):
+    assert run.metrics() == []
+    run.log({"step": 1, "loss": 5.5})
+    run.log({"step": 2, "loss": 5.25})
+    assert run.metrics() == [{"step": 1, "loss": 5.5}, {"step": 2, "loss": 5.25}]
+
+
+@pytest.mark.parametrize("half", [b'{"step": 2, "lo', b'{"step": 2, "name": "\xc3', b"17"])
+def test_a_line_cut_short_costs_only_itself(run, half):
+    run.log({"step": 1})
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(half)
+    assert run.metrics() == [{"step": 1}]
+    run.log({"step": 3})
+    assert run.metrics() == [{"step": 1}, {"step": 3}]
+
+
 def test_a_block_can_be_used_where_it_lies(run):
     run.save_block(0, NEW, steps=1)
     mapped = run.map_block(0, SHAPES)

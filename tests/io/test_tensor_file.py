@@ -15,7 +15,7 @@ from blocktrain.model.offload import offloaded_block
 from blocktrain.spec import preset
 
 MIB = 2**20
-SHAPES = {"w": (2, 2)}
+SMALL_SHAPES = {"w": (2, 2)}
 NEW = {"w": torch.ones(2, 2)}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is resident")
 
@@ -98,7 +98,7 @@ def test_tensors_of_another_shape_are_refused(path):
 
 def test_tensors_come_back_from_their_file(tmp_path):
     save_tensors(tmp_path / "t.safetensors", NEW, {"step": "3"})
-    tensors, metadata = load_tensors(tmp_path / "t.safetensors", expected=SHAPES)
+    tensors, metadata = load_tensors(tmp_path / "t.safetensors", expected=SMALL_SHAPES)
     assert torch.equal(tensors["w"], NEW["w"])
     assert metadata == {"step": "3"}
 
