@@ -244,7 +244,8 @@ def memory_row(case: Case, memory: Memory, reference: Memory) -> dict[str, Any]:
         "state_ratio": memory.state / reference.state,
         "held_ratio": memory.held / reference.held,
         "tensor_peak_ratio": memory.tensor_peak / reference.tensor_peak,
-        "rss_peak_ratio": memory.rss_peak / reference.rss_peak,
+        # With --quick all cases share a process, and one that was larger before has no new peak.
+        "rss_peak_ratio": memory.rss_peak / max(reference.rss_peak, 1),
         "goal": None if case.is_reference else 1 / blocks + SLACK,
     }
 
