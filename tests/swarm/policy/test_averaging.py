@@ -22,20 +22,10 @@ from blocktrain.wire.recipes import MAX_WEIGHT
 from blocktrain.wire.safetensors import Floats
 
 KINDS = tuple(RULES)
-
-
 SIZE = 5
-
-
 values = st.floats(-1e3, 1e3, width=32)
-
-
 vectors = st.lists(values, min_size=SIZE, max_size=SIZE).map(lambda xs: np.array(xs, np.float64))
-
-
 weights = st.integers(1, 1000).map(float)
-
-
 updates = st.lists(st.tuples(vectors, weights), min_size=1, max_size=7)
 
 
@@ -253,8 +243,6 @@ def honest_and(num_honest: int, *lies: Floats) -> list[tuple[Floats, float]]:
 
 
 NOISE = np.random.default_rng(1).standard_normal(200)
-
-
 LIES = {
     "turned around": -(np.ones(200) + NOISE),
     "turned around and long": -19 * (np.ones(200) + NOISE),

@@ -13,11 +13,7 @@ from blocktrain.spec import SwarmSpec
 from blocktrain.swarm.policy.averaging.norms import check_against_weights, check_norm, norm_of
 
 SIZE = 5
-
-
 values = st.floats(-1e3, 1e3, width=32)
-
-
 vectors = st.lists(values, min_size=SIZE, max_size=SIZE).map(lambda xs: np.array(xs, np.float64))
 
 

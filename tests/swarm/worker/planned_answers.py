@@ -12,11 +12,7 @@ from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import Blob, Problem
 
 TOKEN = "a-token-for-the-workers"
-
-
 DATA = bytes(range(256)) * 10
-
-
 BLOB = Blob(sha256=hashlib.sha256(DATA).hexdigest(), num_bytes=len(DATA))
 
 

@@ -39,20 +39,10 @@ from blocktrain.wire.messages import (
 from blocktrain.wire.people_messages import BanOrder, OrderReply, RollbackOrder
 
 Answer = TypeVar("Answer")
-
-
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-
-
 SEND_BYTES = 2**20  # of an upload, given to the socket at once
-
-
 FEW_BYTES = 4 * 2**20  # an upload up to this size is sent without asking first how much of it has arrived
-
-
 WAITING = {"Prefer": "wait=2"}  # the coordinator may wait 2 s for work before it answers; Ctrl-C waits as long
-
-
 LEASE_REPLY: TypeAdapter[LeaseReply] = TypeAdapter(LeaseReply)
 
 

@@ -21,11 +21,7 @@ from blocktrain.swarm.worker.worker import Worker
 from blocktrain.wire.invite import Invite
 
 TOKENS = {role: f"the-token-of-the-{role}" for role in ("admin", "worker", "viewer")}
-
-
 HOSTILE = "<img src=x onerror=alert(1)>"
-
-
 PATIENCE_MS = 60_000
 
 
