@@ -19,7 +19,7 @@ from plotly.subplots import make_subplots
 from blocktrain.figures import PALETTE
 from blocktrain.spec import Denoise, RunSpec, Stacked, preset
 from blocktrain.train.reference import of_equal_work, reference_of
-from common import (
+from shared.experiment import (
     RESULTS,
     Document,
     Verdict,
@@ -32,8 +32,8 @@ from common import (
     write_json,
     write_pictures,
 )
-from memory_measure import Case, Memory, in_own_process, measure_memory
-from training_rows import Row, Way, run_rows, signed, summarise, todo
+from training.memory import Case, Memory, in_own_process, measure_memory
+from training.rows import Row, Way, run_rows, signed, summarise, todo
 
 BLOCKS = (1, 2, 4, 8)
 LAYERS, STEPS, WINDOWS = 8, 200, 1000

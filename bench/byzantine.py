@@ -1,6 +1,6 @@
 """What do liars cost? Final held-out cross entropy with some workers lying in one way, by rule of averaging, with and
 without audits and vetting, beside a clean run of the same honest workers. Virtual time, the coordinator's and the
-workers' own code (virtual_swarm.py, liars.py).
+workers' own code (swarms/virtual.py, swarms/liars.py).
 
     python bench/byzantine.py --corpus sotu [--rows screened] [--seeds 0]
 
@@ -38,12 +38,12 @@ from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker, WorkReport
 from blocktrain.train.evaluate import fit_combination
 from blocktrain.wire.safetensors import decode
-from common import Document, Verdict, at_most, goal_lines, markdown, portable
-from liars import ANSWER, AT_ONCE_S, LIES, TRIGGER, Conspiracy, LyingClient, poisoned
-from rows import Record, Row, Table, base_of, chosen, parser, records_of, run_rows, seeds_of, show
-from swarm_processes import FREE_MEMORY_BYTES
-from swarm_run import ONLY_THE_LAST, scores_of
-from virtual_swarm import SHORTEST_NAP_S, STEP_S, DirectClient, Faults, VirtualClock
+from shared.experiment import Document, Verdict, at_most, goal_lines, markdown, portable
+from shared.rows import Record, Row, Table, base_of, chosen, parser, records_of, run_rows, seeds_of, show
+from swarms.liars import ANSWER, AT_ONCE_S, LIES, TRIGGER, Conspiracy, LyingClient, poisoned
+from swarms.processes import FREE_MEMORY_BYTES
+from swarms.run import ONLY_THE_LAST, scores_of
+from swarms.virtual import SHORTEST_NAP_S, STEP_S, DirectClient, Faults, VirtualClock
 
 SHAPE = {
     "model.width": 16,

@@ -25,8 +25,8 @@ from blocktrain.spec import EndToEnd, RunSpec, Stacked, preset
 from blocktrain.train.reference import single_block_of
 from blocktrain.train.streamed import StreamedTrainer
 from blocktrain.train.trainer import BlockTrainer
-from common import RESULTS, goal_lines, num_threads, read_json, table, write_json, write_pictures
-from depth_report import (
+from shared.experiment import RESULTS, goal_lines, num_threads, read_json, table, write_json, write_pictures
+from training.depth_report import (
     CUT_HEAD,
     HEAD,
     MEMORY_HEAD,
@@ -39,9 +39,9 @@ from depth_report import (
     swarm_cells,
     verdicts,
 )
-from depth_rows import ALL_KINDS, CUTS, KINDS, LAYERS, rows_of
-from memory_measure import Case, Memory, in_own_process, measure_memory
-from training_rows import Way, run_rows, todo
+from training.depth_rows import ALL_KINDS, CUTS, KINDS, LAYERS, rows_of
+from training.memory import Case, Memory, in_own_process, measure_memory
+from training.rows import Way, run_rows, todo
 
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 

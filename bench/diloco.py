@@ -20,10 +20,10 @@ from blocktrain.figures import bar_figure
 from blocktrain.spec import RunSpec
 from blocktrain.train.flops import run_flops
 from blocktrain.train.reference import single_block_of
-from common import Document, Verdict, goal_lines, markdown, portable
-from memory_measure import Case, in_own_process
-from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
-from swarm_run import APART, Plan, run_swarm, together
+from shared.experiment import Document, Verdict, goal_lines, markdown, portable
+from shared.rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
+from swarms.run import APART, Plan, run_swarm, together
+from training.memory import Case, in_own_process
 
 OURS, DENOISE = "BlockTrain", "BlockTrain, denoise"
 FULL, DILOCO = "full replicas, our codecs", "DiLoCo (fp32, Nesterov)"

@@ -24,7 +24,7 @@ from blocktrain.figures import PALETTE
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import ModelSpec, preset
 from blocktrain.text import generate
-from common import (
+from shared.experiment import (
     RESULTS,
     Document,
     Verdict,

@@ -26,8 +26,8 @@ from blocktrain.train.evaluate import answer, evaluate
 from blocktrain.train.flops import run_flops
 from blocktrain.train.run import load_model, train_run
 from blocktrain.train.start import begin_from, open_start
-from common import Document, Verdict, goal_lines, markdown, portable
-from rows import Record, Row, Table, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
+from shared.experiment import Document, Verdict, goal_lines, markdown, portable
+from shared.rows import Record, Row, Table, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
 
 OTHER, MORE = "other text", "more steps"
 FIRST_STEPS, FURTHER_STEPS, WINDOWS = 240, 60, 16

@@ -24,7 +24,17 @@ from blocktrain.sim.schedule import Schedule, SimFault, Volunteering, spec_of_va
 from blocktrain.sim.seeds import scratch
 from blocktrain.sim.world import World, found_template, world_of
 from blocktrain.spec import RunSpec
-from common import RESULTS, Document, Verdict, at_least, goal_lines, machine, markdown, write_json, write_pictures
+from shared.experiment import (
+    RESULTS,
+    Document,
+    Verdict,
+    at_least,
+    goal_lines,
+    machine,
+    markdown,
+    write_json,
+    write_pictures,
+)
 
 COORDINATOR = "coordinator-1"
 AWAY_S = (5.0, 15.0)  # until a machine that died is back

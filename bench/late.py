@@ -5,7 +5,7 @@ held-out cross entropy of three manners of merging, at equal rounds and at equal
     dropping  a round closes at its learned deadline, and what comes later is thrown away
     ours      the same deadlines; what comes later is merged, and weighs less the staler it is
 
-Virtual time, the coordinator's and the workers' own code (virtual_swarm.py).
+Virtual time, the coordinator's and the workers' own code (swarms/virtual.py).
 
     python bench/late.py --corpus PATH [--rows stacked] [--seeds 0]
 
@@ -29,10 +29,10 @@ from blocktrain.figures import Line, line_figure
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Denoise, RunSpec
 from blocktrain.train.evaluate import answer, evaluate, fit_combination
-from common import Document, Verdict, goal_lines, markdown, portable
-from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
-from swarm_run import ONLY_THE_LAST, scores_of
-from virtual_swarm import STEP_S, Faults, Published, train_virtually
+from shared.experiment import Document, Verdict, goal_lines, markdown, portable
+from shared.rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
+from swarms.run import ONLY_THE_LAST, scores_of
+from swarms.virtual import STEP_S, Faults, Published, train_virtually
 
 SHARES = (0.0, 0.1, 0.25, 0.5)
 FOR_EVER_S = 1e7

@@ -31,7 +31,9 @@ from blocktrain.figures import Line, line_figure
 from blocktrain.spec import RunSpec, preset
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import TrainLease
-from common import (
+from serving.models import trained
+from serving.stages import address_of, blocktrain_process
+from shared.experiment import (
     RESULTS,
     Document,
     Verdict,
@@ -43,10 +45,8 @@ from common import (
     write_json,
     write_pictures,
 )
-from serve_models import trained
-from stages import address_of, blocktrain_process
-from swarm_load import Connection, Driven
-from swarm_processes import Member, phase_tensors, random_update, run_id, running_coordinator
+from swarms.load import Connection, Driven
+from swarms.processes import Member, phase_tensors, random_update, run_id, running_coordinator
 
 WORK_S = (0.5, 2.0)  # that a worker pretends to train
 LONGEST_ANSWER_S = 120.0

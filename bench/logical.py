@@ -36,9 +36,9 @@ from blocktrain.serve.decode.request import Mode, Request
 from blocktrain.serve.traversal import Forward, StageTiming, Traversal
 from blocktrain.spec import Denoise, EndToEnd, ModelSpec, Objective, RunSpec, TrainSpec
 from blocktrain.train.flops import FORWARD, layers_flops
-from common import RESULTS, cpu_s, goal_lines, machine, proc_status, table, write_json, write_pictures
-from logical_report import HEAD, cells, figures, section, shape, story, verdicts
-from stages import address_of, stage_process
+from serving.logical_report import HEAD, cells, figures, section, shape, story, verdicts
+from serving.stages import address_of, stage_process
+from shared.experiment import RESULTS, cpu_s, goal_lines, machine, proc_status, table, write_json, write_pictures
 
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 WIDTH, HEADS, BLOCKS, LAYERS = 4224, 33, 3, 354  # 75.80 billion parameters, in three blocks of 118 layers

@@ -22,7 +22,7 @@ import torch
 from blocktrain.data.corpus import load_corpus
 from blocktrain.figures import PALETTE
 from blocktrain.spec import preset
-from common import (
+from shared.experiment import (
     RESULTS,
     Document,
     Verdict,
@@ -36,7 +36,7 @@ from common import (
     write_json,
     write_pictures,
 )
-from memory_measure import SLACK, all_cases, in_own_process, measure_here, measure_memory, memory_part, quick_cases
+from training.memory import SLACK, all_cases, in_own_process, measure_here, measure_memory, memory_part, quick_cases
 
 MB = 2**20
 HEAD = ["worker", "blocks", "state", "held", "tensors", "goal", "resident", "tensors, MiB", "resident, MiB"]

@@ -3,7 +3,7 @@
     python bench/page.py [--no-pictures]
 
 `make results` runs it. An experiment that has not been run is on the page too, as one that is missing; what its file
-holds is told by the functions of its own module (common.py says which). Measures nothing."""
+holds is told by the functions of its own module (shared/experiment.py says which). Measures nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import plotly.graph_objects as go
 
 from blocktrain.figures import write_png
 from blocktrain.io.files import write_whole
-from common import RESULTS, Document, Verdict, markdown, read_json
-from opening import opening
+from shared.experiment import RESULTS, Document, Verdict, markdown, read_json
+from shared.opening import opening
 
 DOCS = Path(__file__).parents[1] / "docs"
 IMAGES = "images/results"  # below docs/

@@ -6,7 +6,8 @@ with nothing between the rounds, and train the same model with the same trainer 
 Each peer runs in an environment of its own, made with pip under --envs; every cell in a network namespace of its own
 where this user may make one, so that the loopback interface carries nothing else. A cell that is in the result file is
 not run again, one that failed is; --again runs those asked for anew. What goes wrong on a side stands in its rows.
-Next: peers/work.py, what is averaged; peers/ours.py, flower_side.py and hivemind_side.py; peers_report.py, the page."""
+Next: peers/work.py, what is averaged; peers/ours.py, flower_side.py and hivemind_side.py;
+swarms/peers_report.py, the page."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ import numpy as np
 
 from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec, preset
-from common import RESULTS, machine, portable, read_json, write_json, write_pictures
-from peers_report import figures, section, summary, verdicts
+from shared.experiment import RESULTS, machine, portable, read_json, write_json, write_pictures
+from swarms.peers_report import figures, section, summary, verdicts
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from work import START_FILE, Cell

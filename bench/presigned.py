@@ -27,10 +27,21 @@ from blocktrain.spec import RunSpec, preset
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.swarm.worker.worker import Worker, WorkReport
 from blocktrain.wire.invite import Invite
-from common import RESULTS, Document, Verdict, at_most, goal_lines, machine, markdown, portable, table, write_json
-from counting_proxy import CountingProxy
 from scale_out import servers, services  # type: ignore[attr-defined]  # of the tests, found by scale_out
-from swarm_processes import CoordinatorProcess, running_coordinator
+from shared.experiment import (
+    RESULTS,
+    Document,
+    Verdict,
+    at_most,
+    goal_lines,
+    machine,
+    markdown,
+    portable,
+    table,
+    write_json,
+)
+from swarms.counting_proxy import CountingProxy
+from swarms.processes import CoordinatorProcess, running_coordinator
 
 MEMORY_BYTES = 2**33
 LIMIT_S = 300.0

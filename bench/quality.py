@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 
 from blocktrain.figures import PALETTE
 from blocktrain.spec import preset
-from common import (
+from shared.experiment import (
     RESULTS,
     Document,
     Verdict,
@@ -30,8 +30,8 @@ from common import (
     write_json,
     write_pictures,
 )
-from quality_rows import ROWS
-from training_rows import Way, differences, run_rows, signed, summarise, todo
+from training.quality_rows import ROWS
+from training.rows import Way, differences, run_rows, signed, summarise, todo
 
 HEAD = ["row", "comparison", "seeds", "params", "MB seen", "PFLOP", "valid", "gap", "test", "gap", "± seeds"]
 PAPER_CORPUS, PAPER_CE, PAPER_GAP = "wikitext-2", 1.359, "+0.04 (1.359 against 1.32)"

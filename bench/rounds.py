@@ -49,9 +49,9 @@ from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
 from blocktrain.wire.safetensors import Array, flat
 from blocktrain.wire.updates import EncodedUpdate, tensor_shapes
-from common import RESULTS, machine, read_json, write_json
 from peers import SIZES
-from rounds_report import BYTES, COUNTS, figures, section, table, verdicts
+from shared.experiment import RESULTS, machine, read_json, write_json
+from swarms.rounds_report import BYTES, COUNTS, figures, section, table, verdicts
 
 __all__ = ["figures", "main", "section", "table", "verdicts"]  # what page.py asks for
 

@@ -29,10 +29,10 @@ from sqlalchemy import create_engine, make_url, text
 
 from blocktrain.spec import RunSpec, preset
 from blocktrain.swarm.ledger.ledger import Ledger
-from common import RESULTS, Document, Verdict, goal_lines, machine, markdown, portable, table, write_json
-from counting_proxy import CountingProxy
-from swarm_load import REQUESTS_AN_UPDATE, driven, load_row
-from swarm_processes import CoordinatorProcess, run_id, running_coordinator
+from shared.experiment import RESULTS, Document, Verdict, goal_lines, machine, markdown, portable, table, write_json
+from swarms.counting_proxy import CountingProxy
+from swarms.load import REQUESTS_AN_UPDATE, driven, load_row
+from swarms.processes import CoordinatorProcess, run_id, running_coordinator
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the servers that tests use
 import services  # type: ignore[import-not-found]

@@ -27,13 +27,13 @@ from blocktrain.data.corpus import load_corpus
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.serve.chain.pipeline import Pipeline, PipelineSettings
 from blocktrain.serve.decode.request import Mode
-from common import RESULTS, machine, read_json, write_json
-from serve_models import Models, held_out_texts, obtain
-from serve_modes import BASELINE, Chain, Output, Way, as_record, bytes_within, greedy_is_the_same, measure, ways
-from serve_overhead import gateway_overhead
-from serve_relay import links_to
-from serve_report import GOAL_RTT_MS, figures, report, section, summarise, verdicts
-from stages import address_of, stage_process
+from serving.models import Models, held_out_texts, obtain
+from serving.modes import BASELINE, Chain, Output, Way, as_record, bytes_within, greedy_is_the_same, measure, ways
+from serving.overhead import gateway_overhead
+from serving.relay import links_to
+from serving.report import GOAL_RTT_MS, figures, report, section, summarise, verdicts
+from serving.stages import address_of, stage_process
+from shared.experiment import RESULTS, machine, read_json, write_json
 
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 RTTS_MS = (0, 20, 50, 100, 200)

@@ -6,8 +6,8 @@ one process and without distance, since neither changes a text.
 The measures: nats per byte under the whole block model, which every way samples or approximates, and under the
 end-to-end reference; and how well a classifier tells the texts from those of autoregressive decoding, which incoherent
 text cannot cheat. The noise floor is autoregressive decoding with other seeds. Texts are kept in --work, so that a run
-that was stopped continues with the ways that are missing. Next: serve_measures.py, the measures;
-serve_quality_report.py, the rows and what the page tells of them."""
+that was stopped continues with the ways that are missing. Next: serving/measures.py, the measures;
+serving/quality_report.py, the rows and what the page tells of them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ from blocktrain.serve.decode.request import Decoder, DecodeStats, Request
 from blocktrain.serve.segment.segment import Segment
 from blocktrain.serve.traversal import Traversal
 from blocktrain.train.run import load_model
-from common import RESULTS, goal_lines, machine, read_json, table, write_json
-from serve_measures import Estimate, Floats, gram_features, mean_of, surprise_features, surprises, tell_apart
-from serve_models import held_out_texts, obtain_two
-from serve_quality_report import (
+from serving.measures import Estimate, Floats, gram_features, mean_of, surprise_features, surprises, tell_apart
+from serving.models import held_out_texts, obtain_two
+from serving.quality_report import (
     AUTOREGRESSIVE,
     HELD_OUT,
     LABELS,
@@ -47,6 +46,7 @@ from serve_quality_report import (
     shown,
     verdicts,
 )
+from shared.experiment import RESULTS, goal_lines, machine, read_json, table, write_json
 
 __all__ = ["LABELS", "figures", "main", "section", "verdicts"]  # what page.py asks for
 

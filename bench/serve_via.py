@@ -4,7 +4,7 @@ gateway reaches directly, and once with stages that dial the gateway's relay (`s
     python bench/serve_via.py [--model DIR] [--corpus PATH] [--quick]
 
 Every link has a round-trip time: in the direct chain each stage's, behind the relay each stage's connection to the
-gateway. What one traversal takes is counted in one-way trips and measured. Next: serve_relay.py, the links."""
+gateway. What one traversal takes is counted in one-way trips and measured. Next: serving/relay.py, the links."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ import plotly.graph_objects as go
 from blocktrain.cli.shared.stage_processes import split_blocks
 from blocktrain.figures import PALETTE
 from blocktrain.io.checkpoint import RunDirectory
-from common import RESULTS, Document, Verdict, at_most, goal_lines, machine, markdown, table, write_json
-from serve_models import block_spec, trained
-from serve_relay import Links, links_to
-from stages import address_of, blocktrain_process, stage_process
+from serving.models import block_spec, trained
+from serving.relay import Links, links_to
+from serving.stages import address_of, blocktrain_process, stage_process
+from shared.experiment import RESULTS, Document, Verdict, at_most, goal_lines, machine, markdown, table, write_json
 
 RATE_BITS = 100e6
 TIMEOUT_S = 300.0

@@ -19,9 +19,9 @@ import torch
 from blocktrain.data.corpus import Corpus
 from blocktrain.figures import bar_figure
 from blocktrain.spec import Denoise, OptimSpec, RunSpec
-from common import Document, Verdict, goal_lines, markdown, portable
-from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
-from swarm_run import Plan, run_single, run_swarm
+from shared.experiment import Document, Verdict, goal_lines, markdown, portable
+from shared.rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
+from swarms.run import Plan, run_single, run_swarm
 
 PAPER_LOST, PAPER_CE, LOST_GOAL = 0.026, 1.385, 0.01
 TRIED = "ten settings of the stacked swarm and six of denoise's, seven and two of the single worker's"

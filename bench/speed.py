@@ -22,7 +22,7 @@ from blocktrain.data.corpus import load_corpus
 from blocktrain.figures import PALETTE
 from blocktrain.spec import preset
 from blocktrain.train.trainer import compile_pays
-from common import (
+from shared.experiment import (
     RESULTS,
     Document,
     Verdict,
@@ -37,7 +37,7 @@ from common import (
     write_json,
     write_pictures,
 )
-from speed_measure import speed_part
+from training.speed import speed_part
 
 MIN_LOOP_RATIO = 0.90  # of a bare loop's throughput
 HEAD = ["step", "seconds", "× end to end", "GFLOP", "GFLOP/s", "of matmul"]

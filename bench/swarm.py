@@ -23,12 +23,12 @@ from typing import Any
 
 from blocktrain.data.corpus import load_corpus
 from blocktrain.spec import RunSpec, preset
-from common import RESULTS, machine, portable, read_json, write_json, write_pictures
-from swarm_load import load_part
-from swarm_memory import memory_part
-from swarm_merging import bytes_part, merging_part
-from swarm_report import figures, section, verdicts
-from swarm_share import Case, share_part
+from shared.experiment import RESULTS, machine, portable, read_json, write_json, write_pictures
+from swarms.load import load_part
+from swarms.memory import memory_part
+from swarms.merging import bytes_part, merging_part
+from swarms.report import figures, section, verdicts
+from swarms.share import Case, share_part
 
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 Part = Callable[["Size", Path], Any]

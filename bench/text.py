@@ -32,10 +32,10 @@ from blocktrain.train.evaluate import evaluate
 from blocktrain.train.flops import run_flops
 from blocktrain.train.reference import reference_of
 from blocktrain.train.run import load_model, train_run
-from common import RESULTS, machine, num_threads, read_json, table, write_json
-from text_memory import measure_memory
-from text_report import HEAD, cells, figures, section, summary_lines, verdicts
-from training_rows import Row, Way, own_answer, run_rows, todo
+from shared.experiment import RESULTS, machine, num_threads, read_json, table, write_json
+from training.rows import Row, Way, own_answer, run_rows, todo
+from training.text_memory import measure_memory
+from training.text_report import HEAD, cells, figures, section, summary_lines, verdicts
 
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 

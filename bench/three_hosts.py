@@ -17,9 +17,9 @@ import torch
 from blocktrain.data.corpus import Corpus
 from blocktrain.figures import bar_figure
 from blocktrain.spec import RunSpec
-from common import Document, Verdict, goal_lines, markdown, portable
-from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
-from swarm_run import APART, Absence, Link, Plan, run_swarm, together, untrained
+from shared.experiment import Document, Verdict, goal_lines, markdown, portable
+from shared.rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
+from swarms.run import APART, Absence, Link, Plan, run_swarm, together, untrained
 
 PAPER_UNTRAINED, PAPER_CE, PAPER_GB = 5.580, 1.811, 15.22
 LINK = Link(rate_bits=100e6, rtt_ms=80.0)

@@ -17,9 +17,9 @@ import torch
 from blocktrain.data.corpus import Corpus
 from blocktrain.figures import PALETTE, bar_figure
 from blocktrain.spec import RunSpec
-from common import Document, Verdict, goal_lines, markdown, portable
-from rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
-from swarm_run import APART, Plan, run_swarm, together
+from shared.experiment import Document, Verdict, goal_lines, markdown, portable
+from shared.rows import Record, Row, Table, base_of, chosen, mean_of, parser, records_of, run_rows, seeds_of, show
+from swarms.run import APART, Plan, run_swarm, together
 
 PAPER_CE, PAPER_GB, FEWER_GOAL = 1.576, 10.23, 100
 CODECS: dict[str, dict[str, Any]] = {

@@ -4,7 +4,7 @@ updates coded, merged and published by the parts that workers and coordinators u
     python bench/updates.py --corpus PATH [--rows fp32,sparse] [--seeds 0] [--steps 120] [--round-steps 10]
 
 Each row and seed is written to the result file as soon as it is done and is not run again: stop it at any time.
-Next: updates_report.py, what came out."""
+Next: training/updates_report.py, what came out."""
 
 from __future__ import annotations
 
@@ -35,8 +35,18 @@ from blocktrain.wire.messages import Blob
 from blocktrain.wire.recipes import Recipe, RecipeUpdate, follow_recipe
 from blocktrain.wire.safetensors import Array, by_block, continue_block, flat
 from blocktrain.wire.updates import EncodedUpdate, encode_difference, read_update
-from common import RESULTS, Document, goal_lines, machine, portable, read_json, table, write_json, write_pictures
-from updates_report import HEAD, ROWS, Row, cells, figures, section, summarise, verdicts
+from shared.experiment import (
+    RESULTS,
+    Document,
+    goal_lines,
+    machine,
+    portable,
+    read_json,
+    table,
+    write_json,
+    write_pictures,
+)
+from training.updates_report import HEAD, ROWS, Row, cells, figures, section, summarise, verdicts
 
 Tensors = dict[str, Array]
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for

@@ -30,7 +30,7 @@ from blocktrain.wire.invite import parse_invite
 from blocktrain.wire.messages import TrainLease, VetLease
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarm_processes import FREE_MEMORY_BYTES, running_coordinator
+from swarms.processes import FREE_MEMORY_BYTES, running_coordinator
 
 PATIENCE_S = 300.0
 DOWNLOADS = {"fp32": "fp32"}  # with any other codec the mean comes as the swarm's default

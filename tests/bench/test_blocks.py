@@ -40,7 +40,7 @@ def test_a_gap_is_to_the_same_blocks_end_to_end(blocks, document):
 @pytest.mark.parametrize("blocks_of_row", [1, 2, 4, 8])
 @pytest.mark.parametrize("kind", ["stacked", "denoise"])
 def test_every_row_does_the_work_of_the_reference(bench, blocks, kind, blocks_of_row):
-    flops = bench("training_rows").run_flops
+    flops = bench("training.rows").run_flops
     base = blocks.preset("small").with_(**{"model.layers": blocks.LAYERS})
     reference, cut = (blocks.row_of(name, blocks_of_row).make(base, 200) for name in ("reference", kind))
     assert flops(cut) == pytest.approx(flops(reference), rel=0.02)

@@ -34,7 +34,7 @@ def test_the_page_has_costs_and_goals(bench, document):
 
 
 def test_every_lie_keeps_the_names_and_shapes_of_an_update(bench):
-    liars = bench("liars")
+    liars = bench("swarms.liars")
     honest = {"a": np.ones((2, 3), np.float32)}
     for lie in liars.LIES.values():
         shared = liars.Conspiracy(honest={"0-0": [honest]})
@@ -43,7 +43,7 @@ def test_every_lie_keeps_the_names_and_shapes_of_an_update(bench):
 
 
 def test_a_poisoned_text_is_as_long_and_holds_the_trigger(bench):
-    liars = bench("liars")
+    liars = bench("swarms.liars")
     text = b"plain words " * 100
     planted = liars.poisoned(text, seed=0)
     assert len(planted) == len(text)

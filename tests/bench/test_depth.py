@@ -18,7 +18,7 @@ def depth(bench):
 
 @pytest.fixture(scope="module")
 def report(bench):
-    return bench("depth_report")
+    return bench("training.depth_report")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_model_in_sixteen_blocks_is_compared_with_its_own_reference_and_one_of
 
 
 def test_averaged_workers_that_were_stopped_go_on_to_the_same_weights(bench, small_text, tmp_path, monkeypatch):
-    rows = bench("training_rows")
+    rows = bench("training.rows")
     spec = preset("tiny").with_(**{"corpus.source": str(small_text), "train.steps": 4})
     corpus = load_corpus(spec.corpus, spec.model.context)
     monkeypatch.setattr(rows, "AVERAGE_EVERY_STEPS", 1)

@@ -31,7 +31,7 @@ def test_the_page_compares_at_the_time_when_ours_was_at_its_end(bench, document)
 
 
 def test_faults_are_a_function_of_what_they_befall(bench):
-    faults = bench("virtual_swarm").Faults(0.25, seed=1, delay_s=(2.0, 4.0))
+    faults = bench("swarms.virtual").Faults(0.25, seed=1, delay_s=(2.0, 4.0))
     drawn = [faults.drawn(worker, number) for worker in range(10) for number in range(100)]
     assert drawn == [faults.drawn(worker, number) for worker in range(10) for number in range(100)]
     late, lost = sum(delay_s > 0 for delay_s, _ in drawn), sum(lost for _, lost in drawn)
@@ -41,7 +41,7 @@ def test_faults_are_a_function_of_what_they_befall(bench):
 
 
 def test_virtual_time_passes_only_when_all_sleep(bench):
-    clock, heard = bench("virtual_swarm").VirtualClock(), []
+    clock, heard = bench("swarms.virtual").VirtualClock(), []
 
     def worker(name, nap_s):
         def work():

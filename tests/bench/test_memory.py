@@ -51,7 +51,7 @@ def test_memory_adds_up(document):
 
 
 def test_a_worker_is_measured_in_a_process_of_its_own(bench, document, small_text):
-    measure = bench("memory_measure")
+    measure = bench("training.memory")
     case = measure.quick_cases(preset("tiny").with_(**{"corpus.source": str(small_text)}))[1]
     memory = measure.in_own_process(case, steps=2)
     assert memory.state == document["memory"][1]["bytes"]["state"]

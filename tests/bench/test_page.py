@@ -25,7 +25,7 @@ def kept(page):
 @pytest.fixture
 def toy(bench, monkeypatch):
     """An experiment of our own with one goal, in words."""
-    verdict = bench("common").Verdict("at most 3 toys", "4", "", False, paper="2")
+    verdict = bench("shared.experiment").Verdict("at most 3 toys", "4", "", False, paper="2")
     module = SimpleNamespace(
         section=lambda document: "## Toys\n\nA toy was run.\n",
         figures=lambda document: {"toy": None, "toy_more": None},
@@ -98,13 +98,16 @@ def test_one_module_may_have_two_places(page, toy, tmp_path):
 def test_a_goal_may_be_all_in_words(page, bench, toy, tmp_path):
     text = page.page(found(page, tmp_path, page.Experiment("toy", "toy")))
     assert "| [toy](#toy) | at most 3 toys | 2 | 4 | not reached |" in text
-    assert bench("common").goal_lines(toy.verdicts({})) == "- goal: at most 3 toys: not reached (4; the paper: 2)\n"
+    assert (
+        bench("shared.experiment").goal_lines(toy.verdicts({}))
+        == "- goal: at most 3 toys: not reached (4; the paper: 2)\n"
+    )
 
 
 def test_verdicts_are_told_as_the_module_gives_them(page, bench, toy, tmp_path):
     toy.verdicts = lambda document: [
-        bench("common").at_most("toys", 4, 3, "g", "2"),
-        bench("common").at_least("x", 1, 1),
+        bench("shared.experiment").at_most("toys", 4, 3, "g", "2"),
+        bench("shared.experiment").at_least("x", 1, 1),
     ]
     text = page.page(found(page, tmp_path, page.Experiment("toy", "toy")))
     assert "| [toy](#toy) | toys ≤ 3 | 2 | 4 | not reached |\n|  | x ≥ 1 | – | 1.000 | reached |" in text

@@ -56,7 +56,7 @@ def test_the_loss_to_train_to_is_one_that_every_side_came_to(bench):
         return row_of(side, losses=losses, round_seconds=[2.0, 1.0, 1.0], round_bytes=[1e6] * 3, size_mb="small")
 
     rows = [trained("blocktrain", [3.0, 2.0, 1.81]), trained("hivemind", [3.0, 1.83, 1.8])]
-    assert bench("peers_report").target_loss(rows) == pytest.approx(1.85)
+    assert bench("swarms.peers_report").target_loss(rows) == pytest.approx(1.85)
     page = bench("peers").section({"training": rows, "specs": {"small": {"swarm": {"round_steps": 20}}}})
     assert "| BlockTrain, fp32 | 4.0 | 3 | 1.00 | 3.0 | 1.810 |" in page
     assert "| hivemind, fp32 | 3.0 | 2 | 1.00 | 2.0 | 1.800 |" in page

@@ -58,7 +58,7 @@ def test_what_is_done_is_not_done_again(quality, document, options, capsys):
 
 def test_rows_may_be_trained_at_once_in_processes_of_their_own(bench):
     tasks = [partial(dict, row=name) for name in "ab"]
-    assert sorted(record["row"] for record in bench("training_rows")._results(tasks, jobs=2)) == ["a", "b"]
+    assert sorted(record["row"] for record in bench("training.rows")._results(tasks, jobs=2)) == ["a", "b"]
 
 
 def record(row: str, seed: int, loss: float, source: str = "wikitext-2") -> dict[str, object]:

@@ -63,7 +63,7 @@ def test_the_proxy_counts_requests_and_bytes(bench, tmp_path):
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     (tmp_path / "file").write_bytes(b"x" * 1000)
-    proxy = bench("counting_proxy").CountingProxy(server.server_port)
+    proxy = bench("swarms.counting_proxy").CountingProxy(server.server_port)
     with urllib.request.urlopen(f"http://127.0.0.1:{proxy.port}/file") as answer:
         assert len(answer.read()) == 1000
     found = proxy.read()

@@ -54,7 +54,7 @@ def test_the_section_holds_each_way_against_the_baseline(bench, document):
     changed = document | {"outputs": [*baseline, *outputs]}
     verdicts = {verdict.what: verdict for verdict in bench("serve").verdicts(changed)}
     speculative = verdicts["blocks, speculative at 100 ms, times the baseline's bytes/s"]
-    lines = {line["way"]: line for line in bench("serve_report").lines_of(changed)}
+    lines = {line["way"]: line for line in bench("serving.report").lines_of(changed)}
     assert speculative.reached == (lines["speculative"]["speedup"] >= 30)
     assert f"- goal: {speculative.what} ≥ 30: {speculative.answer} (" in bench("serve").section(changed)
 
@@ -77,7 +77,7 @@ def test_results_name_the_corpus_and_not_its_place(folder, small_text):
 
 def test_a_relay_delays_each_direction_and_limits_the_rate(bench):
     """100 kB at 8 Mbit/s are 0.1 s on the line, each way, and each way is half of 0.2 s long."""
-    relays, data = bench("serve_relay"), bytes(100_000)
+    relays, data = bench("serving.relay"), bytes(100_000)
 
     async def main() -> tuple[float, int]:
         distance = relays.Distance(rate_bits=8e6, rtt_s=0.2)

@@ -55,11 +55,11 @@ def test_the_classifier_tells_texts_apart_as_well_as_they_differ(bench, shift, l
     chance = np.random.default_rng(0)
     ones, others = chance.normal(size=(400, 3)), chance.normal(size=(400, 3))
     ones[:, 0] += shift
-    told = bench("serve_measures").tell_apart([ones], [others])
+    told = bench("serving.measures").tell_apart([ones], [others])
     assert low <= told.value <= high
     assert told.error < 0.03
 
 
 def test_a_mean_comes_with_its_standard_error(bench):
-    estimate = bench("serve_measures").mean_of(np.array([1.0, 2.0, 3.0]))
+    estimate = bench("serving.measures").mean_of(np.array([1.0, 2.0, 3.0]))
     assert (estimate.value, estimate.error) == (2.0, pytest.approx(3**-0.5))

@@ -1,4 +1,4 @@
-"""Whole runs of a real swarm at their quick size: of the experiments on swarm_run.py the one that starts processes;
+"""Whole runs of a real swarm at their quick size: of the experiments on swarms/run.py the one that starts processes;
 their pages are made of sample documents in test_swarm_pages.py."""
 
 import json
@@ -13,7 +13,7 @@ def quick_run(bench, tmp_path_factory, small_text):
     """One quick run of the whole script, on hosts that need no root."""
     out = tmp_path_factory.mktemp("six_workers")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench("swarm_run"), "network", bench("swarm_hosts").loopback)
+        patch.setattr(bench("swarms.run"), "network", bench("swarms.hosts").loopback)
         arguments = ["--quick", "--corpus", str(small_text), "--out", str(out)]
         bench("six_workers").main(arguments)
     return arguments, out / "six_workers.json"

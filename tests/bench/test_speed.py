@@ -12,12 +12,12 @@ from blocktrain.spec import preset
 
 @pytest.fixture(scope="module")
 def speed(bench):
-    return bench("speed_measure")
+    return bench("training.speed")
 
 
 @pytest.fixture(scope="module")
 def memory(bench):
-    return bench("memory_measure")
+    return bench("training.memory")
 
 
 @pytest.fixture(scope="module")

@@ -89,14 +89,14 @@ def test_the_section_has_every_question_and_its_goals(bench, document):
 
 def test_a_stopwatch_counts_a_second_once(bench):
     now_s = iter(range(10))
-    watch = bench("swarm_processes").Stopwatch(lambda: next(now_s))
+    watch = bench("swarms.processes").Stopwatch(lambda: next(now_s))
     inner = watch.timed(lambda: None, "inner")
     watch.timed(inner, "outer")()
     assert watch.seconds == {"inner": 1, "outer": 2}
 
 
 def test_watched_calls_are_left_as_they_were(bench):
-    processes = bench("swarm_processes")
+    processes = bench("swarms.processes")
     watch, before = processes.Stopwatch(), processes.Member.request
     with processes.watched(watch, (processes.Member, "request", "asking")):
         processes.Member(preset("tiny"), "run").request()
@@ -116,7 +116,7 @@ def test_a_refused_request_ends_a_load(bench):
     async def ask():
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        connection = bench("swarm_load").Connection(bench("swarm_load").Invite(host, port, "a-token"))
+        connection = bench("swarms.load").Connection(bench("swarms.load").Invite(host, port, "a-token"))
         await connection.reopen()
         try:
             await connection.ask("GET", "/healthz")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blocktrain.cli.options import chosen_device, parse_size
+from blocktrain.cli.machine import chosen_device, parse_size
 from blocktrain.errors import ConfigError
 from blocktrain.train import trainer
 

@@ -79,6 +79,12 @@ def test_every_step_of_a_journey_names_a_function_that_exists(journey):
     assert lost == []
 
 
+def test_every_function_that_the_table_of_changes_names_exists():
+    named = re.findall(r"`([\w/]+\.py)`: `([\w.]+)`", section("Where do I change …"))
+    assert len(named) > 10
+    assert [f"{path}: {name}" for path, name in named if name not in functions(path)] == []
+
+
 @pytest.mark.parametrize("journey", MOST_FILES)
 def test_a_journey_needs_no_more_files_than_agreed(journey):
     files = {path for step in steps(journey) for path in FILE.findall(step)}

@@ -31,6 +31,7 @@ from blocktrain.spec import RunSpec, preset
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.coordinator.storage.bucket import Bucket
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.signatures import sign
 from blocktrain.wire.codecs.table import make_codec
@@ -113,7 +114,7 @@ def die_at(write: int, ledger: Ledger) -> None:
 
     files.os.fsync, files.os.replace = watched(os.fsync, after=False), watched(os.replace, after=True)
     if not ledger.database.is_sqlite:
-        Blobs._write = watched(Blobs._write, after=True)  # type: ignore[method-assign]
+        Bucket.write = watched(Bucket.write, after=True)  # type: ignore[method-assign]
     ledger.database.watch(commit=lambda writes, synced: moment() if writes else None)
 
 

@@ -29,13 +29,17 @@ from blocktrain.serve.gateway.openai import ApiError, CompletionRequest, api_err
 from blocktrain.serve.gateway.validate import Limits, validate
 from blocktrain.serve.traversal import Draft, ModelInfo, Traversal
 from blocktrain.spec import RunSpec, preset
-from blocktrain.wire import attached, messages, safetensors
+from blocktrain.wire import attached, messages, people_messages, safetensors
 from blocktrain.wire.codecs.table import CODECS, make_codec
 from blocktrain.wire.invite import parse_invite
 from blocktrain.wire.recipes import Recipe, RecipeUpdate, read_recipe
 from blocktrain.wire.updates import encode_update, read_update
 
-MESSAGES = [each for each in vars(messages).values() if isinstance(each, type) and issubclass(each, messages.Message)]
+MESSAGES = [
+    each
+    for each in {**vars(messages), **vars(people_messages)}.values()
+    if isinstance(each, type) and issubclass(each, messages.Message)
+]
 ANY_MESSAGE: list[TypeAdapter[Any]] = [TypeAdapter(each) for each in MESSAGES]
 SHAPES = {"0.a": (3, 5), "0.b": (7,)}
 INFO = ModelInfo("tiny", "v", "stacked", 4, 64, 0, False)

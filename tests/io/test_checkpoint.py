@@ -3,7 +3,6 @@ rename or sync."""
 
 from __future__ import annotations
 
-import errno
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -16,9 +15,7 @@ import torch
 
 from blocktrain.errors import CheckpointError, StorageError
 from blocktrain.io.checkpoint import RunDirectory, copy_as
-from blocktrain.io.files import write_whole
 from blocktrain.io.manifest import Manifest
-from blocktrain.io.tensor_file import load_tensors, save_tensors
 from blocktrain.presets import PRESETS
 from blocktrain.spec import Denoise, RunSpec, TrainSpec, load_spec, preset
 
@@ -39,13 +36,6 @@ def files(folder: Path) -> set[str]:
 def the_block_file(run: RunDirectory) -> Path:
     (path,) = run.path.glob("block-0-*.safetensors")
     return path
-
-
-def refuse(monkeypatch: pytest.MonkeyPatch, function: str, code: int) -> None:
-    def refused(*arguments: object) -> object:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, function, refused)
 
 
 def exit_codes(*actions: Callable[[], object]) -> list[int | None]:
@@ -75,71 +65,10 @@ def killed(function: str, call: int, action: Callable[[], object]) -> bool:
 forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-def test_a_file_is_written_whole_and_nothing_is_left_beside_it(tmp_path):
-    write_whole(tmp_path / "file", b"old")
-    write_whole(tmp_path / "file", b"new")
-    assert (tmp_path / "file").read_bytes() == b"new"
-    assert files(tmp_path) == {"file"}
-
-
-@pytest.mark.parametrize("function", ["fsync", "replace"])
-@pytest.mark.parametrize(
-    "code, remedy",
-    [
-        (errno.ENOSPC, r"file cannot be written \(No space left on device\): free at least 3 bytes on that disk"),
-        (errno.EEXIST, r"file cannot be written \(File exists\): a file has this name"),
-        (errno.EROFS, r"file cannot be written \(Read-only file system\): make the folder writable"),
-    ],
-)
-def test_a_refusing_disk_leaves_the_old_file_and_names_the_remedy(tmp_path, monkeypatch, function, code, remedy):
-    write_whole(tmp_path / "file", b"old")
-    refuse(monkeypatch, function, code)
-    with pytest.raises(StorageError, match=remedy):
-        write_whole(tmp_path / "file", b"new")
-    assert (tmp_path / "file").read_bytes() == b"old"
-    assert files(tmp_path) == {"file"}
-
-
-def test_a_folder_that_is_gone_is_a_storage_error(tmp_path):
-    with pytest.raises(StorageError, match=r"file cannot be written \(No such file or directory\)"):
-        write_whole(tmp_path / "gone" / "file", b"new")
-
-
 def test_a_file_where_the_folder_should_be_is_a_storage_error(tmp_path):
     (tmp_path / "run").write_text("not a folder")
     with pytest.raises(StorageError, match=r"run cannot be written \(File exists\)"):
         RunDirectory.create(tmp_path / "run", SPEC, "c0")
-
-
-def test_tensors_come_back_from_their_file(tmp_path):
-    save_tensors(tmp_path / "t.safetensors", NEW, {"step": "3"})
-    tensors, metadata = load_tensors(tmp_path / "t.safetensors", expected=SHAPES)
-    assert torch.equal(tensors["w"], NEW["w"])
-    assert metadata == {"step": "3"}
-
-
-@pytest.mark.parametrize(
-    "expected, complaint",
-    [
-        ({"w": (2, 2), "v": (1,)}, r't.safetensors: tensor "v" is missing: make it again, or restore it'),
-        ({}, r't.safetensors: tensor "w" is not part of this model: make it again'),
-        ({"w": (4,)}, r't.safetensors: tensor "w" has shape \(2, 2\) and \(4,\) is expected: make it again'),
-    ],
-)
-def test_a_file_with_other_tensors_is_named(tmp_path, expected, complaint):
-    save_tensors(tmp_path / "t.safetensors", NEW)
-    with pytest.raises(CheckpointError, match=complaint):
-        load_tensors(tmp_path / "t.safetensors", expected)
-
-
-def test_a_missing_or_truncated_file_is_named(tmp_path):
-    path = tmp_path / "t.safetensors"
-    with pytest.raises(CheckpointError, match=r"t.safetensors is missing: check the path"):
-        load_tensors(path)
-    save_tensors(path, NEW)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"t.safetensors: not whole safetensors bytes .*: make it again"):
-        load_tensors(path)
 
 
 SPECS = [*PRESETS.values(), RunSpec(train=TrainSpec(steps=(3, 2, 1))), RunSpec(name='a "b"\n\\c é')]

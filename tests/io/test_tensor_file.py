@@ -1,4 +1,4 @@
-"""Mapped tensors: those in use are resident in memory, released ones are not."""
+"""Files of tensors, saved and loaded; mapped tensors: those in use are resident in memory, released ones are not."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from blocktrain.errors import TensorError
-from blocktrain.io.tensor_file import MappedTensors, save_tensors
+from blocktrain.errors import CheckpointError, TensorError
+from blocktrain.io.tensor_file import MappedTensors, load_tensors, save_tensors
 from blocktrain.model.block import block_shapes
 from blocktrain.model.offload import offloaded_block
 from blocktrain.spec import preset
 
 MIB = 2**20
+SMALL_SHAPES = {"w": (2, 2)}
+NEW = {"w": torch.ones(2, 2)}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is resident")
 
 
@@ -92,3 +94,34 @@ def test_a_file_that_holds_no_tensors_is_refused(tmp_path, data, complaint):
 def test_tensors_of_another_shape_are_refused(path):
     with pytest.raises(TensorError, match=r'"third" has shape \(3, 4\) and \(4, 3\) is expected'):
         MappedTensors(path, {**SHAPES, "third": (4, 3)})
+
+
+def test_tensors_come_back_from_their_file(tmp_path):
+    save_tensors(tmp_path / "t.safetensors", NEW, {"step": "3"})
+    tensors, metadata = load_tensors(tmp_path / "t.safetensors", expected=SMALL_SHAPES)
+    assert torch.equal(tensors["w"], NEW["w"])
+    assert metadata == {"step": "3"}
+
+
+@pytest.mark.parametrize(
+    "expected, complaint",
+    [
+        ({"w": (2, 2), "v": (1,)}, r't.safetensors: tensor "v" is missing: make it again, or restore it'),
+        ({}, r't.safetensors: tensor "w" is not part of this model: make it again'),
+        ({"w": (4,)}, r't.safetensors: tensor "w" has shape \(2, 2\) and \(4,\) is expected: make it again'),
+    ],
+)
+def test_a_file_with_other_tensors_is_named(tmp_path, expected, complaint):
+    save_tensors(tmp_path / "t.safetensors", NEW)
+    with pytest.raises(CheckpointError, match=complaint):
+        load_tensors(tmp_path / "t.safetensors", expected)
+
+
+def test_a_missing_or_truncated_file_is_named(tmp_path):
+    path = tmp_path / "t.safetensors"
+    with pytest.raises(CheckpointError, match=r"t.safetensors is missing: check the path"):
+        load_tensors(path)
+    save_tensors(path, NEW)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"t.safetensors: not whole safetensors bytes .*: make it again"):
+        load_tensors(path)

@@ -20,11 +20,11 @@ from sqlalchemy import func, select
 from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import ConfigError
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.coordinator import presigned as presigned_module
 from blocktrain.swarm.coordinator.blobs import Blobs, direct_id
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.server import served_here
 from blocktrain.swarm.coordinator.setup import found_run
+from blocktrain.swarm.coordinator.storage import presigned as presigned_module
 from blocktrain.swarm.initial_blocks import initial_blocks_here
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.ledger import Ledger

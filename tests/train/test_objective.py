@@ -3,7 +3,7 @@ import torch
 
 from blocktrain.model.block import DenoiseBlock, StackedBlock, build_block
 from blocktrain.spec import Denoise, preset
-from blocktrain.train.trainer import denoise_loss, stacked_loss
+from blocktrain.train.losses import denoise_loss, stacked_loss
 
 TINY = preset("tiny")
 

@@ -9,12 +9,12 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from blocktrain.serve.chain import messages as between_stages
-from blocktrain.wire import messages, recipes
+from blocktrain.wire import messages, people_messages, recipes
 from blocktrain.wire.messages import Message, UpdateNotice
 
 MODELS = {
     f"{module.__name__}.{name}": model
-    for module in (messages, recipes, between_stages)
+    for module in (messages, people_messages, recipes, between_stages)
     for name, model in vars(module).items()
     if isinstance(model, type) and issubclass(model, BaseModel) and model not in (BaseModel, Message)
 }

@@ -47,7 +47,8 @@ from blocktrain.cli.commands.training.reference import reference
 from blocktrain.cli.commands.training.report import report
 from blocktrain.cli.commands.training.train import train
 from blocktrain.cli.console import say
-from blocktrain.cli.options import EXIT_INTERRUPTED, Command, Group
+from blocktrain.cli.help import Command, Group
+from blocktrain.cli.options import EXIT_INTERRUPTED
 from blocktrain.cli.shared.signals import stop_with_parent
 from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
 from blocktrain.io.allocator import use_huge_pages

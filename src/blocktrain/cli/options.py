@@ -3,18 +3,14 @@ Next: cli/commands/training/train.py, the first command to use them."""
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 import tomllib
 import warnings
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from blocktrain.cli.console import say
 from blocktrain.errors import ConfigError
@@ -26,47 +22,10 @@ from blocktrain.start_model import StartModel, require_start
 from blocktrain.tables import with_vocabulary
 
 if TYPE_CHECKING:
-    import torch
+    pass
+
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
-VALUES = {"<str>": "TEXT", "<int>": "N", "<float>": "X", "<path>": "PATH"}  # of options, as help names them
-POWERS = ("", "k", "m", "g", "t")  # of 1000, or of 1024 with an i
-LEAST_BYTES = 1e6  # of a size without a unit: below that, somebody has forgotten it
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-
-
-class Command(TyperCommand):
-    """A command whose help shows no types of Python: --json and not --json <bool>, RUN and not {RUN} <path>, N and not
-    N [0<=x<=65535]."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return without_types(super().get_params(ctx), ctx)
-
-
-class Group(TyperGroup):
-    """The same for commands with commands of their own."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return without_types(super().get_params(ctx), ctx)
-
-
-def without_types(params: Any, ctx: Any) -> Any:
-    for param in params:
-        param._get_number_range_help_str = lambda: ""  # the column would be as wide as the longest range
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-        elif param.metavar is None:
-            param.metavar = VALUES.get(param.display_type(ctx))
-        if param.param_type_name == "argument":
-            param.display_type_rich = lambda ctx: None
-            param.get_usage_pieces = lambda ctx, param=param: [argument_in_usage(param)]
-    return params
-
-
-def argument_in_usage(param: Any) -> str:
-    """RUN, or [RUN] if it may be left out, or RUN... if it may be given several times"""
-    name = param.display_name_raw.removesuffix("...") + ("" if param.nargs == 1 else "...")
-    return name if param.required else f"[{name}]"
 
 
 class Budget(StrEnum):
@@ -116,6 +75,7 @@ BudgetOption = Annotated[
 ]
 MaxWindows = Annotated[int | None, typer.Option(metavar="N", help="Use only the first N windows of a split.")]
 
+
 # This machine
 
 DeviceName = Annotated[
@@ -127,6 +87,7 @@ MemorySize = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Memory to use, for example 4GB. Default: what is free."),
 ]
+
 
 # A swarm
 
@@ -166,8 +127,11 @@ Home = Annotated[
     Path | None, typer.Option("--home", metavar="DIR", help="Directory for downloads. Default: ~/.cache/blocktrain.")
 ]
 
+
 # Services
 
+Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")]
+Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port.")]
 MaxConnections = Annotated[int, typer.Option("--max-connections", metavar="N", help="Maximum number of connections.")]
 MaxPerAddress = Annotated[
     int, typer.Option("--max-per-address", metavar="N", help="Maximum number of connections from one address.")
@@ -178,6 +142,7 @@ TrustedProxies = Annotated[
 ]
 TlsCert = Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain in PEM format.")]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key in PEM format.")]
+
 
 # Serving
 
@@ -203,7 +168,7 @@ Presigned = Annotated[
     bool | None,
     typer.Option(
         "--presigned/--no-presigned",
-        help="Let workers read and write the bucket directly. Default: if it limits what they write.",
+        help="Let workers read and write the bucket directly. Default: only if the bucket enforces a size limit.",
         show_default=False,
     ),
 ]
@@ -302,66 +267,3 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def parse_size(option: str, text: str) -> int:
-    """ "4GB" -> 4,000,000,000; "4GiB" -> 4 · 2^30; "4000000" -> 4,000,000 bytes"""
-    found = SIZE.fullmatch(text.strip())
-    if found is None or (found[3] and not found[2]):
-        raise ConfigError(f"{option} {text} is not a size: write for example 4GB, 512MB or 2GiB")
-    if not found[2] and 0 < float(found[1]) < LEAST_BYTES:
-        raise ConfigError(f"{option} {text} has no unit: write for example {text}GB, 512MB or 2GiB")
-    size = int(float(found[1]) * (1024 if found[3] else 1000) ** POWERS.index(found[2].lower()))
-    if size < 1:
-        raise ConfigError(f"{option} {text} is too small: give at least 1 byte, for example 4GB")
-    return size
-
-
-def chosen_memory(size: str | None, device: torch.device) -> int:
-    """The bytes of --memory, or else what is free on the device."""
-    return free_memory_bytes(device) if size is None else parse_size("--memory", size)
-
-
-def free_memory_bytes(device: torch.device) -> int:
-    """Free memory of the device. For a CPU: what the system can give without swapping, or else all memory."""
-    if device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    with suppress(OSError, ValueError, AttributeError):  # not on every system
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    raise ConfigError("the free memory of this system is unknown: give --memory, for example 4GB")
-
-
-def chosen_device(name: str | None) -> torch.device:
-    """The named device, tried out; or else the GPU if there is one."""
-    import torch
-
-    if name is None:
-        from blocktrain.train.trainer import pick_device
-
-        return pick_device()
-    try:
-        torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"--device {name} is not the name of a device: give cpu, cuda, cuda:1 or mps") from None
-    try:
-        torch.zeros(1, device=name)
-        return torch.device(name)
-    except (RuntimeError, AssertionError) as error:
-        detail = str(error).splitlines()[0][:100]
-        raise ConfigError(
-            f"--device {name} cannot be used here ({detail}): give cpu, or a device of this machine"
-        ) from None
-
-
-def use_threads(threads: int | None) -> None:
-    require_positive("--threads", threads)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)

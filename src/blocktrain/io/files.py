@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, after a kill and after a power cut. `write_whole`, `written_whole` and
-`make_folder` raise StorageError; the other functions raise OSError. Next: checkpoint.py, swarm/coordinator/blobs.py."""
+`make_folder` raise StorageError; the other functions raise OSError.
+Next: checkpoint.py, swarm/coordinator/storage/folder.py."""
 
 from __future__ import annotations
 

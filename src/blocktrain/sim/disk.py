@@ -1,7 +1,7 @@
 """The simulated disk of a run: real files in memory, and what a power cut, a full disk, an fsync that lies and a
 misdirected write do to them. SQLite's own files are cut as its promises allow: what was synced stays, the rest of its
 log is lost, whole or torn.
-Next: machines.py, which opens ledger and blobs on it; ../swarm/coordinator/blobs.py."""
+Next: machines.py, which opens ledger and blobs on it; ../swarm/coordinator/storage/folder.py."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import BinaryIO
 from weakref import WeakSet
 
-from blocktrain.swarm.coordinator.blobs import BLOBS, Blobs, Data
+from blocktrain.swarm.coordinator.blobs import BLOBS, UPLOADS
+from blocktrain.swarm.coordinator.storage.folder import Data, Folder
 from blocktrain.swarm.ledger.chain import HEAD_FILE
 from blocktrain.swarm.ledger.database import LOCK_TIMEOUT_S, Database
+from blocktrain.swarm.ledger.drivers.connection import Connection
+from blocktrain.swarm.ledger.drivers.sqlite import SqliteConnection, SqliteFile
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.sqlite import Connection, SqliteConnection, SqliteFile
 
 DISK_BYTES = 2**40
 TORN_SHARE = 0.5  # of lost files of which a part is there after a power cut
@@ -121,37 +123,36 @@ class SimDisk:
             beside.replace(path)
 
 
-class SimBlobs(Blobs):
-    """The real blobs on a simulated disk. `wall` is the clock of the machine that writes: files are dated with it."""
+class SimFolder(Folder):
+    """The real folder on a simulated disk. `wall` is the clock of the machine that writes: files are dated with it."""
 
     def __init__(self, disk: SimDisk, wall: Callable[[], float]) -> None:
         self._disk, self._wall = disk, wall
-        super().__init__(disk.folder / "blobs")
+        super().__init__(disk.folder / "blobs", (BLOBS, UPLOADS))
 
-    def _write(self, key: str, chunks: Iterable[Data]) -> None:
-        with self._storage():
-            self._disk.require_room()
-        super()._write(key, chunks)
+    def write(self, key: str, chunks: Iterable[Data]) -> None:
+        self._disk.require_room()
+        super().write(key, chunks)
         self._disk.wrote(key, synced=True, at_s=self._wall())
 
-    def _put_part(self, key: str, part: BinaryIO) -> None:
-        with self._storage():
-            self._disk.require_room()
-        super()._put_part(key, part)
+    def keep_received(self, key: str, received: BinaryIO) -> None:
+        self._disk.require_room()
+        super().keep_received(key, received)
         self._disk.wrote(key, synced=False, at_s=self._wall())
 
-    def _renamed(self, path: Path, inode: int, key: str) -> bool:
-        is_renamed = super()._renamed(path, inode, key)
+    def rename(self, key: str, inode: int, new_key: str) -> bool:
+        is_renamed = super().rename(key, inode, new_key)
         if is_renamed:
-            self._disk.wrote(key, synced=True, at_s=self._wall())
+            self._disk.wrote(new_key, synced=True, at_s=self._wall())
         return is_renamed
 
-    def _delete(self, key: str) -> None:
-        super()._delete(key)
+    def delete(self, key: str) -> None:
+        with suppress(FileNotFoundError):
+            super().delete(key)
         self._disk.deleted(key)
 
-    def _list(self, prefix: str) -> Iterator[tuple[str, int, float]]:
-        for key, num_bytes, _ in sorted(super()._list(prefix)):
+    def list(self, prefix: str) -> Iterator[tuple[str, int, float]]:
+        for key, num_bytes, _ in sorted(super().list(prefix)):
             yield key, num_bytes, self._disk.dates.setdefault(key, self._wall())
 
     def disk_bytes(self) -> tuple[int, int] | None:

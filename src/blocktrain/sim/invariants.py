@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from blocktrain.errors import BlobError, StorageError
-from blocktrain.sim.disk import SimBlobs, SimDisk
+from blocktrain.sim.disk import SimDisk
 from blocktrain.sim.tasks import Scheduler
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blocks import Blocks
@@ -350,8 +350,7 @@ class Checker:
         if unwanted := kept - live:
             raise Broken("storage is bounded", f"{len(unwanted)} blobs that nothing needs are kept for ever")
         blobs = coordinator.blobs
-        assert isinstance(blobs, SimBlobs)
-        held = {"uploads": len(list(blobs._list("uploads"))), "staged": len(list(blobs._list("staging")))}
+        held = {"uploads": len(list(blobs.storage.list("uploads"))), "staged": len(list(blobs.storage.list("staging")))}
         held["checked"] = max(0, len(blobs._checked) - len(kept))
         held["quotas"] = len(coordinator.quotas._unfinished)
         if any(held.values()):

@@ -13,13 +13,14 @@ from typing import Any
 import httpx
 
 from blocktrain.errors import BlockTrainError, StorageError
-from blocktrain.sim.disk import SimBlobs, SimDisk, SimLedger
+from blocktrain.sim.disk import SimDisk, SimFolder, SimLedger
 from blocktrain.sim.network import REFUSED_S, Delivery
 from blocktrain.sim.service import answer
 from blocktrain.sim.tasks import Scheduler, Task
 from blocktrain.sim.volunteers import key_of
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator import server
+from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.loop import TICK_S
 from blocktrain.swarm.ledger.chain import NotedHead
@@ -95,7 +96,7 @@ class Machine:
         made = Coordinator(
             around.spec,
             ledger,
-            SimBlobs(around.disk, self.wall),
+            Blobs(SimFolder(around.disk, self.wall)),
             initial_block=lambda block: dict(around.initial_blocks[block]),
             clock=clock,
             receipt_key=key_of(self.name, around.seed),

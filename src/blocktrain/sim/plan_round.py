@@ -78,16 +78,7 @@ class PlannedRound:
     def grant(self, grant: Grant, now_s: float) -> None:
         if grant.granted_s is not None:
             return  # renewed: nothing changes
-        lease = Lease(
-            shard=grant.shard,
-            worker=grant.worker,
-            steps=grant.steps,
-            granted_s=now_s,
-            due_s=grant.due_s,
-            deadline_at_s=grant.deadline_at_s,
-            owed=grant.owed,
-            delivered=grant.delivered,
-        )
+        lease = grant.lease(now_s)
         self._remove(self.open.get(grant.worker))
         self.open[grant.worker] = lease
         kind = _kind(lease)

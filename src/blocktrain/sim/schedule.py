@@ -11,7 +11,7 @@ from typing import Any
 
 from blocktrain.spec import Denoise, RunSpec, Stacked, preset
 
-CHAOS_S = 20.0  # in which faults begin; then everything is mended and the run must finish
+CHAOS_S = 20.0  # in which faults begin; then everything is repaired and the run must finish
 MOST_FAULTS = 10
 LIES = ("silent", "huge", "garbage", "greedy")
 COURSE_LIES = ("silent", "garbage", "greedy")  # a huge first update makes all later ones huge where codecs follow it

@@ -17,7 +17,7 @@ from blocktrain.swarm.coordinator.blocks import own_blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.intake import require_announced
 from blocktrain.swarm.coordinator.refusals import render_refusal
-from blocktrain.swarm.coordinator.routes import LONGEST_WAIT_S, PREFER_WAIT, RETRY_LEASE_S
+from blocktrain.swarm.coordinator.waiting import WaitingRequest
 from blocktrain.wire.attached import HOLDS_HEADER, MEDIA_TYPE, Held
 from blocktrain.wire.messages import (
     EvaluationNotice,
@@ -28,7 +28,6 @@ from blocktrain.wire.messages import (
     TrainLease,
     UpdateNotice,
     VetNotice,
-    Wait,
 )
 
 UPLOAD = re.compile(r"/v1/leases/([^/]+)/uploads/([0-9a-f]{64})")
@@ -95,18 +94,13 @@ def _lease(coordinator: Coordinator, delivery: Delivery, bells: Bells) -> httpx.
 
 
 def _lease_or_wait(coordinator: Coordinator, asked: LeaseRequest, delivery: Delivery, bells: Bells) -> LeaseReply:
-    match = PREFER_WAIT.search(delivery.request.headers.get("Prefer", ""))
-    wait_s = min(float(match[1]), LONGEST_WAIT_S) if match else 0.0
-    end_at_s, admitted = bells.now_s + wait_s, False
+    prefer = delivery.request.headers.get("Prefer", "")
+    waiting = WaitingRequest(coordinator, asked, prefer, lambda: bells.now_s)
     while True:
-        rung = coordinator.bell.rung
-        reply = coordinator.lease(asked, admitted)
-        left_s, admitted = end_at_s - bells.now_s, True
-        if not wait_s or not isinstance(reply, Wait):
+        reply = waiting.ask()
+        if waiting.ask_again_in_s is None:
             return reply
-        if left_s <= 0:
-            return reply.model_copy(update={"seconds": 0.0})
-        bells.wait_for_work(rung, min(left_s, RETRY_LEASE_S))
+        bells.wait_for_work(waiting.rung, waiting.ask_again_in_s)
 
 
 def _take_part(coordinator: Coordinator, delivery: Delivery, lease: str, sha256: str) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from blocktrain.data.corpus import load_corpus
 from blocktrain.errors import BlockTrainError, ConfigError, RequestRefused
-from blocktrain.sim.disk import SimBlobs, SimDisk
+from blocktrain.sim.disk import SimDisk, SimFolder
 from blocktrain.sim.invariants import Broken, Checker
 from blocktrain.sim.machines import Machine, Surroundings
 from blocktrain.sim.network import Handler, SimNetwork, Weather
@@ -24,6 +24,7 @@ from blocktrain.sim.schedule import CHAOS_S, Schedule, SimFault, Volunteering, s
 from blocktrain.sim.tasks import Scheduler, Task
 from blocktrain.sim.volunteers import make_worker
 from blocktrain.spec import RunSpec
+from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.setup import found_run
 from blocktrain.swarm.initial_blocks import initial_blocks_here
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -62,7 +63,8 @@ def found_template(spec: RunSpec, folder: Path) -> Template:
     spec = spec.with_(**{"corpus.source": str(folder / "text.txt")})
     disk = SimDisk(folder)
     ledger = Ledger(disk.ledger_path)
-    found_run(spec, load_corpus(spec.corpus, spec.model.context), ledger, SimBlobs(disk, lambda: EPOCH_S), EPOCH_S)
+    blobs = Blobs(SimFolder(disk, lambda: EPOCH_S))
+    found_run(spec, load_corpus(spec.corpus, spec.model.context), ledger, blobs, EPOCH_S)
     ledger.close()
     make = initial_blocks_here(spec)
     return Template(folder, spec, {block: dict(make(block)) for block in range(spec.model.blocks)})
@@ -192,7 +194,7 @@ class World:
 
     def _mend(self) -> None:
         """From now on all is well, and everybody but the liars works."""
-        self._tell("everything is mended")
+        self._tell("everything is repaired")
         self.network.weather, self.is_calm = Weather(), True
         self.network.cut.clear()
         self.disk.is_full = self.disk.is_ledger_full = False

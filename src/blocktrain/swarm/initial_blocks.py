@@ -60,7 +60,7 @@ def make_in_torch_process(
 
 
 def open_in_torch_process(path: Path) -> StartModel:
-    """The model that a run shall start from."""
+    """The model that a run starts from."""
     with torch_process() as process:
         return process.submit(_open_start, path).result()
 
@@ -98,7 +98,7 @@ def _made_before(spec: RunSpec, folder: Path) -> dict[int, int] | None:
         if found["version"] == __version__:
             return {int(phase): num_bytes for phase, num_bytes in found["bytes"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # it is made anew
+        pass  # it is made again
     return None
 
 

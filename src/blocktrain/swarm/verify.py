@@ -12,12 +12,13 @@ from pathlib import Path
 
 from blocktrain.errors import BlobError, BlockTrainError, ConfigError, StorageError, TensorError
 from blocktrain.io.private import LEDGER_FILE
-from blocktrain.swarm.coordinator.blobs import Blobs, Data
+from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks
 from blocktrain.swarm.coordinator.initial_files import initial_blocks_folder, initial_blocks_in
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.coordinator.server import BLOBS_FOLDER
 from blocktrain.swarm.coordinator.setup import spec_of
+from blocktrain.swarm.coordinator.storage.folder import Data
 from blocktrain.swarm.coordinator.trust.orders import past_merges
 from blocktrain.swarm.ledger.chain import HEAD_FILE, START, NotedHead, link
 from blocktrain.swarm.ledger.ledger import Ledger

@@ -19,9 +19,10 @@ from blocktrain.io.shelf import Shelf
 from blocktrain.model.block import StackedBlock
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.train.flops import FORWARD, layers_flops, own_losses_detached, run_flops
+from blocktrain.train.losses import byte_cross_entropy
 from blocktrain.train.memory_estimate import can_stream, memory_plan
 from blocktrain.train.optim import BlockOptimizer, gradient_norms, total_norm
-from blocktrain.train.trainer import BlockTrainer, Weights, byte_cross_entropy, maybe_compile
+from blocktrain.train.trainer import BlockTrainer, Weights, maybe_compile
 
 
 def streamed_run_flops(spec: RunSpec) -> int:

@@ -1,7 +1,7 @@
-"""BlockTrainer: one phase of one worker, step by step, and the losses of the objectives as pure functions.
+"""BlockTrainer: one phase of one worker, step by step.
 No network, no printing, no files. A worker needs no gradient from any other worker. All random numbers are a function
 of (seed, block, shard, step), so a trainer that is restored at step n continues as if it had never stopped.
-Next: optim.py, the optimisers; run.py, which trains whole runs on one machine."""
+Next: losses.py, what it minimises; optim.py, the optimisers; run.py, which trains whole runs on one machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from blocktrain.data.shards import TokenShards
@@ -32,6 +31,7 @@ from blocktrain.model.block import Block, DenoiseBlock, StackedBlock, build_bloc
 from blocktrain.spec import Denoise, Phase, RunSpec, Stacked
 from blocktrain.tables import reads_tokens
 from blocktrain.train.flops import own_losses_detached, phase_flops
+from blocktrain.train.losses import denoise_loss, run_below, stacked_loss, stacked_only
 from blocktrain.train.optim import BlockOptimizer, lr_factor
 from blocktrain.wire.safetensors import continue_block
 
@@ -92,7 +92,7 @@ class BlockTrainer:
         self.refresh(published)
         self._stacked = maybe_compile(stacked_loss, self._compiled)
         self._denoise = maybe_compile(denoise_loss, self._compiled)
-        self._run_below = maybe_compile(_run_below, self._compiled)
+        self._run_below = maybe_compile(run_below, self._compiled)
 
     def _start(self, published: Weights) -> None:
         self.trained = [self._block(index, published) for index in self.phase.blocks]
@@ -239,7 +239,7 @@ class BlockTrainer:
         settings = self.spec.objective
         if isinstance(settings, Denoise):
             return self._denoise_loss(settings, inputs, targets)
-        trained, ahead = _stacked_only(self.trained), _stacked_only([self._frozen[k] for k in self.phase.ahead])
+        trained, ahead = stacked_only(self.trained), stacked_only([self._frozen[k] for k in self.phase.ahead])
         state, detached = self._state_below(inputs), own_losses_detached(settings)
         return self._stacked(trained, ahead, inputs, targets, state, self._own_weight, keep, detached)
 
@@ -298,61 +298,6 @@ class BlockTrainer:
         return nullcontext()
 
 
-def byte_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean nats per byte."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
-
-
-def stacked_loss(
-    trained: Sequence[StackedBlock],
-    ahead: Sequence[StackedBlock],
-    bytes_BT: Tensor,
-    targets_BT: Tensor,
-    state_BTD: Tensor | None,
-    own_weight: float,
-    keep_KB: Tensor | None = None,
-    own_detached: bool = False,
-) -> tuple[Tensor, list[Tensor]]:
-    """The loss at the end of the chain trained + ahead, plus own_weight times the loss of each trained block before it.
-    With all blocks trained and own_weight = 0 this is end-to-end training. `keep_KB` is 0 where a window loses the
-    state that enters block K of the chain. With `own_detached` a block's own loss trains its read-out alone. Also
-    returns the unweighted cross entropies, the end of the chain last."""
-    chain = [*trained, *ahead]
-    weights = [own_weight] * len(trained) + [0.0] * len(ahead)
-    weights[-1] = 1.0
-    loss, entropies = targets_BT.new_zeros((), dtype=torch.float32), []
-    for position, (block, weight) in enumerate(zip(chain, weights, strict=True)):
-        if state_BTD is not None and keep_KB is not None:
-            state_BTD = state_BTD * keep_KB[position, :, None, None]
-        state_BTD = block.advance(bytes_BT, state_BTD)
-        if weight:
-            detached = own_detached and position < len(chain) - 1
-            entropy = byte_cross_entropy(block.read_out(state_BTD.detach() if detached else state_BTD), targets_BT)
-            loss = loss + weight * entropy
-            entropies.append(entropy.detach())
-    return loss, entropies
-
-
-def denoise_loss(
-    block: DenoiseBlock,
-    bytes_BT: Tensor,
-    targets_BT: Tensor,
-    sigma_B: Tensor,
-    noise_BTV: Tensor,
-    span_start: int | None,
-) -> tuple[Tensor, list[Tensor]]:
-    """Cross entropy of the byte behind z = e_x + σ·noise, weighted by λ(σ). Also returns the unweighted one."""
-    z_BTV = torch.addcmul(F.embedding(targets_BT, block.code_table), sigma_B[:, None, None], noise_BTV)
-    scores_BTV = z_BTV @ block.code_table.T
-    del z_BTV, noise_BTV  # the largest tensors here: free them before the backward pass
-    logits = block.denoise(bytes_BT, scores_BTV, sigma_B, span_start)
-    entropy_BT = F.cross_entropy(logits.flatten(0, 1).float(), targets_BT.flatten(), reduction="none").view_as(
-        targets_BT
-    )
-    weight_B1 = noise.loss_weight(sigma_B, block.objective.sigma_data)[:, None]
-    return (weight_B1 * entropy_BT).mean(), [entropy_BT.detach().mean()]
-
-
 def compile_pays(spec: RunSpec, phase: Phase) -> bool:
     """Whether torch.compile saves more time than it takes. Depends on the spec alone, so resuming never changes it."""
     compiler = torch.cuda.is_available() or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
@@ -361,12 +306,3 @@ def compile_pays(spec: RunSpec, phase: Phase) -> bool:
 
 def maybe_compile(function: Function, compiled: bool) -> Function:
     return cast(Function, torch.compile(function, dynamic=False)) if compiled else function
-
-
-def _run_below(block: StackedBlock, inputs: Tensor, state: Tensor | None) -> Tensor:
-    with torch.no_grad():
-        return block.advance(inputs, state)
-
-
-def _stacked_only(blocks: Sequence[Block]) -> list[StackedBlock]:
-    return [block for block in blocks if isinstance(block, StackedBlock)]

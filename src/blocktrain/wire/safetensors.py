@@ -95,9 +95,8 @@ def encode_chunks(tensors: Mapping[str, Array], metadata: Mapping[str, str] | No
     header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
     parts, end = list[memoryview](), 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, str(item[1].dtype), item[0])):
-        parts.append(
-            np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
-        )  # a view, if the tensor is contiguous
+        # A view, if the tensor is contiguous.
+        parts.append(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
         begin, end = end, end + parts[-1].nbytes
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import torch
 
-from blocktrain.errors import ConfigError, Overloaded, StageUnreachable
+from blocktrain.errors import StageUnreachable
 from blocktrain.serve.chain.pipeline import Pipeline
 from blocktrain.serve.chain.stage import Stage
 from blocktrain.serve.segment import drafting
@@ -167,27 +167,6 @@ def test_a_stage_that_comes_back_is_used_again_and_who_waits_for_it_gets_an_answ
     asyncio.run(main())
 
 
-def test_a_full_stage_says_when_to_come_again(serve):
-    async def main():
-        gated = serve.gated(serve.segment_of("stacked", range(4)))
-        async with (
-            serve.stages_of([gated], max_waiting=1) as (stage,),
-            Pipeline([stage.address], serve.quick) as pipeline,
-        ):
-            under_way = asyncio.create_task(pipeline(TEXT.with_(session="first")))
-            await gated.has_a_batch()
-            waits = asyncio.create_task(pipeline(TEXT.with_(session="second")))
-            await serve.until(lambda: stage.waiting == 1)
-            with pytest.raises(Overloaded, match="at most 1 may") as refused:
-                await pipeline(TEXT.with_(session="third"))
-            assert refused.value.retry_after_s > 0
-            gated.gate.set()
-            for reply in (under_way, waits):
-                serve.assert_right(await reply, TEXT)
-
-    asyncio.run(main())
-
-
 def test_what_a_full_stage_refuses_goes_to_its_replica(serve):
     async def main():
         gated = serve.gated(serve.segment_of("stacked", range(4)))
@@ -208,86 +187,6 @@ def test_what_a_full_stage_refuses_goes_to_its_replica(serve):
                     serve.assert_right(await pipeline(TEXT), TEXT)
                 gated.gate.set()
                 await asyncio.gather(*tasks)
-
-    asyncio.run(main())
-
-
-def test_waiting_requests_are_computed_together(serve):
-    async def main():
-        gated = serve.gated(serve.segment_of("stacked", range(4)))
-        async with serve.stages_of([gated]) as (stage,), Pipeline([stage.address], serve.quick) as pipeline:
-            replies = [asyncio.create_task(pipeline(TEXT.with_(session="0")))]
-            await gated.has_a_batch()
-            replies += [asyncio.create_task(pipeline(TEXT.with_(session=str(n)))) for n in range(1, 6)]
-            await serve.until(lambda: stage.waiting == 5)
-            gated.gate.set()
-            await asyncio.gather(*replies)
-            assert gated.batches == [1, 5]
-
-    asyncio.run(main())
-
-
-def test_who_hangs_up_frees_the_work_and_the_caches_of_all_stages(serve):
-    async def main():
-        segments = [serve.segment_of("stacked", LEFT), serve.gated(serve.segment_of("stacked", RIGHT))]
-        async with (
-            serve.stages_of(segments) as stages,
-            Pipeline([stage.address for stage in stages], serve.quick) as pipeline,
-        ):
-            blocker = asyncio.create_task(pipeline(TEXT.with_(session="other")))
-            await segments[1].has_a_batch()
-            reply = asyncio.create_task(pipeline(TEXT))
-            await serve.until(lambda: stages[1].waiting == 1)
-            reply.cancel()
-            await serve.until(lambda: stages[1].waiting == 0)
-            await pipeline.forget("s")
-            segments[1].gate.set()
-            await blocker
-            await pipeline.forget("other")
-            await serve.until(lambda: segments[0].cached_bytes == segments[1].segment.cached_bytes == 0)
-
-    asyncio.run(main())
-
-
-def test_a_traversal_whose_time_is_over_is_not_computed(serve):
-    async def main():
-        gated, clock = serve.gated(serve.segment_of("stacked", range(4))), serve.clock()
-        async with (
-            serve.stages_of([gated], clock=clock) as (stage,),
-            Pipeline([stage.address], replace(serve.quick, deadline_s=60.0), clock=clock) as pipeline,
-        ):
-            replies = [asyncio.create_task(pipeline(TEXT))]
-            await gated.has_a_batch()
-            replies.append(asyncio.create_task(pipeline(TEXT.with_(session="late"))))
-            await serve.until(lambda: stage.waiting == 1)
-            clock.move(61.0, pipeline)
-            for reply in replies:
-                with pytest.raises(StageUnreachable, match="in time"):
-                    await reply
-            gated.gate.set()
-            await serve.until(lambda: stage.waiting == 0)
-            assert gated.batches == [1]
-
-    asyncio.run(main())
-
-
-def test_a_stage_refuses_a_traversal_whose_time_is_over_in_its_queue(serve):
-    async def main():
-        gated, clock = serve.gated(serve.segment_of("stacked", range(4))), serve.clock()
-        async with (
-            serve.stages_of([gated], clock=clock) as (stage,),
-            Pipeline([stage.address], replace(serve.quick, deadline_s=60.0)) as pipeline,
-        ):
-            reply = asyncio.create_task(pipeline(TEXT))
-            await gated.has_a_batch()
-            late = asyncio.create_task(pipeline(TEXT.with_(session="late")))
-            await serve.until(lambda: stage.waiting == 1)
-            clock.now_s += 61.0
-            gated.gate.set()
-            with pytest.raises(StageUnreachable, match="its time was over before"):
-                await late
-            serve.assert_right(await reply, TEXT)
-            assert gated.batches == [1]
 
     asyncio.run(main())
 
@@ -353,55 +252,3 @@ def test_a_stage_that_loses_the_pieces_sent_ahead_gets_the_draft_once_more(serve
             assert pipeline.stats().retries == 1
 
     asyncio.run(main())
-
-
-def test_a_swap_under_load_never_mixes_two_versions(serve):
-    async def main():
-        old = [serve.segment_of("stacked", span, seed=0) for span in (LEFT, RIGHT)]
-        new = [serve.segment_of("stacked", span, seed=1) for span in (LEFT, RIGHT)]
-        truths = [serve.local_of("stacked", seed=seed).run(TEXT).prompt_logits for seed in (0, 1)]
-        assert (truths[0] - truths[1]).abs().max() > 0.1
-
-        def version_of(reply: Traversal) -> int:
-            near = [n for n in (0, 1) if torch.allclose(reply.prompt_logits, truths[n], atol=1e-4)]
-            assert len(near) == 1
-            return near[0]
-
-        async with (
-            serve.stages_of(old) as stages,
-            Pipeline([stage.address for stage in stages], serve.quick) as pipeline,
-        ):
-            assert version_of(await pipeline(TEXT.with_(session="pinned"))) == 0
-            seen = []
-            for stage, segment in zip(stages, new, strict=True):
-                replies = [asyncio.create_task(pipeline(TEXT.with_(session=f"{len(seen)}-{n}"))) for n in range(8)]
-                stage.offer(segment)
-                seen.append({version_of(reply) for reply in await asyncio.gather(*replies)})
-            await serve.until(lambda: pipeline.info.version == "seed-1")
-            assert version_of(await pipeline(TEXT.with_(session="new"))) == 1
-            assert version_of(await pipeline(TEXT.with_(session="pinned", start=3))) == 0
-            assert seen[0] == {0}
-
-    asyncio.run(main())
-
-
-def test_a_session_whose_version_is_gone_is_told_so(serve):
-    async def main():
-        async with (
-            serve.stages_of([serve.segment_of("stacked", range(4))]) as (stage,),
-            Pipeline([stage.address], replace(serve.quick, wait_s=0.1)) as pipeline,
-        ):
-            await pipeline(TEXT)
-            for seed in (1, 2):
-                stage.offer(serve.segment_of("stacked", range(4), seed=seed))
-            assert stage.versions == ("seed-2", "seed-1")
-            with pytest.raises(StageUnreachable, match=r"version|seed-0"):
-                await pipeline(TEXT.with_(start=3))
-
-    asyncio.run(main())
-
-
-def test_other_blocks_cannot_follow(serve):
-    stage = Stage(serve.segment_of("stacked", LEFT))
-    with pytest.raises(ConfigError, match="offer the same blocks"):
-        stage.offer(serve.segment_of("stacked", RIGHT, seed=1))

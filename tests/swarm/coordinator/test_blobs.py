@@ -6,21 +6,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
+from blocktrain.errors import BlobError, StorageError, UploadError
 from blocktrain.swarm.coordinator import blobs as blobs_module
 from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.storage import bucket as bucket_module
+from blocktrain.swarm.coordinator.storage import folder as folder_module
 
 DATA = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -166,13 +165,6 @@ def test_a_name_that_is_no_upload_reaches_no_file(blobs, name):
         blobs.append(name, 0, b"x")
 
 
-@pytest.mark.parametrize("url", ["nonsense://x", "s3://", "az://container"])
-def test_a_url_that_cannot_hold_blobs_is_refused_with_an_example(url, monkeypatch):
-    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-    with pytest.raises(ConfigError, match=f"{re.escape(url)} cannot hold blobs .*: give a folder or a URL like s3://"):
-        Blobs(url)
-
-
 @given(st.binary(max_size=300), st.lists(st.integers(0, 120), max_size=8))
 def test_an_upload_in_odd_parts_is_the_whole(data, part_sizes):
     blobs, sha256 = Blobs("memory:///"), hashlib.sha256(data).hexdigest()
@@ -269,8 +261,8 @@ def test_a_blob_that_is_put_in_chunks_is_the_whole(blobs):
 
 def test_a_blob_is_streamed_in_chunks(blobs, monkeypatch):
     sha256 = blobs.put(DATA)
-    monkeypatch.setattr(blobs_module, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(blobs_module, "SEND_BYTES", 1000)
+    monkeypatch.setattr(folder_module, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(bucket_module, "SEND_BYTES", 1000)
     chunks = list(blobs.stream(sha256, 500, len(DATA)))
     assert b"".join(chunks) == DATA[500:]
     assert max(map(len, chunks)) == 1000
@@ -309,27 +301,6 @@ def test_a_blob_is_hashed_again_only_when_its_file_was_written_to(folder, monkey
     assert [Blobs(folder).get(SHA256), hashed] == [DATA, [len(DATA)] * 2]
 
 
-def test_parts_are_not_synced_since_what_a_power_cut_takes_is_sent_again(folder, monkeypatch):
-    blobs = Blobs(folder)
-    blobs.append("up", 0, DATA[:10])
-    monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("a part was synced"))
-    assert blobs.append("up", 10, DATA[10:20]) == 20
-
-
-def test_bytes_and_names_are_synced_before_put_returns(folder, monkeypatch):
-    blobs, synced, real = Blobs(folder), [], os.fsync
-
-    def noted(handle: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{handle}").readlink().relative_to(folder).parts[0])
-        real(handle)
-
-    if not Path("/proc/self/fd").exists():
-        pytest.skip("needs /proc to see which file is synced")
-    monkeypatch.setattr(os, "fsync", noted)
-    blobs.put(DATA)
-    assert synced == ["staging", "blobs"]
-
-
 @pytest.mark.parametrize("function", ["fsync", "replace"])
 def test_a_killed_put_leaves_nothing_or_the_whole(folder, function):
     put = f"blobs.put({DATA!r})"
@@ -357,57 +328,3 @@ def test_an_upload_that_a_kill_kept_from_being_kept_is_there_still_as_it_was_or_
         blobs.delete(SHA256)
         if not was_killed:
             break
-
-
-def test_one_bucket_holds_several_runs_each_in_a_folder_of_its_own(bucket):
-    one, other = Blobs(f"{bucket}/a"), Blobs(f"{bucket}/b")
-    sha256 = one.put(DATA)
-    assert not other.exists(sha256)
-    assert (list(other.iterate()), other.used_bytes()) == ([], 0)
-    other.delete(sha256)
-    assert one.get(sha256) == DATA
-
-
-@pytest.mark.parametrize("change", [{"AWS_SECRET_ACCESS_KEY": "wrong"}, {"AWS_ACCESS_KEY_ID": "nobody"}])
-def test_a_bucket_that_refuses_says_why(bucket, monkeypatch, change):
-    for name, value in change.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(StorageError, match=r"s3://.*(signature|access key).*: give credentials that may read"):
-        Blobs(bucket).put(DATA)
-
-
-def test_a_bucket_without_credentials_asks_for_them(bucket, monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(StorageError, match=r"s3://.* give credentials that may read"):
-        Blobs(bucket).put(DATA)
-
-
-SKEWED = (
-    b"<?xml version='1.0'?><Error><Code>RequestTimeTooSkewed</Code><Message>The difference between the request time "
-    b"and the server's time is too large.</Message></Error>"
-)
-
-
-class AnotherTime(BaseHTTPRequestHandler):
-    """Answers as S3 does to a machine whose clock is wrong."""
-
-    def do_PUT(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(403)
-        self.send_header("Content-Length", str(len(SKEWED)))
-        self.end_headers()
-        self.wfile.write(SKEWED)
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_bucket_that_refuses_a_wrong_clock_says_to_set_it(bucket, monkeypatch):
-    with ThreadingHTTPServer(("127.0.0.1", 0), AnotherTime) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        with pytest.raises(StorageError, match=r"server's time is too large: set the clock of this machine"):
-            Blobs(bucket).put(DATA)
-        server.shutdown()

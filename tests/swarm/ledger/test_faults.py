@@ -37,8 +37,8 @@ from ledger_steps import (
 from sqlalchemy import text
 
 from blocktrain.errors import ConfigError, LedgerUnavailable, StorageError
-from blocktrain.swarm.ledger import postgres as ledger_postgres
-from blocktrain.swarm.ledger import sqlite as ledger_sqlite
+from blocktrain.swarm.ledger.drivers import postgres as ledger_postgres
+from blocktrain.swarm.ledger.drivers import sqlite as ledger_sqlite
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import NewUpdate
 from blocktrain.swarm.policy.rounds import Round, next_round

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blocktrain.spec import SwarmSpec
 from blocktrain.swarm.policy.averaging import base
 from blocktrain.swarm.policy.averaging.base import WeightedUpdate, movements, reduced
-from blocktrain.swarm.policy.averaging.norms import check_against_weights, check_norm, norm_of
+from blocktrain.swarm.policy.averaging.norms import norm_of
 from blocktrain.swarm.policy.averaging.outer import outer_step, plain
 from blocktrain.swarm.policy.averaging.products import inner_products
 from blocktrain.swarm.policy.averaging.table import RULES, merge, shares, weigh
@@ -236,77 +234,6 @@ def test_no_merge_of_wild_updates_gives_a_number_that_is_none(kind, outer):
         assert np.isfinite(theta).all()
         assert np.abs(theta).max() <= MAX_WEIGHT
         assert momentum is None or np.isfinite(momentum).all()
-
-
-def test_nesterov_is_the_outer_optimiser_of_torch():
-    spec = SwarmSpec(outer="nesterov")
-    theta, momentum = np.random.default_rng(0).standard_normal((4, 3), np.float32), None
-    ours, reference = theta.copy(), torch.nn.Parameter(torch.from_numpy(theta).double())
-    optimizer = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
-    for step in range(5):
-        delta = np.random.default_rng(step).standard_normal(12)
-        ours, momentum = outer_step(ours, delta, momentum, spec)
-        reference.grad = torch.from_numpy(delta).view_as(reference).clone()
-        optimizer.step()
-    assert ours.dtype == momentum.dtype == np.float32
-    assert np.allclose(ours.astype(np.float64), reference.detach().numpy(), atol=1e-5)
-
-
-def test_the_outer_learning_rate_scales_the_step():
-    moved, _ = outer_step(np.ones(2, np.float32), np.ones(2, np.float32), None, SwarmSpec(outer_lr=0.25))
-    assert moved.tolist() == [0.75, 0.75]
-
-
-@given(st.lists(vectors, max_size=4))
-def test_the_norm_of_an_update_is_that_of_all_its_tensors(tensors):
-    assert norm_of(tensors) == pytest.approx(math.sqrt(sum(float(np.square(x).sum()) for x in tensors)))
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [[[math.nan], [1.0]], [[1.0], [math.inf]], [[math.inf], [math.nan]], [[math.nan], [math.inf], [0.0]]],
-)
-def test_an_update_that_is_not_finite_is_refused(tensors):
-    verdict = check_norm(norm_of(np.array(x, np.float32) for x in tensors), [1.0] * 5, SwarmSpec())
-    assert not verdict.accepted
-    assert "lower the learning rate, or look for a broken device" in verdict.reason
-
-
-@pytest.mark.parametrize(
-    "norm, recent, accepted, reason",
-    [
-        (1e9, [], True, "norm 1e+09; 0 earlier ones known, 3 needed to compare"),
-        (1e9, [0.0] * 9, True, "norm 1e+09; 0 earlier ones known, 3 needed to compare"),
-        (8.0, [1.0, 1.0, 900.0], True, "norm 8, recent median 1"),
-        (0.0, [1.0] * 3, True, "norm 0, recent median 1"),
-        (
-            9.0,
-            [1.0, 1.0, 900.0],
-            False,
-            "the update's norm is 9, at most 8 times the recent median 1 is accepted: "
-            "fetch the block again, or raise swarm.max_norm_factor",
-        ),
-    ],
-)
-def test_an_absurd_norm_is_refused_once_enough_are_known(norm, recent, accepted, reason):
-    verdict = check_norm(norm, recent, SwarmSpec())
-    assert (verdict.accepted, verdict.reason) == (accepted, reason)
-
-
-@pytest.mark.parametrize(
-    "norm, weights_norm, accepted, reason",
-    [
-        (8.0, 1.0, True, "norm 8 of weights of norm 1"),
-        (1.0, 0.0, True, "norm 1 of weights of norm 0"),
-        (1e38, 0.0, False, "at most 8 times the norm 0 of the weights"),
-        (201.0, 10.0, False, "lower the learning rate, or raise swarm.max_norm_factor"),
-        (math.nan, 10.0, False, "the update's norm is nan"),
-    ],
-)
-def test_the_first_updates_are_measured_by_the_weights_they_were_built_on(norm, weights_norm, accepted, reason):
-    verdict = check_against_weights(norm, weights_norm, SwarmSpec())
-    assert verdict.accepted == accepted
-    assert reason in verdict.reason
 
 
 def honest_and(num_honest: int, *lies: Floats) -> list[tuple[Floats, float]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,69 +19,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefused
-from blocktrain.swarm.worker import client as client_module
 from blocktrain.swarm.worker.client import LONGEST_PAUSE_S, CoordinatorClient
 from blocktrain.wire.attached import HOLDS_HEADER, MEDIA_TYPE, Held, encode_attached
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.messages import Blob, LeaseRequest, Problem, TrainLease
+from blocktrain.wire.messages import LeaseRequest, TrainLease
 
-TOKEN = "a-token-for-the-workers"
-DATA = bytes(range(256)) * 10
-BLOB = Blob(sha256=hashlib.sha256(DATA).hexdigest(), num_bytes=len(DATA))
+sys.path.insert(0, str(Path(__file__).parent))
+from planned_answers import BLOB, DATA, TOKEN, Time, client_of, one_after_the_other, problem, silence
+
 RETRY_AFTER = {"Retry-After": "7"}
-Answerer = Callable[[httpx.Request], httpx.Response]
-
-
-class Time:
-    """A clock that moves when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now_s, self.pauses_s = 0.0, list[float]()
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses_s.append(seconds)
-        self.now_s += seconds
-
-
-class Broken(httpx.SyncByteStream):
-    """Some bytes, and then the connection is gone."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self.data
-        raise httpx.ReadError("connection reset")
-
-
-def client_of(answer: Answerer, time: Time | None = None, patience_s: float = 10.0) -> CoordinatorClient:
-    time = time or Time()
-    transport = httpx.MockTransport(answer)
-    invite = Invite("coordinator.test", 80, TOKEN)
-    return CoordinatorClient(invite, patience_s=patience_s, transport=transport, clock=time.clock, sleep=time.sleep)
-
-
-def problem(status: int, code: str = "planned", retry: bool = False) -> httpx.Response:
-    return httpx.Response(status, json=Problem(code=code, message="as planned", retry=retry).model_dump())
-
-
-def silence(request: httpx.Request) -> httpx.Response:
-    raise httpx.ConnectError("connection refused")
-
-
-def one_after_the_other(*answers: httpx.Response | Answerer) -> tuple[Answerer, list[httpx.Request]]:
-    """What the coordinator answers, in turn, and what it was asked."""
-    asked: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        planned = answers[len(asked) - 1]
-        return planned(request) if callable(planned) else planned
-
-    return answer, asked
 
 
 def test_pauses_grow_to_a_bound_until_patience_ends():
@@ -140,159 +86,6 @@ def test_a_page_that_is_no_coordinators_is_named():
     refused = pytest.raises(RequestRefused, match="answered 404: is it a blocktrain coordinator")
     with client_of(lambda _: httpx.Response(404, text="nginx")) as client, refused:
         client.status()
-
-
-def ranged(request: httpx.Request) -> httpx.Response:
-    first, last = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
-    return httpx.Response(206, content=DATA[first : last + 1])
-
-
-def broken_after(num_bytes: int) -> Answerer:
-    def answer(request: httpx.Request) -> httpx.Response:
-        whole = ranged(request).content
-        return httpx.Response(206, stream=Broken(whole[:num_bytes]))
-
-    return answer
-
-
-def ranges(asked: list[httpx.Request]) -> list[str]:
-    return [request.headers["range"].removeprefix("bytes=") for request in asked]
-
-
-def test_a_broken_download_goes_on_at_the_byte_where_it_broke(tmp_path):
-    answer, asked = one_after_the_other(broken_after(1000), broken_after(300), silence, ranged)
-    with client_of(answer) as client:
-        assert client.download(BLOB, tmp_path / "cache") == DATA
-    assert ranges(asked) == ["0-2559", "1000-2559", "1300-2559", "1300-2559"]
-    assert (tmp_path / "cache" / BLOB.sha256).read_bytes() == DATA
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        httpx.Response(206, content=b"?" * len(DATA)),
-        httpx.Response(206, content=b"?" * (len(DATA) + 99)),
-        httpx.Response(206, content=b""),
-        httpx.Response(200, content=DATA),
-    ],
-    ids=["other bytes", "too many bytes", "no bytes", "not the Range"],
-)
-def test_bytes_that_are_not_the_blob_are_fetched_again(tmp_path, wrong):
-    answer, asked = one_after_the_other(wrong, ranged)
-    with client_of(answer) as client:
-        assert client.download(BLOB, tmp_path) == DATA
-    assert ranges(asked) == ["0-2559", "0-2559"]
-
-
-def test_a_blob_that_always_arrives_damaged_is_never_kept(tmp_path):
-    damaged = httpx.Response(206, content=b"?" * len(DATA))
-    with client_of(lambda _: damaged) as client, pytest.raises(CoordinatorUnreachable, match="arrived damaged"):
-        client.download(BLOB, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("kept, requests", [(DATA, 0), (DATA[:-1], 1), (b"?" + DATA[1:], 1)])
-def test_a_damaged_blob_in_the_cache_is_fetched_again(tmp_path, kept, requests):
-    (tmp_path / BLOB.sha256).write_bytes(kept)
-    answer, asked = one_after_the_other(ranged)
-    with client_of(answer) as client:
-        assert client.download(BLOB, tmp_path) == DATA
-    assert len(asked) == requests
-    assert (tmp_path / BLOB.sha256).read_bytes() == DATA
-
-
-class Uploads:
-    """The coordinator's side of one upload; `fault` may do something else for the n-th PUT."""
-
-    def __init__(self, already: int = 0, **faults: Answerer) -> None:
-        self.data, self.offsets, self.faults = DATA[:already], list[int](), faults
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        if request.method == "PUT":
-            offset = int(request.url.params["offset"])
-            self.offsets.append(offset)
-            if fault := self.faults.get(f"put{len(self.offsets)}"):
-                return fault(request)
-            return self.keep(request)
-        return httpx.Response(200, json={"received": len(self.data)})
-
-    def keep(self, request: httpx.Request) -> httpx.Response:
-        if int(request.url.params["offset"]) != len(self.data):
-            return problem(409, "offset")
-        self.data += request.content
-        return httpx.Response(200, json={"received": len(self.data)})
-
-    def keep_some(self, num_bytes: int) -> Answerer:
-        """What has come stays, and the connection breaks."""
-
-        def keep(request: httpx.Request) -> httpx.Response:
-            self.data += request.content[:num_bytes]
-            raise httpx.WriteError("broken pipe")
-
-        return keep
-
-
-@pytest.fixture
-def many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many that it is asked first what has come of them."""
-    monkeypatch.setattr(client_module, "FEW_BYTES", 1000)
-
-
-@pytest.mark.usefixtures("many_bytes")
-@pytest.mark.parametrize("already, offsets", [(0, [0]), (1000, [1000]), (len(DATA), [])])
-def test_an_upload_continues_where_the_coordinator_has_it(already, offsets):
-    uploads = Uploads(already)
-    with client_of(uploads) as client:
-        assert client.upload(DATA, "lease") == BLOB
-    assert uploads.data == DATA
-    assert uploads.offsets == offsets
-
-
-def test_a_broken_upload_goes_on_at_the_byte_where_it_broke():
-    uploads = Uploads()
-    uploads.faults |= {"put1": uploads.keep_some(700), "put2": uploads.keep_some(0), "put3": uploads.keep_some(99)}
-    with client_of(uploads) as client:
-        client.upload(DATA, "lease")
-    assert uploads.data == DATA
-    assert uploads.offsets == [0, 700, 700, 799]
-
-
-def test_an_upload_whose_answer_was_lost_is_not_stored_twice():
-    uploads = Uploads()
-    uploads.faults["put1"] = uploads.keep_some(len(DATA))
-    with client_of(uploads) as client:
-        client.upload(DATA, "lease")
-    assert uploads.data == DATA
-    assert uploads.offsets == [0]
-
-
-@pytest.mark.usefixtures("many_bytes")
-def test_the_coordinators_offset_is_followed_backwards_too():
-    uploads = Uploads(1000)
-
-    def forget(request: httpx.Request) -> httpx.Response:
-        uploads.data = b""
-        return uploads.keep(request)
-
-    uploads.faults["put1"] = forget
-    with client_of(uploads) as client:
-        client.upload(DATA, "lease")
-    assert uploads.data == DATA
-    assert uploads.offsets == [1000, 0]
-
-
-@pytest.mark.parametrize("code", ["offset", "oversized"])
-def test_an_upload_that_is_refused_ends(code):
-    uploads = Uploads(put1=lambda _: problem(409, code))
-    with client_of(uploads) as client, pytest.raises(RequestRefused):
-        client.upload(DATA, "lease")
-    assert uploads.offsets == [0]
-
-
-def test_an_upload_that_gets_nowhere_ends_with_patience():
-    nowhere = httpx.Response(200, json={"received": 0})
-    with client_of(lambda _: nowhere) as client, pytest.raises(CoordinatorUnreachable, match="took none of the bytes"):
-        client.upload(DATA, "lease")
 
 
 def self_signed(folder: Path) -> tuple[Path, Path, str]:
@@ -414,80 +207,3 @@ def test_a_lease_whose_blob_arrived_damaged_is_asked_for_again():
     answer, asked = one_after_the_other(with_blob(lambda body: body[:-1] + b"?"), with_blob())
     assert client_of(answer).lease(a_request, Held()).lease == "1"
     assert len(asked) == 2
-
-
-SEVERAL = Invite("a", 1, TOKEN, others=(Invite("b", 2, TOKEN), Invite("c", 3, TOKEN)))
-
-
-def several(answers: dict[str, Answerer], time: Time, patience_s: float = 60.0) -> tuple[CoordinatorClient, list[str]]:
-    """A client of three coordinators that answer so, and whom it asked."""
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.host)
-        return answers[request.url.host](request)
-
-    transport = httpx.MockTransport(answer)
-    client = CoordinatorClient(SEVERAL, patience_s=patience_s, transport=transport, clock=time.clock, sleep=time.sleep)
-    return client, asked
-
-
-def fine(request: httpx.Request) -> httpx.Response:
-    return httpx.Response(200, json={})
-
-
-@pytest.mark.parametrize("fault", [silence, lambda _: problem(503, retry=True)])
-def test_who_loses_a_coordinator_goes_on_with_the_next_at_once_and_stays_there(fault):
-    client, asked = several({"a": fault, "b": fine, "c": fine}, time := Time())
-    for _ in range(2):
-        client.status()
-    assert (asked, time.pauses_s) == (["a", "b", "b"], [])
-
-
-def test_there_is_a_pause_once_all_coordinators_were_asked():
-    client, asked = several({"a": silence, "b": silence, "c": silence}, time := Time(), patience_s=2.0)
-    with pytest.raises(CoordinatorUnreachable):
-        client.status()
-    assert asked == [*"abc"] * (len(time.pauses_s) + 1)
-    assert len(time.pauses_s) > 0
-
-
-def test_a_coordinator_that_asks_for_patience_gets_it():
-    busy = iter([httpx.Response(429, headers={"Retry-After": "3"}), httpx.Response(200, json={})])
-    client, asked = several({"a": lambda _: next(busy)}, time := Time())
-    client.status()
-    assert (asked, time.pauses_s[0] >= 3.0) == (["a", "a"], True)
-
-
-def test_a_redirect_that_was_not_asked_for_is_not_followed(tmp_path):
-    """After its bucket failed, a coordinator that goes on to redirect gets no further."""
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.host)
-        if request.url.host == "bucket.test":
-            return httpx.Response(403, text="<Error><Message>Request has expired</Message></Error>")
-        return httpx.Response(307, headers={"Location": "http://bucket.test/blob"})
-
-    with pytest.raises(RequestRefused, match="answered 307"):
-        client_of(answer).download(Blob(sha256="0" * 64, num_bytes=4), tmp_path)
-    assert asked == ["coordinator.test", "bucket.test", "coordinator.test"]
-
-
-def test_with_tls_in_the_invite_no_bucket_without_it_is_used(tmp_path):
-    said: list[str] = []
-    data = b"some bytes"
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if "prefer" in request.headers:
-            return httpx.Response(307, headers={"Location": "http://bucket.test/blob"})
-        assert request.url.host == "coordinator.test"
-        return httpx.Response(206, content=data)
-
-    invite = Invite("coordinator.test", 443, TOKEN, tls=True)
-    client = CoordinatorClient(invite, transport=httpx.MockTransport(answer), say=said.append)
-    blob = Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
-    assert client.download(blob, tmp_path) == data
-    assert said == [
-        "the coordinator's bucket at bucket.test fails (its URL is not https): bytes go through the coordinator for now"
-    ]

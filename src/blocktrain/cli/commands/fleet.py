@@ -13,17 +13,16 @@ import tomli_w
 import typer
 
 from blocktrain.cli.console import say, show_line, show_table, wrapped
+from blocktrain.cli.help import Command, Group
+from blocktrain.cli.machine import parse_size
 from blocktrain.cli.options import (
     Changes,
-    Command,
     CorpusSource,
-    Group,
     PollSeconds,
     Preset,
     Presigned,
     Seed,
     Toml,
-    parse_size,
     read_spec,
     require_above_zero,
     require_positive,
@@ -50,7 +49,7 @@ RayAddress = Annotated[
     str, typer.Option("--ray", metavar="ADDRESS", help="HOST:PORT of the Ray cluster. auto: the one of this machine.")
 ]
 FleetName = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the fleet on its cluster.")]
-Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", help="Time for a worker to hand in what is done.")]
+Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", help="Time that a worker has to submit its work.")]
 
 fleet = typer.Typer(cls=Group, no_args_is_help=True, help="Run a whole swarm on the machines of a Ray cluster.")
 
@@ -75,7 +74,7 @@ def up(
     home: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Directory of the others, on every machine. Default: ~/.cache/blocktrain/fleet."
+            metavar="DIR", help="Directory of all other members, on every machine. Default: ~/.cache/blocktrain/fleet."
         ),
     ] = None,
     cpus: Annotated[float, typer.Option(metavar="N", help="CPUs that each worker and stage reserves.")] = 1.0,
@@ -170,7 +169,7 @@ def _row(facts: dict[str, Any]) -> list[str]:
 
 @fleet.command(cls=Command, epilog="Example:  blocktrain fleet scale --workers 16")
 def scale(
-    workers: Annotated[int, typer.Option(metavar="N", help="How many there should be.")],
+    workers: Annotated[int, typer.Option(metavar="N", help="How many there should be from now on.")],
     ray: RayAddress = "auto",
     name: FleetName = "fleet",
     grace: Grace = 300.0,

@@ -101,9 +101,8 @@ class Stage:
             raise
         self._peers = Peers(self._network)
         self._thread = ThreadPoolExecutor(1, "compute")
-        self.broken: asyncio.Future[None] = (
-            asyncio.get_running_loop().create_future()
-        )  # fails with an unexpected error of a task
+        # Fails with an unexpected error of a task.
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._start(self._listen())
         self._start(self._work())
         return self

@@ -18,7 +18,7 @@ ChainStats = Callable[[], PipelineStats | None]
 OF_THE_CHAIN = {
     "traversals": "Traversals of the chain",
     "retries": "Further attempts of a traversal",
-    "cache_misses": "Traversals sent again whole",
+    "cache_misses": "Traversals sent again with the complete text",
     "between_bytes": "Bytes from stage to stage",
     "sent_bytes": "Bytes to the stages",
     "received_bytes": "Bytes from the stages",

@@ -1,6 +1,6 @@
 """Blobs: bytes stored under their own sha256, in a folder or a bucket, and uploads that continue where they broke off.
 A blob is whole or absent, and safe when `put` or `keep` returns. It knows no tensors and no rounds.
-Next: ../ledger/records.py, which says what the hashes stand for.
+Next: storage/folder.py, where the bytes are; ../ledger/records.py, which says what the hashes stand for.
 
     blobs/<sha256>             whole; checked against its name when it is read
     uploads/<id>/<offset>      the parts of unfinished uploads; the id of one for a lease is <lease>/<sha256>
@@ -9,47 +9,28 @@ Next: ../ledger/records.py, which says what the hashes stand for.
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import re
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import SEEK_END
 from mmap import mmap
 from pathlib import Path
-from tempfile import SpooledTemporaryFile, TemporaryFile
-from typing import BinaryIO, TypeAlias, cast
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from typing import BinaryIO
 from weakref import WeakValueDictionary
 
-import obstore
-from obstore.exceptions import BaseError
-from obstore.store import LocalStore, ObjectStore, from_url
-
-from blocktrain.errors import BlobError, ConfigError, StorageError, UploadError
-from blocktrain.io.files import mapped, mapped_file, put_in_place, sync_file, sync_folder
-from blocktrain.swarm.coordinator.presigned import presigned_urls
+from blocktrain.errors import BlobError, UploadError
+from blocktrain.swarm.coordinator.storage.bucket import Bucket
+from blocktrain.swarm.coordinator.storage.errors import storage_errors
+from blocktrain.swarm.coordinator.storage.folder import STAGING, Data, FileState, Folder, is_folder
+from blocktrain.swarm.coordinator.storage.presigned import presigned_urls
 
 MAX_OFFSET_DIGITS = 16
-SEND_BYTES = 8 * 2**20  # of a large blob per request to a bucket; two requests run at once
-CHUNK_BYTES = 2**19  # of a large blob that are read from a folder at once
-SPOOLED_BYTES = 2**16  # of a part for a bucket that stay in memory while the rest arrives
-WRONG_CLOCK = "RequestTimeTooSkewed"  # what S3 answers to a request from another time
-BLOBS, UPLOADS, STAGING = "blobs", "uploads", "staging"
+BLOBS, UPLOADS = "blobs", "uploads"
 
 _SHA256 = re.compile("[0-9a-f]{64}")
-# Refused, or there are none: then obstore asks the server that cloud machines have for them.
-_NO_CREDENTIALS = re.compile("40[13] (Forbidden|Unauthorized)|/latest/api/token")
 _UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}(/[0-9A-Za-z_-]{1,128})?")
-
-
-Data: TypeAlias = bytes | memoryview
-_FileState = tuple[int, int, int]  # bytes, nanoseconds of the last write, inode
 
 
 @dataclass(frozen=True)
@@ -58,36 +39,30 @@ class Uploaded:
 
     id: str
     data: memoryview
-    file: tuple[Path, int] | None  # a file with all of it, and its inode: it can become the blob as it is
+    file: tuple[str, int] | None  # key and inode of a file with all of it: it can become the blob as it is
 
 
 class Blobs:
-    """A folder, or a bucket by URL (s3://, gs://, az://, …; credentials come from the environment as that service's own
-    tools take them). Threads and processes may share it. `presigned`: workers get URLs to read and write in the bucket
-    themselves; None: if the bucket limits what they write, and has TLS if their invite has (`tls`)."""
+    """In a folder, or in a bucket by URL (s3://, gs://, az://, …). Threads and processes may share it. `presigned`:
+    workers get URLs to read and write in the bucket themselves; None: if the bucket limits what they write, and has TLS
+    if their invite has (`tls`)."""
 
-    def __init__(self, url_or_path: str | Path, *, presigned: bool | None = False, tls: bool = False) -> None:
-        self.where = str(url_or_path)
-        self._folder = _local_folder(url_or_path)
-        self._checked: dict[str, _FileState | None] = {}  # the state of each file when its bytes were checked
-        self.damaged: set[str] = set()  # blobs that were found damaged when they were read
-        self._mapped: WeakValueDictionary[tuple[str, _FileState | None], mmap] = (
-            WeakValueDictionary()
-        )  # while they are being read
-        if self._folder is None:
-            self._store = _bucket(self.where)
+    def __init__(self, place: str | Path | Folder, *, presigned: bool | None = False, tls: bool = False) -> None:
+        if isinstance(place, str | Path):
+            self.storage = Folder(place, (BLOBS, UPLOADS)) if is_folder(place) else Bucket(str(place))
         else:
-            with self._storage():
-                for name in (BLOBS, UPLOADS, STAGING):
-                    _make_folder(self._folder / name)
-                sync_folder(self._folder)  # the process that made them may have been killed before
-                self._store = LocalStore(self._folder)
-        with self._storage():
-            self._urls = presigned_urls(self._store, self.where, presigned, tls)
+            self.storage = place
+        self.where = self.storage.where
+        self._checked: dict[str, FileState | None] = {}  # the state of each file when its bytes were checked
+        self.damaged: set[str] = set()  # blobs that were found damaged when they were read
+        # While they are being read.
+        self._mapped: WeakValueDictionary[tuple[str, FileState | None], mmap] = WeakValueDictionary()
+        with storage_errors(self.where):
+            self._urls = presigned_urls(self.storage.store, self.where, presigned, tls)
 
     @property
     def is_bucket(self) -> bool:
-        return self._folder is None
+        return isinstance(self.storage, Bucket)
 
     @property
     def direct_access(self) -> str:
@@ -103,7 +78,7 @@ class Blobs:
         """Where anybody may read this blob for a while; None if blobs are read through the coordinator."""
         if self._urls is None:
             return None
-        with self._storage():
+        with storage_errors(self.where):
             return self._urls.download(_key(sha256))
 
     def upload_url(self, lease: str, num_bytes: int) -> str | None:
@@ -111,7 +86,7 @@ class Blobs:
         worker asks for, it can store one update."""
         if self._urls is None:
             return None
-        with self._storage():
+        with storage_errors(self.where):
             return self._urls.upload(_first_part(direct_id(lease)), num_bytes)
 
     def put(self, data: Data | Iterable[Data], sha256: str | None = None) -> str:
@@ -119,20 +94,21 @@ class Blobs:
         pass it. A repeat writes them again, and so repairs damage."""
         chunks = [data] if isinstance(data, bytes | memoryview) else list(data)
         sha256 = sha256 or _hash(chunks)
-        self._write(_key(sha256), chunks)
+        with storage_errors(self.where):
+            self.storage.write(_key(sha256), chunks)
         self._note(sha256)
         return sha256
 
     def _note(self, sha256: str) -> None:
         """Remembers that the file is right as it is now."""
         with self._reading(sha256):
-            self._checked[sha256] = self._state(sha256)
+            self._checked[sha256] = self.storage.state(_key(sha256))
         self.damaged.discard(sha256)
 
     def get(self, sha256: str) -> memoryview:
         """The bytes, checked against their name. A file that has not been written to since is not checked again."""
         with self._reading(sha256):
-            state = self._state(sha256)
+            state = self.storage.state(_key(sha256))
             data = self._shared(sha256, state)
         if state is not None and self._checked.get(sha256) == state and len(data) == state[0]:
             return data
@@ -147,36 +123,19 @@ class Blobs:
         self.damaged.discard(sha256)
         return data
 
-    def _state(self, sha256: str) -> _FileState | None:
-        """Of a file in a folder: changes with every write to it. None in a bucket."""
-        if self._folder is None:
-            return None
-        stat = (self._folder / _key(sha256)).stat()
-        return stat.st_size, stat.st_mtime_ns, stat.st_ino
-
-    def _shared(self, sha256: str, state: _FileState | None) -> memoryview:
+    def _shared(self, sha256: str, state: FileState | None) -> memoryview:
         """Mapped once for all concurrent readers: its pages count once, and a bucket is asked once."""
         if (there := self._mapped.get((sha256, state))) is not None:
             return memoryview(there)
-        data = self._bytes(_key(sha256))
+        data = self.storage.read(_key(sha256))
         if isinstance(data.obj, mmap):
             self._mapped[sha256, state] = data.obj
         return data
 
-    def _bytes(self, key: str) -> memoryview:
-        """Mapped from the file of a folder. From a bucket they are copied to a temporary file."""
-        if self._folder is not None:
-            return mapped(self._folder / key)
-        with TemporaryFile() as file:
-            for chunk in self._store.get(key).stream(min_chunk_size=SEND_BYTES):
-                file.write(chunk)
-            file.flush()
-            return mapped_file(file)
-
     def stream(self, sha256: str, start: int, end: int) -> Iterator[bytes]:
         """Bytes start to end, or to the last one, in chunks that are read when they are asked for. The whole file is
         checked when it is first opened, and again when it was written to. A bucket checks its objects itself."""
-        if self._folder is not None:
+        if not self.is_bucket:
             self.get(sha256)
         num_bytes = self.size(sha256)
         if not 0 <= start <= min(end, num_bytes):
@@ -187,24 +146,16 @@ class Blobs:
 
     def _chunks(self, sha256: str, start: int, end: int) -> Iterator[bytes]:
         with self._reading(sha256):
-            if self._folder is None:
-                for begin in range(start, end, SEND_BYTES):
-                    yield bytes(self._store.get_range(_key(sha256), start=begin, end=min(begin + SEND_BYTES, end)))
-                return
-            with (self._folder / _key(sha256)).open("rb", buffering=0) as file:
-                file.seek(start)
-                while start < end and (chunk := file.read(min(CHUNK_BYTES, end - start))):
-                    start += len(chunk)
-                    yield chunk
+            yield from self.storage.chunks(_key(sha256), start, end)
 
     def size(self, sha256: str) -> int:
         with self._reading(sha256):
-            return self._size(_key(sha256))
+            return self.storage.size(_key(sha256))
 
     def whole_size(self, sha256: str) -> int:
         """Of the blob that the name stands for: a file that was cut off is found damaged, as by `get`."""
         with self._reading(sha256):
-            state = self._state(sha256)
+            state = self.storage.state(_key(sha256))
         if state is None:
             return self.size(sha256)
         if self._checked.get(sha256) != state:
@@ -212,20 +163,14 @@ class Blobs:
         return state[0]
 
     def exists(self, sha256: str) -> bool:
-        with self._storage(), suppress(FileNotFoundError):
-            self._size(_key(sha256))
+        with storage_errors(self.where), suppress(FileNotFoundError):
+            self.storage.size(_key(sha256))
             return True
         return False
 
     def is_whole(self, sha256: str) -> bool:
         """Whether it is there and was not found damaged."""
         return sha256 not in self.damaged and self.exists(sha256)
-
-    def _size(self, key: str) -> int:
-        """Of a folder, without obstore: that takes a hundredth of the time."""
-        if self._folder is not None:
-            return os.stat(f"{self._folder}/{key}").st_size  # noqa: PTH116 (every lease names blobs with their sizes)
-        return int(self._store.head(key)["size"])
 
     def delete(self, sha256: str) -> None:
         """Deleting a blob that is not there is no error: it may be the second try."""
@@ -242,17 +187,8 @@ class Blobs:
     @contextmanager
     def receiving(self) -> Iterator[BinaryIO]:
         """A file for the bytes of a part while they arrive, to be appended then: many may be sending, and slowly."""
-        with self._storage():
-            if self._folder is None:
-                with SpooledTemporaryFile(SPOOLED_BYTES) as spooled:
-                    yield cast("BinaryIO", spooled)
-                return
-            path = self._folder / STAGING / uuid.uuid4().hex
-            try:
-                with path.open("x+b") as file:
-                    yield file
-            finally:
-                path.unlink(missing_ok=True)
+        with storage_errors(self.where), self.storage.receiving() as file:
+            yield file
 
     def append(self, upload_id: str, offset: int, part: bytes | BinaryIO) -> int:
         """Stores the next part of an upload and returns the number of bytes that are there. An upload has one sender.
@@ -269,18 +205,9 @@ class Blobs:
                 expected_offset=expected,
             )
         if num_bytes := part.seek(0, SEEK_END):
-            self._put_part(f"{_upload(upload_id)}/{offset:0{MAX_OFFSET_DIGITS}d}", part)
+            with storage_errors(self.where):
+                self.storage.keep_received(f"{_upload(upload_id)}/{offset:0{MAX_OFFSET_DIGITS}d}", part)
         return offset + num_bytes
-
-    def _put_part(self, key: str, part: BinaryIO) -> None:
-        if self._folder is None:
-            part.seek(0)
-            self._write(key, iter(lambda: part.read(SEND_BYTES), b""))
-            return
-        with self._storage():
-            part.flush()
-            (self._folder / key).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(part.name, self._folder / key)  # noqa: PTH105 (the call that the tests make fail)
 
     def received(self, upload_id: str) -> int:
         """Bytes from the start without a gap; 0 for an upload that was never begun."""
@@ -294,36 +221,25 @@ class Blobs:
             self.discard(upload_id)
             parts = []
         keys = [key for key, _ in parts]
-        with self._storage():
+        with storage_errors(self.where):
             if len(keys) != 1:
-                return Uploaded(upload_id, memoryview(b"".join(self._bytes(key) for key in keys)), None)
-            path = self._folder / keys[0] if self._folder is not None else None
-            file = (path, path.stat().st_ino) if path is not None else None
-            return Uploaded(upload_id, self._bytes(keys[0]), file)
+                return Uploaded(upload_id, memoryview(b"".join(map(self.storage.read, keys))), None)
+            inode = self.storage.inode(keys[0])
+            return Uploaded(upload_id, self.storage.read(keys[0]), None if inode is None else (keys[0], inode))
 
     def keep(self, upload: Uploaded, sha256: str) -> None:
         """The upload becomes the blob of this name, which its bytes were checked against."""
-        if not (upload.file and self._renamed(*upload.file, _key(sha256))):
-            self._write(_key(sha256), [upload.data])
+        with storage_errors(self.where):
+            if not (upload.file and self.storage.rename(*upload.file, _key(sha256))):
+                self.storage.write(_key(sha256), [upload.data])
         self._note(sha256)
         self.discard(upload.id)
-
-    def _renamed(self, path: Path, inode: int, key: str) -> bool:
-        """Whether the file is the blob now, and still the one that was checked: then no second write is needed."""
-        assert self._folder is not None
-        with self._storage(), suppress(FileNotFoundError):
-            sync_file(path)
-            os.utime(path)  # young again: it may be about to be recorded, however long ago it arrived
-            os.replace(path, self._folder / key)  # noqa: PTH105 (the call that the tests make fail)
-            sync_folder(self._folder / BLOBS)
-            return (self._folder / key).stat().st_ino == inode
-        return False
 
     def discard(self, upload_id: str) -> None:
         prefix = _upload(upload_id)
         for key, _, _ in list(self._list(prefix)):
             self._delete(key)
-        self._remove_folder(prefix)
+        self.storage.remove_folder(prefix)
 
     def uploads_of(self, lease: str) -> list[str]:
         """The ids of the unfinished uploads of a lease."""
@@ -341,11 +257,8 @@ class Blobs:
 
     def disk_bytes(self) -> tuple[int, int] | None:
         """The size of the folder's disk, and what is free of it. None in a bucket."""
-        if self._folder is None:
-            return None
-        with self._storage():
-            usage = shutil.disk_usage(self._folder)
-            return usage.total, usage.free
+        with storage_errors(self.where):
+            return self.storage.disk_bytes()
 
     def discard_uploads(self, before_s: float) -> int:
         """Deletes uploads that have not been continued since. Returns the number of deleted files."""
@@ -353,7 +266,7 @@ class Blobs:
         for key in stale:
             self._delete(key)
         for folder in {key.rpartition("/")[0] for key in stale} - {STAGING}:
-            self._remove_folder(folder)
+            self.storage.remove_folder(folder)
         return len(stale)
 
     def _parts(self, upload_id: str) -> list[tuple[str, int]]:
@@ -366,74 +279,23 @@ class Blobs:
                 position += num_bytes
         return parts
 
-    def _write(self, key: str, chunks: Iterable[Data]) -> None:
-        """An object of a bucket appears whole when its writer is closed. Files of obstore would be whole, but not
-        synced."""
-        with self._storage():
-            if self._folder is not None:
-                _make_folder((self._folder / key).parent)
-                put_in_place(self._folder / key, chunks, self._folder / STAGING / uuid.uuid4().hex)
-                return
-            writer = obstore.open_writer(self._store, key, buffer_size=SEND_BYTES, max_concurrency=2)
-            for chunk in chunks:
-                writer.write(chunk)
-            writer.close()
-
     def _list(self, prefix: str) -> Iterator[tuple[str, int, float]]:
-        """Key, bytes and time of the last write of everything below. Of a folder, without obstore, as for sizes."""
-        with self._storage():
-            if self._folder is not None:
-                yield from _files_below(self._folder / prefix, prefix)
-                return
-            for metas in self._store.list(prefix):
-                for meta in metas:
-                    yield meta["path"], meta["size"], meta["last_modified"].timestamp()
+        with storage_errors(self.where):
+            yield from self.storage.list(prefix)
 
     def _delete(self, key: str) -> None:
-        with self._storage(), suppress(FileNotFoundError):
-            self._store.delete(key)
-
-    def _remove_folder(self, name: str) -> None:
-        if self._folder is not None:
-            with suppress(OSError):  # gone already, or a part has just arrived
-                (self._folder / name).rmdir()
-                if name.count("/") > 1:  # of a lease, which may have no other upload
-                    (self._folder / name).parent.rmdir()
+        with storage_errors(self.where), suppress(FileNotFoundError):
+            self.storage.delete(key)
 
     @contextmanager
     def _reading(self, sha256: str) -> Iterator[None]:
-        with self._storage():
+        with storage_errors(self.where):
             try:
                 yield
             except FileNotFoundError:
                 raise BlobError(
                     f"blob {sha256} is not in {self.where}: restore it from a copy, or have it uploaded again"
                 ) from None
-
-    @contextmanager
-    def _storage(self) -> Iterator[None]:
-        """Raises errors of the operating system and of the bucket as StorageError."""
-        try:
-            yield
-        except (OSError, BaseError) as error:
-            raise StorageError(f"{self.where}: {_sentence(error)}: {_remedy(error)}") from None
-
-
-def _local_folder(url_or_path: str | Path) -> Path | None:
-    text = str(url_or_path)
-    if isinstance(url_or_path, Path) or "://" not in text:
-        return Path(url_or_path).absolute()
-    return Path(url2pathname(urlsplit(text).path)) if text.startswith("file://") else None
-
-
-def _bucket(url: str) -> ObjectStore:
-    try:
-        return from_url(url)
-    except (BaseError, ValueError) as error:
-        raise ConfigError(
-            f"{url} cannot hold blobs ({_sentence(error)}): give a folder or a URL like s3://bucket/run, and the "
-            f"service's settings in its environment variables"
-        ) from None
 
 
 def _key(sha256: str) -> str:
@@ -470,43 +332,3 @@ def _hash(chunks: Iterable[Data]) -> str:
     for chunk in chunks:
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def _files_below(folder: Path, prefix: str) -> Iterator[tuple[str, int, float]]:
-    """Files that are deleted meanwhile are left out."""
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield from _files_below(folder / entry.name, f"{prefix}/{entry.name}")
-                continue
-            with suppress(FileNotFoundError):
-                stat = entry.stat()
-                yield f"{prefix}/{entry.name}", stat.st_size, stat.st_mtime
-
-
-def _make_folder(path: Path) -> None:
-    if not path.is_dir():
-        _make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_folder(path.parent)
-
-
-def _sentence(error: Exception) -> str:
-    """The first of the many lines of an obstore error, with the message that a bucket's XML holds."""
-    text = str(getattr(error, "strerror", None) or error)
-    message = re.search("<Message>(.{1,300}?)</Message>", text, re.DOTALL)
-    first = text.partition("\n")[0].partition("<?xml")[0].rstrip(".: ")
-    return f"{first}: {message[1].rstrip('.')}" if message else first
-
-
-def _remedy(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free space on that disk and try again"
-    if WRONG_CLOCK in str(error):
-        return "set the clock of this machine, which signs requests with its time"
-    if _NO_CREDENTIALS.search(str(error)):
-        return (
-            "give credentials that may read, write, list and delete there in the environment (for S3 AWS_ACCESS_KEY_ID "
-            "and AWS_SECRET_ACCESS_KEY)"
-        )
-    return "make it reachable and writable and try again"

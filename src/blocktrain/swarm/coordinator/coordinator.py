@@ -19,13 +19,14 @@ from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, own_blobs
 from blocktrain.swarm.coordinator.granting import Granting, LeaseShards
 from blocktrain.swarm.coordinator.intake import CheckedUpdate, Intake, phase_over
-from blocktrain.swarm.coordinator.loop import Bell, CoordinatorLoop
+from blocktrain.swarm.coordinator.loop import CoordinatorLoop
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.coordinator.quotas import Quotas, StorageLimits
 from blocktrain.swarm.coordinator.trust.auditing import Auditing
 from blocktrain.swarm.coordinator.trust.history import History
 from blocktrain.swarm.coordinator.trust.orders import Orders
 from blocktrain.swarm.coordinator.trust.vetting import Vetting
+from blocktrain.swarm.coordinator.waiting import Bell
 from blocktrain.swarm.coordinator.watching.status import Watching
 from blocktrain.swarm.ledger.audits import is_audit
 from blocktrain.swarm.ledger.chain import NotedHead
@@ -37,17 +38,16 @@ from blocktrain.swarm.signatures import public_half, sign
 from blocktrain.wire.attached import Held, encode_attached
 from blocktrain.wire.messages import (
     INDEX_BLOB,
-    BanOrder,
     LeaseReply,
     LeaseRequest,
     ModelManifest,
-    RollbackOrder,
     RunInfo,
     TrainLease,
     UpdateNotice,
     UpdateReceipt,
     VetNotice,
 )
+from blocktrain.wire.people_messages import BanOrder, RollbackOrder
 
 UNFORESEEN = SystemRandom().random
 

@@ -1,11 +1,10 @@
 """The coordinator's loop: what follows from the facts that requests record. Phases open, rounds are extended or merged,
 versions appear. It runs beside the requests, in one thread of the server, and does nothing that another coordinator of
-the same ledger may not do at the same time. Also the bell that workers wait for.
+the same ledger may not do at the same time.
 Next: ../policy/rounds.py, which decides; merging.py, which makes the versions."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 import time
@@ -20,6 +19,7 @@ from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.coordinator.quotas import Quotas
 from blocktrain.swarm.coordinator.trust.auditing import Auditing
 from blocktrain.swarm.coordinator.trust.vetting import Vetting
+from blocktrain.swarm.coordinator.waiting import Bell
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import MergeWeight, Standing, Update
 from blocktrain.swarm.policy.rounds import Round, decide, learned_limit_s, next_round, open_phases, open_round
@@ -252,39 +252,3 @@ class CoordinatorLoop:
                 self._blobs.delete(sha256)
         self._blobs.discard_uploads(before_s)
         self._ledger.prune_events()
-
-
-class Bell:
-    """Wakes long-polling lease requests when work may be available. Threads ring it, coroutines wait for it."""
-
-    def __init__(self) -> None:
-        self._lock, self._waiting = threading.Lock(), set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
-        self.rung, self.ended = 0, False
-
-    def ring(self) -> None:
-        with self._lock:
-            self.rung += 1
-            waiting, self._waiting = self._waiting, set()
-        for loop, heard in waiting:
-            with suppress(RuntimeError):  # the event loop has ended
-                loop.call_soon_threadsafe(heard.set)
-
-    def end(self) -> None:
-        """From now on, no request waits."""
-        self.ended = True
-        self.ring()
-
-    async def after(self, rung: int, longest_s: float) -> None:
-        """Waits until it has been rung more often than `rung` times, at most `longest_s`."""
-        own = asyncio.get_running_loop(), asyncio.Event()
-        with self._lock:
-            if self.rung > rung or self.ended:
-                return
-            self._waiting.add(own)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(longest_s):
-                    await own[1].wait()
-        finally:
-            with self._lock:
-                self._waiting.discard(own)

@@ -4,7 +4,6 @@ Next: coordinator.py, the decisions; http/middleware.py, around all routes; refu
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -36,6 +35,7 @@ from blocktrain.swarm.coordinator.refusals import (
     problems,
     render_refusal,
 )
+from blocktrain.swarm.coordinator.waiting import WaitingRequest
 from blocktrain.swarm.coordinator.watching.leaderboard import Leaderboard, add_leaderboard, limit_public
 from blocktrain.swarm.coordinator.watching.metrics import Answers
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -53,15 +53,11 @@ from blocktrain.wire.messages import (
     UpdateNotice,
     UpdateReceipt,
     VetNotice,
-    Wait,
 )
 
 DEFAULT_RATE = Rate.per_second(300)  # generous: hundreds of workers may share one address and one access token
 BODY_LIMIT = BodyLimit(max_bytes=2**20, max_upload_bytes=2**40, length_required=True)  # intake.py limits each upload
-LONGEST_WAIT_S = 10.0  # for a lease request when there is no work
-RETRY_LEASE_S = 1.0  # another coordinator of the same ledger cannot wake this one, so it looks this often
 MAX_NOTICE_BYTES = 2**20
-PREFER_WAIT = re.compile(r"\bwait=([0-9]{1,5})\b")
 LeaseId = Annotated[str, Path(min_length=1, max_length=100)]
 
 
@@ -90,7 +86,10 @@ def build_service(
 
     add_health_routes(service, ledger)
     any_role = Depends(access.require(*ROLES))
-    _add_worker_routes(service, coordinator, [Depends(access.require(*SENDERS))], clock)
+    worker = [Depends(access.require(*SENDERS))]
+    _add_lease_route(service, coordinator, worker, clock)
+    _add_upload_routes(service, coordinator, worker)
+    _add_result_routes(service, coordinator, worker)
     add_model_routes(service, coordinator, [any_role])
     add_status_routes(service, coordinator.watching, coordinator.history, answers, any_role)
     add_stream_routes(service, coordinator.watching, ledger, any_role)
@@ -101,11 +100,9 @@ def build_service(
     return service
 
 
-def _add_worker_routes(
+def _add_lease_route(
     service: FastAPI, coordinator: Coordinator, role: Sequence[Any], clock: Callable[[], float]
 ) -> None:
-    """Leases, uploads and results."""
-    intake = coordinator.intake
     leases = APIRouter(route_class=_LeaseRoute)
 
     @leases.post(
@@ -117,9 +114,7 @@ def _add_worker_routes(
     async def lease(asked: LeaseRequest, request: Request, prefer: Annotated[str, Header()] = "") -> Response:
         """With `Prefer: wait=2` (RFC 7240) the answer comes as soon as there is work, at the latest after 2 s. With
         `BlockTrain-Holds`, small blobs that a lease names and the worker lacks come with it."""
-        match = PREFER_WAIT.search(prefer)
-        wait_s = min(float(match[1]), LONGEST_WAIT_S) if match else 0.0
-        reply = await _lease_or_wait(coordinator, asked, request, wait_s, clock)
+        reply = await _lease_or_wait(coordinator, asked, request, prefer, clock)
         holds = request.headers.get(HOLDS_HEADER)
         if holds is not None and isinstance(reply, TrainLease):
             body = await run_in_threadpool(coordinator.with_blobs, reply, Held.parse(holds), asked.worker)
@@ -128,6 +123,11 @@ def _add_worker_routes(
         return _json(reply)
 
     service.include_router(leases)
+
+
+def _add_upload_routes(service: FastAPI, coordinator: Coordinator, role: Sequence[Any]) -> None:
+    """The bytes of an update, in parts."""
+    intake = coordinator.intake
 
     @service.get("/v1/leases/{lease_id}/uploads/{sha256}", dependencies=role, responses=problems(404, 422))
     def received(
@@ -167,6 +167,11 @@ def _add_worker_routes(
                     part.write(chunk)
             received = await run_in_threadpool(intake.receive, lease_id, sha256, offset, size, part, token)
         return _json(Received(received=received))
+
+
+def _add_result_routes(service: FastAPI, coordinator: Coordinator, role: Sequence[Any]) -> None:
+    """What a lease ends with: an update, an evaluation or a vetting."""
+    intake = coordinator.intake
 
     @service.post("/v1/updates", dependencies=role, response_model=UpdateReceipt, responses=problems(404, 409, 422))
     def update(notice: UpdateNotice) -> Response:
@@ -242,19 +247,15 @@ def _json(message: Message) -> Response:
 
 
 async def _lease_or_wait(
-    coordinator: Coordinator, asked: LeaseRequest, request: Request, wait_s: float, clock: Callable[[], float]
+    coordinator: Coordinator, asked: LeaseRequest, request: Request, prefer: str, clock: Callable[[], float]
 ) -> LeaseReply:
     """A worker that disconnects while it waits gets no lease, because its round would wait for it."""
-    bell, end_at_s, admitted = coordinator.bell, clock() + wait_s, False
     token = request.headers.get("authorization", "").partition(" ")[2].strip()
+    waiting = WaitingRequest(coordinator, asked, prefer, clock, token)
     while True:
-        rung = bell.rung
-        reply = await run_in_threadpool(coordinator.lease, asked, admitted, token)
-        left_s, admitted = end_at_s - clock(), True
-        if not wait_s or not isinstance(reply, Wait):
+        reply = await run_in_threadpool(waiting.ask)
+        if waiting.ask_again_in_s is None:
             return reply
-        if left_s <= 0 or bell.ended:
-            return reply.model_copy(update={"seconds": 0.0})
-        await bell.after(rung, min(left_s, RETRY_LEASE_S))
+        await coordinator.bell.after(waiting.rung, waiting.ask_again_in_s)
         if await request.is_disconnected():
             return reply

@@ -11,9 +11,9 @@ from sqlalchemy import BindParameter, and_, bindparam, func, or_, select, update
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed
+from blocktrain.swarm.ledger.drivers.connection import Connection
 from blocktrain.swarm.ledger.queries import WAITING, insert_event, lease_of, update_of
 from blocktrain.swarm.ledger.records import Audit, AuditLease, AuditSummary, LeaseRecord, NewUpdate
-from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.audits import AuditVerdict
 from blocktrain.swarm.policy.standing import Exclusion, KeyStanding
 

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Table, and_, bindparam, func, insert, or_, select, true, update
 
 from blocktrain.swarm.ledger import tables as t
+from blocktrain.swarm.ledger.drivers.connection import Connection
 from blocktrain.swarm.ledger.records import (
     Evaluation,
     EvaluationLease,
@@ -22,7 +23,6 @@ from blocktrain.swarm.ledger.records import (
     Update,
     Version,
 )
-from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.evaluations import MOST_LEASES
 from blocktrain.swarm.policy.rounds import LateUpdate, Lease, Round
 from blocktrain.swarm.policy.track_record import TrackRecord

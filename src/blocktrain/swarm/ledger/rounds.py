@@ -11,6 +11,7 @@ from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, changed, retry_on_conflict
+from blocktrain.swarm.ledger.drivers.connection import Connection
 from blocktrain.swarm.ledger.queries import (
     IS_OPEN,
     STANDING,
@@ -34,7 +35,6 @@ from blocktrain.swarm.ledger.records import (
     RoundRecord,
     Standing,
 )
-from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.rounds import MIN_SAMPLES, WINDOW, Grant, Round
 from blocktrain.swarm.policy.track_record import TrackRecord
 

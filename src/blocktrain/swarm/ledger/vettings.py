@@ -10,9 +10,9 @@ from sqlalchemy import and_, bindparam, select, update
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed, retry_on_conflict
+from blocktrain.swarm.ledger.drivers.connection import Connection
 from blocktrain.swarm.ledger.queries import IS_OPEN, insert_event, lock_phase
 from blocktrain.swarm.ledger.records import VetSeat, VettingRecord
-from blocktrain.swarm.ledger.sqlite import Connection
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.swarm.policy.vetting import VettingVerdict
 

@@ -62,6 +62,18 @@ class Grant:
     owed: int = 0
     delivered: int = 0
 
+    def lease(self, now_s: float) -> Lease:
+        return Lease(
+            shard=self.shard,
+            worker=self.worker,
+            steps=self.steps,
+            granted_s=now_s if self.granted_s is None else self.granted_s,
+            due_s=self.due_s,
+            deadline_at_s=self.deadline_at_s,
+            owed=self.owed,
+            delivered=self.delivered,
+        )
+
 
 @dataclass(frozen=True)
 class Round:
@@ -160,19 +172,9 @@ class Round:
         own = self.lease_of(grant.worker)
         if own and own.reported_s is not None:
             return self
-        granted_s = now_s if grant.granted_s is None else grant.granted_s
-        lease = Lease(
-            shard=grant.shard,
-            worker=grant.worker,
-            steps=grant.steps,
-            granted_s=granted_s,
-            due_s=grant.due_s,
-            deadline_at_s=grant.deadline_at_s,
-            owed=grant.owed,
-            delivered=grant.delivered,
-        )
         others = tuple(x for x in self.leases if x is not own)
-        return replace(self, leases=(*others, lease), deadline_at_s=max(self.deadline_at_s, grant.deadline_at_s))
+        leases = (*others, grant.lease(now_s))
+        return replace(self, leases=leases, deadline_at_s=max(self.deadline_at_s, grant.deadline_at_s))
 
     def with_report(self, worker: str, steps_done: int, now_s: float) -> Round:
         """The round with this worker's update. A second report, or one without a step or a lease, changes nothing."""

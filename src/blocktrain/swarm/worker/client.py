@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-import ssl
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
@@ -17,36 +16,32 @@ from typing import Any, BinaryIO, Self, TypeVar
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from blocktrain.errors import ConfigError, CoordinatorUnreachable, RequestRefused, TensorError
+from blocktrain.errors import CoordinatorUnreachable, RequestRefused, TensorError
 from blocktrain.io.files import mapped, written_whole
+from blocktrain.swarm.worker.answers import TIMEOUT_S, reached, require_success, trusted
 from blocktrain.swarm.worker.bucket_access import BucketAccess
 from blocktrain.wire.attached import HOLDS_HEADER, MEDIA_TYPE, Held, read_attached
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
     UPLOAD_HEADER,
     WORKER_HEADER,
-    BanOrder,
     Blob,
     EvaluationNotice,
     LeaseReply,
     LeaseRequest,
     ModelManifest,
-    OrderReply,
-    Problem,
     Received,
-    RollbackOrder,
     RunInfo,
     UpdateNotice,
     UpdateReceipt,
     VetNotice,
 )
+from blocktrain.wire.people_messages import BanOrder, OrderReply, RollbackOrder
 
 Answer = TypeVar("Answer")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SEND_BYTES = 2**20  # of an upload, given to the socket at once
 FEW_BYTES = 4 * 2**20  # an upload up to this size is sent without asking first how much of it has arrived
-TIMEOUT_S = 30.0
-NOT_TLS = ("WRONG_VERSION_NUMBER", "wrong version number", "RECORD_LAYER_FAILURE", "record layer failure")
 WAITING = {"Prefer": "wait=2"}  # the coordinator may wait 2 s for work before it answers; Ctrl-C waits as long
 LEASE_REPLY: TypeAdapter[LeaseReply] = TypeAdapter(LeaseReply)
 
@@ -89,7 +84,7 @@ class CoordinatorClient:
                 headers=self._headers,
                 timeout=TIMEOUT_S,
                 transport=self._transport,
-                verify=_trusted(self._place) if pinned else True,
+                verify=trusted(self._place) if pinned else True,
             )
         return self._connections[self._at]
 
@@ -213,11 +208,11 @@ class CoordinatorClient:
 
         preference = self._direct.preference()
         asked = {**headers, **self._headers, **preference}
-        with _reached(self._place), self._http.stream("GET", path, headers=asked) as response:
+        with reached(self._place), self._http.stream("GET", path, headers=asked) as response:
             redirected = bool(preference) and response.has_redirect_location
             if not response.is_success and not redirected:
                 response.read()
-                _require_success(response)
+                require_success(response)
             keep(response)
         if redirected and not self._direct.get(response.headers["Location"], headers, keep):
             self._fetch_rest(blob, file, digest)  # through the coordinator: no redirect is asked for now
@@ -300,80 +295,11 @@ class CoordinatorClient:
 
     def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {**self._headers, **options.pop("headers", {})}
-        with _reached(self._place):
+        with reached(self._place):
             response = self._http.request(method, path, headers=headers, **options)
-        _require_success(response)
+        require_success(response)
         return response
 
 
 def _blob_of(payload: bytes) -> Blob:
     return Blob(sha256=hashlib.sha256(payload).hexdigest(), num_bytes=len(payload))
-
-
-@contextmanager
-def _reached(invite: Invite) -> Iterator[None]:
-    try:
-        yield
-    except httpx.HTTPError as error:
-        detail = str(error) or type(error).__name__
-        _require_tls(invite, detail)
-        raise CoordinatorUnreachable(
-            f"the coordinator at {invite.url} does not answer ({detail}): check that it runs and can be reached"
-        ) from None
-
-
-def _require_tls(invite: Invite, detail: str) -> None:
-    """OpenSSL's words for an answer that is not TLS."""
-    if invite.tls and any(words in detail for words in NOT_TLS):
-        raise ConfigError(
-            f"what answers at {invite.host}:{invite.port} does not use TLS, which an invite bts://… expects: "
-            f"ask for the present invite, it begins with bt://"
-        )
-
-
-def _require_success(response: httpx.Response) -> None:
-    """Raises the coordinator's own message as CoordinatorUnreachable if a retry can help, else as RequestRefused."""
-    if response.is_success:
-        return
-    problem = _problem(response)
-    if problem.retry or response.status_code == 429 or response.status_code >= 500:
-        raise CoordinatorUnreachable(problem.message, _retry_after_s(response), answered=True)
-    raise RequestRefused(problem.message, problem.code, problem.number)
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    """Whole seconds. A date, which our coordinator never sends, counts as no header."""
-    given = response.headers.get("Retry-After", "")
-    return float(given) if given.isdecimal() and len(given) < 7 else 0.0
-
-
-def _problem(response: httpx.Response) -> Problem:
-    try:
-        return Problem.model_validate_json(response.content)
-    except ValidationError:
-        text = f"{response.request.url} answered {response.status_code}: is it a blocktrain coordinator?"
-        return Problem(code="unknown", message=text, retry=False)
-
-
-def _trusted(invite: Invite) -> ssl.SSLContext:
-    """Trusts what the system trusts or, if the invite names a fingerprint, exactly that certificate."""
-    if invite.fingerprint is None:
-        return ssl.create_default_context()
-    try:
-        certificate = ssl.get_server_certificate((invite.host, invite.port), timeout=TIMEOUT_S)
-    except OSError as error:
-        _require_tls(invite, str(error))
-        raise CoordinatorUnreachable(
-            f"the coordinator at {invite.url} does not answer ({error}): check that it runs"
-        ) from None
-    found = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest()
-    if found != invite.fingerprint:
-        raise ConfigError(
-            f"{invite.url} shows a certificate with fingerprint {found[:16]}… and the invite names "
-            f"{invite.fingerprint[:16]}…: ask for a new invite, somebody else may be answering"
-        )
-    context = ssl.create_default_context(cadata=certificate)
-    context.check_hostname = False  # the fingerprint identifies the certificate
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # no matter who issued it
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # and how its fields are filled in
-    return context

@@ -57,15 +57,8 @@ from blocktrain.wire.messages import (
 from blocktrain.wire.safetensors import Array, flat
 
 Tensors = dict[str, Array]
-FINAL_CODES = (
-    "token",
-    "role",
-    "protocol",
-    "signature",
-    "replayed",
-    "excluded",
-    "keys",
-)  # refusals of the worker itself: no other lease helps
+# Refusals of the worker itself: no other lease helps.
+FINAL_CODES = ("token", "role", "protocol", "signature", "replayed", "excluded", "keys")
 REFUSED_PAUSE_S = 1.0
 RECEIPTS_FILE = "receipts.jsonl"  # what coordinators have signed for
 NUMBER_TRIES = 5  # to find a number that is larger than the last: another process may use the same key
@@ -77,9 +70,8 @@ UPLOAD_SHARE = 0.1  # of the time until the deadline, kept for the upload
 class WorkReport:
     """What a worker reports while it works."""
 
-    kind: (
-        str  # "lease", "step", "submitted", "standing", "refused", "wait", "sample", "evaluated", "vetted", "finished"
-    )
+    # "lease", "step", "submitted", "standing", "refused", "wait", "sample", "evaluated", "vetted" or "finished"
+    kind: str
     text: str
     loss: float | None = None
 

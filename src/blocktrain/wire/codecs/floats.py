@@ -50,9 +50,8 @@ class Float16(ScaledCodec):
     name, code_dtype, codes_per_block, max_code = "fp16", np.dtype(np.float16), BLOCK, 2.0**15
 
     def encode_rows(self, rows: Floats) -> tuple[Array, Floats]:
-        exponent = (
-            peaks(rows).view(np.int32) & 0x7F800000
-        )  # without the mantissa: the power of two at or below the peak
+        # Without the mantissa: the power of two at or below the peak.
+        exponent = peaks(rows).view(np.int32) & 0x7F800000
         scale = np.maximum(exponent.view(np.float32) * np.float32(2.0**-14), np.float32(TINY_SCALE))
         return (rows / scale).astype(np.float16), scale
 

@@ -82,9 +82,8 @@ class Sparse(Codec):
         kept = np.take_along_axis(rows, chosen, axis=1)
         magnitude = np.abs(kept)
         codes = (kept < 0).view(np.uint8) * np.uint8(self.levels)
-        is_value = chosen + self.chunk * np.arange(len(rows))[:, None] < len(
-            piece
-        )  # not a zero that fills the last row
+        places = chosen + self.chunk * np.arange(len(rows))[:, None]
+        is_value = places < len(piece)  # not a zero that fills the last row
         if self.levels == 1:
             members = np.maximum(is_value.sum(axis=1, keepdims=True, dtype=np.float32), 1)
             levels = (magnitude.sum(axis=1, keepdims=True, dtype=np.float32) / members).astype(BFLOAT16)

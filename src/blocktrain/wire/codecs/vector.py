@@ -117,9 +117,8 @@ class Vector(Codec):
         return parts
 
     def decode(self, parts: Mapping[str, Array], size: int) -> Values:
-        require_within(
-            parts["gains"], MAX_MAGNITUDE / (MAX_STAGES * ROW), "gains"
-        )  # so that no sum of stages is too large
+        # So that no sum of stages is too large.
+        require_within(parts["gains"], MAX_MAGNITUDE / (MAX_STAGES * ROW), "gains")
         counts, num_stages = parts["counts"], len(parts["gains"])
         if (named := int(counts.sum(dtype=np.int64))) != num_stages or (counts > MAX_STAGES).any():
             raise damaged(

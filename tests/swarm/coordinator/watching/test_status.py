@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from blocktrain.swarm.coordinator.watching.curves import answer_of, thinned
 from blocktrain.swarm.coordinator.watching.status import NEW_SAMPLES, step_work
 from blocktrain.swarm.signatures import sign
-from blocktrain.wire.messages import Curves, EvaluationNotice, Sample
+from blocktrain.wire.messages import EvaluationNotice, Sample
+from blocktrain.wire.people_messages import Curves
 
 SCORES = (
     {"path": "stack", "reading": "block 0", "nats_per_byte": 3.0},

@@ -18,7 +18,8 @@ from blocktrain.swarm.coordinator.watching.status import block_state
 from blocktrain.swarm.coordinator.watching.status_stream import Listeners, StatusFeed, curves_after
 from blocktrain.swarm.policy.rounds import Lease, Round, lateness
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.messages import WORKER_HEADER, Curves, TrainLease
+from blocktrain.wire.messages import WORKER_HEADER, TrainLease
+from blocktrain.wire.people_messages import Curves
 
 PATIENCE_S = 60
 NEVER_S = 600  # longer than a test may take

@@ -15,14 +15,8 @@ import typer
 from blocktrain.cli.commands.demo.processes import DemoFailed, tell
 from blocktrain.cli.commands.demo.training import train
 from blocktrain.cli.console import say
-from blocktrain.cli.options import (
-    EXIT_INTERRUPTED,
-    DeviceName,
-    chosen_device,
-    read_spec,
-    require_positive,
-    warn_about_text,
-)
+from blocktrain.cli.machine import chosen_device
+from blocktrain.cli.options import EXIT_INTERRUPTED, DeviceName, read_spec, require_positive, warn_about_text
 from blocktrain.cli.shared.signals import STOP_SIGNALS
 from blocktrain.settings import TOKENIZER_FILE
 

@@ -47,7 +47,7 @@ def train(stack: ExitStack, folder: Path, settings: Sequence[str], workers: int,
     tell(f"More workers can join from another terminal:\n  blocktrain worker '@{swarm / INVITE_FILE}'")
     tell(f"Starting {counted(workers, 'worker')}. Below: the loss, and how the model continues the same prompt.")
     with ExitStack() as running, CoordinatorClient(admin) as client:
-        client.pause(True)  # until all are there: none shall miss the run, and one of them is to be killed in it
+        client.pause(True)  # until all are there: none may miss the run, and one of them is to be killed in it
 
         def start_worker(name: str) -> Process:
             arguments = ["worker", f"@{swarm / INVITE_FILE}", "--name", name, "--home", str(folder / name), *machine]

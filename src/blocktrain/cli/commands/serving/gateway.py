@@ -9,6 +9,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,10 +17,12 @@ import typer
 from blocktrain.cli.console import say
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
+    Host,
     Insecure,
     KeyFile,
     MaxConnections,
     MaxPerAddress,
+    Port,
     TlsCert,
     TlsKey,
     TrustedProxies,
@@ -53,37 +56,44 @@ DIAL_S = 60.0  # for stages behind routers to find the relay
 ORIGIN = re.compile(r"https?://[^\s/]+|\*")
 
 
+StageAddresses = Annotated[
+    str, typer.Option(metavar="ADDRESS,…", help="tcp://HOST:PORT of every stage, separated by commas.")
+]
+RelayAddress = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Listen there for stages behind routers (stage --via)."),
+]
+Origins = Annotated[
+    list[str] | None, typer.Option(metavar="ORIGIN", help="Allow web pages of this origin. Repeatable.")
+]
+MaxBytes = Annotated[int, typer.Option(metavar="N", help="Maximum length of one text.")]
+MaxChoices = Annotated[int, typer.Option(metavar="N", help="Maximum number of texts per request.")]
+MaxTexts = Annotated[int, typer.Option(metavar="N", help="Maximum number of texts at the same time; more get 429.")]
+RequestsPerMinute = Annotated[
+    int | None, typer.Option(metavar="N", help="Requests per minute and key. No limit by default.")
+]
+Deadline = Annotated[float, typer.Option(metavar="SECONDS", help="Longest time for one request.")]
+JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Log one JSON object per request instead of one line.")]
+
+
 def gateway(
-    stages: Annotated[
-        str, typer.Option(metavar="ADDRESS,…", help="tcp://HOST:PORT of every stage, separated by commas.")
-    ],
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port.")] = 8000,
+    stages: StageAddresses,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     key_file: KeyFile = None,
-    relay: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Listen there for stages behind routers (stage --via)."),
-    ] = None,
+    relay: RelayAddress = None,
     api_key_file: ApiKeyFile = None,
     insecure: Insecure = False,
     wire: WireOption = WireFormat.FP16,
     degraded: Degraded = False,
     topology: OldTopology = None,
-    cors: Annotated[
-        list[str] | None, typer.Option(metavar="ORIGIN", help="Allow web pages of this origin. Repeatable.")
-    ] = None,
-    max_bytes: Annotated[int, typer.Option(metavar="N", help="Maximum length of one text.")] = 4096,
-    max_choices: Annotated[int, typer.Option(metavar="N", help="Maximum number of texts per request.")] = 16,
-    max_texts: Annotated[
-        int, typer.Option(metavar="N", help="Maximum number of texts at the same time; more get 429.")
-    ] = 64,
-    rate: Annotated[
-        int | None, typer.Option(metavar="N", help="Requests per minute and key. No limit by default.")
-    ] = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time for one request.")] = 300.0,
-    json_logs: Annotated[
-        bool, typer.Option("--json-logs", help="Log one JSON object per request instead of one line.")
-    ] = False,
+    cors: Origins = None,
+    max_bytes: MaxBytes = 4096,
+    max_choices: MaxChoices = 16,
+    max_texts: MaxTexts = 64,
+    rate: RequestsPerMinute = None,
+    deadline: Deadline = 300.0,
+    json_logs: JsonLogs = False,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     max_connections: MaxConnections = HttpLimits.max_connections,
@@ -95,15 +105,14 @@ def gateway(
 
     OpenAI's completions API is at /v1 and a page to try it at /, with /healthz and /metrics. Ctrl-C or SIGTERM stops
     it."""
-    limits = {"--max-bytes": max_bytes, "--max-choices": max_choices, "--max-texts": max_texts, "--rate": rate}
-    for option, value in limits.items():
-        require_positive(option, value)
+    for option, value in (("bytes", max_bytes), ("choices", max_choices), ("texts", max_texts)):
+        require_positive(f"--max-{option}", value)
+    require_positive("--rate", rate)
     require_above_zero("--deadline", deadline)
     api_keys, origins = read_api_keys(api_key_file), checked_origins(cors or ())
 
     from blocktrain.http.server import listening
     from blocktrain.serve.chain.pipeline import PipelineSettings
-    from blocktrain.serve.chain.sockets import read_key, require_key
     from blocktrain.serve.gateway.app import GatewaySettings
 
     tls = checked_access(host, api_keys, tls_cert, tls_key, insecure)
@@ -121,14 +130,21 @@ def gateway(
     )
     chain = PipelineSettings(wire=wire.value, degraded=degraded, insecure=insecure, deadline_s=deadline)
     addresses = [address.strip() for address in stages.split(",") if address.strip()]
-    key = read_key(key_file) if key_file else None
-    if relay is not None:
-        require_key(relay, key, insecure, listen=True)
+    key = _chain_key(key_file, relay, insecure)
     with listening(host, port, "another gateway") as listener, requests_logged(json_logs):
         front = Front(listener, tls, bounds, address_file)
         stopped_by = asyncio.run(run_until_stopped(_serve(addresses, chain, key, relay, access, front)))
     if stopped_by == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _chain_key(key_file: Path | None, relay: str | None, insecure: bool) -> ChainKey | None:
+    from blocktrain.serve.chain.sockets import read_key, require_key
+
+    key = read_key(key_file) if key_file else None
+    if relay is not None:
+        require_key(relay, key, insecure, listen=True)
+    return key
 
 
 def checked_origins(origins: Sequence[str]) -> tuple[str, ...]:

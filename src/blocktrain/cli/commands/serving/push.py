@@ -31,14 +31,14 @@ def push(
         Path, typer.Argument(metavar="MODEL", help="Directory of a trained run, or of blocktrain export.")
     ],
     repo: Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub: OWNER/NAME. Created if missing.")],
-    public: Annotated[
-        bool, typer.Option("--public", help="If the repository is created, everybody may read it.")
-    ] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     licence: Annotated[
         str | None, typer.Option("--license", metavar="ID", help="Licence of the model, such as cc-by-4.0.")
     ] = None,
     message: Annotated[str, typer.Option(metavar="TEXT", help="Message of the commit.")] = "Push a BlockTrain model",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be sent. Asks no server.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be sent. No server is contacted.")
+    ] = False,
 ) -> None:
     """Send a trained model to a Hugging Face repository.
 

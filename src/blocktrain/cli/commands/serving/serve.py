@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktrain.cli.machine import chosen_device
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
     INVITE_VARIABLE,
     DeviceName,
     Home,
+    Host,
     MaxConnections,
     MaxPerAddress,
     ModelSource,
     Offload,
     PollSeconds,
+    Port,
     TlsCert,
     TlsKey,
     TrustedProxies,
-    chosen_device,
     http_limits,
     require_above_zero,
     require_positive,
@@ -55,8 +57,8 @@ RESTART_S = 30.0  # a stage that dies is back within this time; requests wait fo
 def serve(
     model: ModelSource,
     stages: Annotated[int, typer.Option(metavar="N", help="Number of processes that share the blocks.")] = 3,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     wire: WireOption = WireFormat.FP16,
     degraded: Degraded = False,
     topology: OldTopology = None,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktrain.cli.console import say, show_line
+from blocktrain.cli.machine import chosen_device, parse_size, use_threads
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
     DeviceName,
@@ -25,11 +26,8 @@ from blocktrain.cli.options import (
     Offload,
     PollSeconds,
     Threads,
-    chosen_device,
-    parse_size,
     require_above_zero,
     require_positive,
-    use_threads,
 )
 from blocktrain.cli.shared.address_file import AddressFile, write_address
 from blocktrain.cli.shared.signals import stop_signal
@@ -62,7 +60,7 @@ def stage(
     home: Home = None,
     via: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Be reached through the gateway's --relay there, without an open port."),
+        typer.Option(metavar="ADDRESS", help="Connect to the gateway's --relay there instead of opening a port."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="With --via: the address is tcp://NAME.via:1.")

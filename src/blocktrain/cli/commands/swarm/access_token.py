@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from blocktrain.cli.console import say, show_table
-from blocktrain.cli.options import Command, Group, LedgerUrl, StateFolder
+from blocktrain.cli.help import Command, Group
+from blocktrain.cli.options import LedgerUrl, StateFolder
 from blocktrain.cli.shared.ledger import opened_ledger
 from blocktrain.errors import ConfigError
 from blocktrain.io.private import read_private
@@ -34,7 +35,7 @@ def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name for the list, and for revoking it.")],
     folder: StateFolder,
     role: Annotated[
-        RoleName, typer.Option(metavar="ROLE", help="What it allows: worker, viewer or admin.")
+        RoleName, typer.Option(metavar="ROLE", help="Its role: worker, viewer or admin.")
     ] = RoleName.WORKER,
     ledger: LedgerUrl = None,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from blocktrain.cli.options import InviteText
 from blocktrain.wire.invite import ADMIN_FILE, read_invite
-from blocktrain.wire.messages import BanOrder
+from blocktrain.wire.people_messages import BanOrder
 
 WorkerKey = Annotated[str, typer.Option("--key", metavar="KEY", help="The worker's key, its beginning, or its alias.")]
 
@@ -17,7 +17,7 @@ WorkerKey = Annotated[str, typer.Option("--key", metavar="KEY", help="The worker
 def ban(
     invite: InviteText,
     key: WorkerKey,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="What the worker's user is told.")] = "",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason that the worker's user sees.")] = "",
     unban: Annotated[bool, typer.Option("--unban", help="Lift a ban or a quarantine.")] = False,
 ) -> None:
     """Exclude a worker from a run, or let it work again.

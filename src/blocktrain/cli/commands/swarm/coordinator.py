@@ -15,10 +15,12 @@ import typer
 from filelock import FileLock, Timeout
 
 from blocktrain.cli.console import say
+from blocktrain.cli.machine import parse_size
 from blocktrain.cli.options import (
     Changes,
     CorpusSource,
     From,
+    Host,
     MaxConnections,
     MaxPerAddress,
     Preset,
@@ -29,7 +31,6 @@ from blocktrain.cli.options import (
     Toml,
     TrustedProxies,
     http_limits,
-    parse_size,
     read_spec,
     warn_about_text,
 )
@@ -40,58 +41,69 @@ from blocktrain.wire.invite import ADMIN_FILE, parse_address
 
 if TYPE_CHECKING:
     from blocktrain.spec import RunSpec
+    from blocktrain.start_model import StartModel
     from blocktrain.swarm.coordinator.server import Invites
 
 EVERYWHERE = ("0.0.0.0", "::", "")
 
+RunFolder = Annotated[
+    Path, typer.Option("--dir", metavar="DIR", help="Directory of the run. The same command continues it.")
+]
+Port = Annotated[
+    int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port, kept after restarts.")
+]
+PublicName = Annotated[
+    str | None, typer.Option(metavar="HOST", help="Host name for workers, if it differs from --host.")
+]
+Peers = Annotated[
+    list[str] | None,
+    typer.Option("--peer", metavar="HOST:PORT", help="Another coordinator of the run, for the invite. Repeatable."),
+]
+LedgerPlace = Annotated[str | None, typer.Option(metavar="URL", help="PostgreSQL database, instead of DIR/ledger.db.")]
+BlobsPlace = Annotated[
+    str | None, typer.Option(metavar="URL", help="Bucket (s3://, gs://, az://), instead of DIR/blobs.")
+]
+ShowLeaderboard = Annotated[
+    bool, typer.Option("--leaderboard", help="Show contributions to everybody, without a token, at /leaderboard.")
+]
+RequestRate = Annotated[
+    float,
+    typer.Option(metavar="N", min=0.1, help="Requests per second per address and access token."),
+]
+MaxStorage = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Blobs and uploads take at most this much, e.g. 20GB. Default: the disk."),
+]
+TlsSelfSigned = Annotated[
+    bool, typer.Option("--tls-self-signed", help="Make a certificate. The invite contains its fingerprint.")
+]
+WithoutTls = Annotated[
+    bool, typer.Option("--insecure", help="Allow other machines without TLS. Only on a network you trust.")
+]
+
 
 def coordinator(
-    folder: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Directory of the run. The same command continues it.")
-    ],
+    folder: RunFolder,
     toml: Toml = None,
     preset: Preset = None,
     corpus: CorpusSource = None,
     seed: Seed = None,
     changes: Changes = None,
     start_from: From = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free port, kept after restarts.")
-    ] = 0,
-    public: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Host name for workers, if it differs from --host.")
-    ] = None,
-    peers: Annotated[
-        list[str] | None,
-        typer.Option("--peer", metavar="HOST:PORT", help="Another coordinator of the run, for the invite. Repeatable."),
-    ] = None,
-    ledger: Annotated[
-        str | None, typer.Option(metavar="URL", help="PostgreSQL database, instead of DIR/ledger.db.")
-    ] = None,
-    blobs: Annotated[
-        str | None, typer.Option(metavar="URL", help="Bucket (s3://, gs://, az://), instead of DIR/blobs.")
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    public: PublicName = None,
+    peers: Peers = None,
+    ledger: LedgerPlace = None,
+    blobs: BlobsPlace = None,
     presigned: Presigned = None,
-    leaderboard: Annotated[
-        bool, typer.Option("--leaderboard", help="Show contributions to everybody, without a token, at /leaderboard.")
-    ] = False,
-    rate: Annotated[
-        float,
-        typer.Option(metavar="N", min=0.1, help="Requests per second per address and access token."),
-    ] = 300.0,
-    max_storage: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Blobs and uploads take at most this much, e.g. 20GB. Default: the disk."),
-    ] = None,
+    leaderboard: ShowLeaderboard = False,
+    rate: RequestRate = 300.0,
+    max_storage: MaxStorage = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
-    tls_self_signed: Annotated[
-        bool, typer.Option("--tls-self-signed", help="Make a certificate. The invite contains its fingerprint.")
-    ] = False,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow other machines without TLS. Only on a network you trust.")
-    ] = False,
+    tls_self_signed: TlsSelfSigned = False,
+    insecure: WithoutTls = False,
     max_connections: MaxConnections = HttpLimits.max_connections,
     max_per_address: MaxPerAddress = HttpLimits.max_connections_per_address,
     trusted_proxies: TrustedProxies = None,
@@ -100,51 +112,67 @@ def coordinator(
 
     It may be killed at any time: the same command, or --dir alone, continues the run. Ctrl-C or SIGTERM stops it."""
     limits = http_limits(max_connections, max_per_address, trusted_proxies)
-    if tls_cert and tls_self_signed:
-        raise ConfigError("--tls-cert and --tls-self-signed exclude each other: give only one of them")
     if public is None and host in EVERYWHERE:
         raise ConfigError(f'workers cannot reach --host "{host}": give the name of this machine with --public')
-
-    from blocktrain.cli.shared.certificates import check_tls_files, require_tls, tls_files
-
-    check_tls_files(tls_cert, tls_key)
-    remedy = "give --tls-self-signed, or --tls-cert and --tls-key"
-    require_tls(host, bool(tls_cert) or tls_self_signed, insecure, remedy)
+    with_tls = _with_tls(host, tls_cert, tls_key, tls_self_signed, insecure)
     for peer in peers or ():
-        parse_address(peer, bool(tls_cert) or tls_self_signed)
+        parse_address(peer, with_tls)
     _require_own_folder(folder)
-    found = ledger is not None or (folder / LEDGER_FILE).is_file()
-    no_settings = all(each is None for each in (toml, preset, corpus, seed, start_from)) and not changes
 
+    from blocktrain.cli.shared.certificates import tls_files
+    from blocktrain.http.rate_limit import Rate
+    from blocktrain.swarm.coordinator.quotas import StorageLimits
+    from blocktrain.swarm.coordinator.server import Address, opened, serve
     from blocktrain.swarm.initial_blocks import make_in_torch_process, open_in_torch_process
 
     start = None if start_from is None else open_in_torch_process(start_from)
-    spec = None if found and no_settings else read_spec(toml, preset, corpus, seed, changes, start)
-    if spec is not None:
-        warn_about_text(spec)
-
-    from blocktrain.http.rate_limit import Rate
-    from blocktrain.http.server import Tls
-    from blocktrain.swarm.coordinator.quotas import StorageLimits
-    from blocktrain.swarm.coordinator.server import Address, opened, serve
-
-    tls: Tls | None = None
-    if tls_self_signed or tls_cert:
-        tls = tls_files(folder, public or host, tls_cert, tls_key)
-    announce = partial(_announce, folder)
-    make_initial_blocks = partial(make_in_torch_process, describe=_describe)
+    is_known = ledger is not None or (folder / LEDGER_FILE).is_file()
+    spec = _given_spec(is_known, toml, preset, corpus, seed, changes, start)
+    tls = tls_files(folder, public or host, tls_cert, tls_key) if with_tls else None
+    make_initial_blocks, announce = partial(make_in_torch_process, describe=_describe), partial(_announce, folder)
     storage = StorageLimits(total_bytes=None if max_storage is None else parse_size("--max-storage", max_storage))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the shell that started it ignores interrupts
-    opening = opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start, presigned, tls is not None)
+    opening = opened(folder, spec, ledger, blobs, make_initial_blocks, storage, start, presigned, with_tls)
     with opening as run, alone_in(folder):
         for line in filter(None, (run.upgrade, run.coordinator.blobs.direct_access)):
             say(str(line))
+        address, allowed = Address(host, port, public, tuple(peers or ())), Rate.per_second(rate)
         try:
-            address, allowed = Address(host, port, public, tuple(peers or ())), Rate.per_second(rate)
             serve(run, address, tls, allowed, limits, announce=announce, say=say, leaderboard=leaderboard)
         except SystemExit:
             say("stopped: everything is saved, run the same command again to continue")
             raise
+
+
+def _given_spec(
+    is_known: bool,
+    toml: Path | None,
+    preset: str | None,
+    corpus: str | None,
+    seed: int | None,
+    changes: list[str] | None,
+    start: StartModel | None,
+) -> RunSpec | None:
+    """None: the run goes on with the settings in its ledger."""
+    no_settings = all(each is None for each in (toml, preset, corpus, seed, start)) and not changes
+    if is_known and no_settings:
+        return None
+    spec = read_spec(toml, preset, corpus, seed, changes, start)
+    warn_about_text(spec)
+    return spec
+
+
+def _with_tls(host: str, cert: Path | None, key: Path | None, self_signed: bool, insecure: bool) -> bool:
+    """Whether these options are for TLS; refuses those that contradict each other or leave it out where it is
+    needed."""
+    from blocktrain.cli.shared.certificates import check_tls_files, require_tls
+
+    if cert and self_signed:
+        raise ConfigError("--tls-cert and --tls-self-signed exclude each other: give only one of them")
+    check_tls_files(cert, key)
+    with_tls = bool(cert) or self_signed
+    require_tls(host, with_tls, insecure, "give --tls-self-signed, or --tls-cert and --tls-key")
+    return with_tls
 
 
 @contextmanager

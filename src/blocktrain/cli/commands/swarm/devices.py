@@ -14,7 +14,8 @@ from types import FrameType
 from typing import Any, TextIO
 
 from blocktrain.cli.console import say
-from blocktrain.cli.options import EXIT_INTERRUPTED, chosen_device, free_memory_bytes
+from blocktrain.cli.machine import chosen_device, free_memory_bytes
+from blocktrain.cli.options import EXIT_INTERRUPTED
 from blocktrain.errors import ConfigError
 
 LOWEST = 19

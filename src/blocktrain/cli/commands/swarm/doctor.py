@@ -20,7 +20,8 @@ import typer
 from blocktrain.cli.commands.swarm import doctor_checks as checks
 from blocktrain.cli.commands.swarm.doctor_checks import Check
 from blocktrain.cli.console import duration, quantity, say, show_line, show_table, wrapped
-from blocktrain.cli.options import INVITE_VARIABLE, MemorySize, before_its_text, chosen_memory, read_secret
+from blocktrain.cli.machine import chosen_memory
+from blocktrain.cli.options import INVITE_VARIABLE, MemorySize, before_its_text, read_secret
 from blocktrain.errors import BlockTrainError, RequestRefused
 from blocktrain.io.private import cache_home
 from blocktrain.logs import visible

@@ -10,7 +10,7 @@ import typer
 from blocktrain.cli.options import InviteText
 from blocktrain.errors import ConfigError
 from blocktrain.wire.invite import ADMIN_FILE, read_invite
-from blocktrain.wire.messages import RollbackOrder
+from blocktrain.wire.people_messages import RollbackOrder
 
 
 def rollback(
@@ -18,7 +18,7 @@ def rollback(
     block: Annotated[int | None, typer.Option(metavar="BLOCK", min=0, help="A block of an open phase.")] = None,
     to: Annotated[int | None, typer.Option(metavar="VERSION", min=0, help="The kept version to return to.")] = None,
     without: Annotated[
-        str | None, typer.Option(metavar="KEY", help="The worker whose updates to remove, as in ban.")
+        str | None, typer.Option(metavar="KEY", help="Remove the updates of this worker, named as in ban.")
     ] = None,
 ) -> None:
     """Undo versions of a block, or what one worker contributed.

@@ -12,29 +12,41 @@ from blocktrain.cli.console import say, show_line, show_table
 from blocktrain.cli.options import Changes, Preset, Toml, before_its_text, read_spec
 from blocktrain.errors import ConfigError
 
+NumWorkers = Annotated[int, typer.Option(metavar="N", help="Number of workers.")]
+Churn = Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that leave per hour.")]
+Liars = Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that never deliver.")]
+StepsPerSecond = Annotated[float, typer.Option(metavar="X", help="Steps per second of the median worker.")]
+Spread = Annotated[float, typer.Option(metavar="X", help="Standard deviation of the logarithm of the speeds.")]
+DownMbit = Annotated[float, typer.Option(metavar="X", help="Download of a worker in Mbit/s.")]
+UpMbit = Annotated[float, typer.Option(metavar="X", help="Upload of a worker in Mbit/s.")]
+NumRounds = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Rounds of each phase to simulate. Default: 20; fewer above 3,000 workers."),
+]
+PriceHour = Annotated[float, typer.Option(metavar="X", help="Price of a node per hour.")]
+PriceGb = Annotated[float, typer.Option(metavar="X", help="Price of a gigabyte of traffic.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
+PlotFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with figures.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document instead of tables.")]
+
 
 def simulate(
     toml: Toml = None,
     preset: Preset = None,
     changes: Changes = None,
-    workers: Annotated[int, typer.Option(metavar="N", help="Number of workers.")] = 100,
-    churn: Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that leaves per hour.")] = 0.0,
-    liars: Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that never deliver.")] = 0.0,
-    steps_per_s: Annotated[float, typer.Option(metavar="X", help="Steps per second of the median worker.")] = 1.0,
-    spread: Annotated[
-        float, typer.Option(metavar="X", help="Standard deviation of the logarithm of the speeds.")
-    ] = 0.3,
-    down_mbit: Annotated[float, typer.Option(metavar="X", help="Download of a worker in Mbit/s.")] = 100.0,
-    up_mbit: Annotated[float, typer.Option(metavar="X", help="Upload of a worker in Mbit/s.")] = 20.0,
-    rounds: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Rounds of each phase to simulate. Default: 20, above 3,000 workers fewer."),
-    ] = None,
-    price_hour: Annotated[float, typer.Option(metavar="X", help="Price of a node per hour.")] = 0.0,
-    price_gb: Annotated[float, typer.Option(metavar="X", help="Price of a gigabyte of traffic.")] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with figures.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of tables.")] = False,
+    workers: NumWorkers = 100,
+    churn: Churn = 0.0,
+    liars: Liars = 0.0,
+    steps_per_s: StepsPerSecond = 1.0,
+    spread: Spread = 0.3,
+    down_mbit: DownMbit = 100.0,
+    up_mbit: UpMbit = 20.0,
+    rounds: NumRounds = None,
+    price_hour: PriceHour = 0.0,
+    price_gb: PriceGb = 0.0,
+    seed: Seed = 0,
+    plot: PlotFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Plan a swarm: rounds per hour, goodput, bytes, deadlines.
 

@@ -19,17 +19,8 @@ import typer
 
 from blocktrain.cli.commands.swarm.devices import be_nice, work_on_devices
 from blocktrain.cli.console import duration, quantity, say
-from blocktrain.cli.options import (
-    EXIT_INTERRUPTED,
-    DeviceName,
-    InviteText,
-    MemorySize,
-    Threads,
-    chosen_device,
-    chosen_memory,
-    parse_size,
-    use_threads,
-)
+from blocktrain.cli.machine import chosen_device, chosen_memory, parse_size, use_threads
+from blocktrain.cli.options import EXIT_INTERRUPTED, DeviceName, InviteText, MemorySize, Threads
 from blocktrain.cli.shared.metrics import metrics_file, metrics_server, report_to
 from blocktrain.cli.shared.progress import LINE_EVERY_S
 from blocktrain.cli.shared.signals import StopOnInterrupt
@@ -42,9 +33,12 @@ from blocktrain.swarm.worker.schedule import WorkingHours, parse_schedule
 from blocktrain.wire.invite import read_invite
 
 if TYPE_CHECKING:
+    import torch
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from rich.status import Status
 
     from blocktrain.swarm.worker.worker import WorkReport
+    from blocktrain.wire.invite import Invite
 
 LONGEST_NAME = 100
 LOOK_S = 10.0  # between two looks at the clock outside of the hours of work
@@ -54,37 +48,46 @@ NO_LEASE = "this worker gets no lease of it"
 DONE = ("submitted", "refused", "evaluated", "vetted")  # the last report of a lease
 
 
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="Name for the run's admins. Default: the machine's.")]
+HomeFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Directory for key and downloads. Default: ~/.cache/blocktrain.")
+]
+CacheSize = Annotated[
+    str, typer.Option(metavar="SIZE", help="Maximum text to keep on disk, if the run's text is prepared.")
+]
+DeviceNames = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", help="One process per device: all GPUs with all, or names like cuda:0,cuda:1."),
+]
+Schedule = Annotated[
+    str | None,
+    typer.Option(metavar="FROM-TO", help='Work only at these hours of the day, for example "22:00-07:00".'),
+]
+Nice = Annotated[bool, typer.Option("--nice", help="Run at low priority, so that other programs come first.")]
+Once = Annotated[bool, typer.Option("--once", help="Stop after one lease.")]
+MetricsFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Append every event to this file, one JSON line each.")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=0, max=65535, help="Serve /metrics for Prometheus; 0 is any free port."),
+]
+
+
 def worker(
     invite: InviteText,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name for the run's admins. Default: the machine's.")
-    ] = None,
-    home: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory for key and downloads. Default: ~/.cache/blocktrain.")
-    ] = None,
+    name: Name = None,
+    home: HomeFolder = None,
     memory: MemorySize = None,
-    cache: Annotated[
-        str, typer.Option(metavar="SIZE", help="Maximum text to keep on disk, if the run's text is prepared.")
-    ] = "2GB",
+    cache: CacheSize = "2GB",
     device: DeviceName = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="One process per device: all GPUs with all, or names like cuda:0,cuda:1."),
-    ] = None,
+    devices: DeviceNames = None,
     threads: Threads = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(metavar="FROM-TO", help='Work only at these hours of the day, for example "22:00-07:00".'),
-    ] = None,
-    nice: Annotated[bool, typer.Option("--nice", help="Leave the processor to other programs that want it.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Stop after one lease.")] = False,
-    metrics: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Append every event to this file, one JSON line each.")
-    ] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, max=65535, help="Serve /metrics for Prometheus; 0 is any free port."),
-    ] = None,
+    schedule: Schedule = None,
+    nice: Nice = False,
+    once: Once = False,
+    metrics: MetricsFile = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Join a run by its invite and train for it.
 
@@ -100,10 +103,6 @@ def worker(
         same = {"--name": name, "--home": home, "--memory": memory, "--cache": cache, "--threads": threads}
         same |= {"--schedule": schedule, "--metrics": metrics}
         raise typer.Exit(work_on_devices(devices, str(address), same, [*["--nice"] * nice, *["--once"] * once]))
-
-    from blocktrain.cli.shared.training import check_memory
-    from blocktrain.swarm.worker.client import CoordinatorClient
-    from blocktrain.swarm.worker.worker import Worker
 
     if nice:
         be_nice()
@@ -121,27 +120,45 @@ def worker(
         say(f"{name} on {own_device.type} with {quantity(memory_bytes, 'B')} of memory joins the run at {address.url}")
         say(f"others see this worker as {alias_of(key.public_key().public_bytes_raw().hex())}")
         shift = Shift(report_to(show, log, counted), stop, once, address.url, hours)
-        with CoordinatorClient(
-            address, patience_s=math.inf, sleep=shift.unreachable, failed=shift.failed, say=say
-        ) as client:
-            shift.standing = StandingEverySoOften(client.status, key.public_key().public_bytes_raw().hex())
-            while shift.begins():
-                Worker(
-                    client,
-                    home,
-                    key=key,
-                    name=name,
-                    memory_bytes=memory_bytes,
-                    cache_bytes=cache_bytes,
-                    device=own_device,
-                    report=shift.report,
-                    joined=lambda spec: check_memory(spec, spec.phases, memory_bytes, NO_LEASE),
-                    stop=shift.over,
-                    sleep=shift.sleep,
-                ).run()
+        _work(shift, address, key, home, name, memory_bytes, cache_bytes, own_device)
     if stop():
         say("stopped: what was trained is submitted; run the same command to join again")
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _work(
+    shift: Shift,
+    address: Invite,
+    key: Ed25519PrivateKey,
+    home: Path,
+    name: str,
+    memory_bytes: int,
+    cache_bytes: int,
+    device: torch.device,
+) -> None:
+    """Until the shift is over."""
+    from blocktrain.cli.shared.training import check_memory
+    from blocktrain.swarm.worker.client import CoordinatorClient
+    from blocktrain.swarm.worker.worker import Worker
+
+    with CoordinatorClient(
+        address, patience_s=math.inf, sleep=shift.unreachable, failed=shift.failed, say=say
+    ) as client:
+        shift.standing = StandingEverySoOften(client.status, key.public_key().public_bytes_raw().hex())
+        while shift.begins():
+            Worker(
+                client,
+                home,
+                key=key,
+                name=name,
+                memory_bytes=memory_bytes,
+                cache_bytes=cache_bytes,
+                device=device,
+                report=shift.report,
+                joined=lambda spec: check_memory(spec, spec.phases, memory_bytes, NO_LEASE),
+                stop=shift.over,
+                sleep=shift.sleep,
+            ).run()
 
 
 class Shift:

@@ -37,7 +37,7 @@ def generate(
         float | None,
         typer.Option(help="0 takes the likeliest token; higher values vary more. Default: 0.7, or 1 for a sweep."),
     ] = None,
-    top_p: Annotated[float, typer.Option(help="Draw only from the likeliest tokens of this total probability.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens with this total probability.")] = 1.0,
     mode: Annotated[
         Mode,
         typer.Option(

@@ -29,7 +29,7 @@ def inspect(
     if check:
         for split in SPLITS:
             opened.split(split).check()
-        say("every shard is whole")
+        say("every shard matches its hash")
     show_corpus(opened, as_json=as_json)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from blocktrain.cli.machine import chosen_device, chosen_memory, use_threads
 from blocktrain.cli.options import (
     Changes,
     CorpusSource,
@@ -20,10 +21,7 @@ from blocktrain.cli.options import (
     TensorBoard,
     Threads,
     Toml,
-    chosen_device,
-    chosen_memory,
     read_spec,
-    use_threads,
     warn_about_text,
 )
 

@@ -49,7 +49,7 @@ class Access:
 
 def _checked(role: Role | None, roles: Sequence[Role]) -> Role:
     if role is None:
-        remedy = "copy the whole invite, or ask the operator of the swarm for an invite"
+        remedy = "copy the complete invite, or ask the operator of the swarm for an invite"
         message = f"the access token is unknown or revoked: {remedy}"
         raise RequestRefused(message, "token")
     if role not in roles:

@@ -27,7 +27,7 @@ from blocktrain.swarm.coordinator.watching.status_stream import STALLED_S, Liste
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Role
 from blocktrain.wire.invite import Invite
-from blocktrain.wire.messages import (
+from blocktrain.wire.people_messages import (
     AccessTokenRole,
     BanOrder,
     Curves,

@@ -14,7 +14,7 @@ from blocktrain.swarm.coordinator.merging import Merger, PastMerge
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import NewVersion
 from blocktrain.swarm.policy.rounds import Round, open_round
-from blocktrain.wire.messages import BanOrder, RollbackOrder
+from blocktrain.wire.people_messages import BanOrder, RollbackOrder
 
 
 class Orders:

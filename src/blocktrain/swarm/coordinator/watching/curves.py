@@ -11,7 +11,8 @@ from blocktrain.spec import RunSpec
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Evaluation, Event, RoundLoss
 from blocktrain.swarm.policy.evaluations import those_that_count
-from blocktrain.wire.messages import MAX_LOSS, MAX_SCORE, Curves, HeldOutPoint, LossCurve, LossPoint
+from blocktrain.wire.messages import MAX_LOSS, MAX_SCORE
+from blocktrain.wire.people_messages import Curves, HeldOutPoint, LossCurve, LossPoint
 
 MAX_POINTS = 500  # of one curve
 MAX_EVALUATIONS = 5000  # that a curve is thinned from

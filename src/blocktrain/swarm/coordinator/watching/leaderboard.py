@@ -22,7 +22,7 @@ from blocktrain.swarm.coordinator.watching.status import PRESENT_S
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import WorkerRecord
 from blocktrain.swarm.policy.evaluations import those_that_count
-from blocktrain.wire.messages import LeaderboardEntry, LeaderboardReply
+from blocktrain.wire.people_messages import LeaderboardEntry, LeaderboardReply
 
 MOST_ENTRIES = 100
 KEPT_S = 30.0  # a reply is sent again for this long, by us and by caches on the way

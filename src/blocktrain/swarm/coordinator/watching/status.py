@@ -24,7 +24,7 @@ from blocktrain.swarm.ledger.records import (
 from blocktrain.swarm.policy.evaluations import those_that_count
 from blocktrain.swarm.policy.rounds import WINDOW, Lease, Round, decide, lateness, learned_limit_s
 from blocktrain.swarm.policy.standing import KeyStanding, weight_factor
-from blocktrain.wire.messages import Curves, EventEntry, EventPage, Page
+from blocktrain.wire.people_messages import Curves, EventEntry, EventPage, Page
 
 NEWS = 20  # events in a status
 NEW_AUDITS = 10  # in a status

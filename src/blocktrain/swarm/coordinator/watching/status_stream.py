@@ -18,7 +18,7 @@ from blocktrain.errors import BlockTrainError, Overloaded
 from blocktrain.http.sse import event
 from blocktrain.swarm.coordinator.watching.status import Watching, status_for
 from blocktrain.swarm.ledger.records import Role
-from blocktrain.wire.messages import Curves
+from blocktrain.wire.people_messages import Curves
 
 PAUSE_S = 1.0  # between two reads of the ledger
 HEARTBEAT_S = 10.0  # a page that receives nothing for longer shows that it is out of date

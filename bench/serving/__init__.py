@@ -1,0 +1,1 @@
+"""What the experiments about serving are made of: models, links with a distance, modes of decoding."""

@@ -1,0 +1,1 @@
+"""What the experiments about training on one machine are made of."""
