@@ -159,8 +159,8 @@ class CoordinatorLoop:
         return min((x.overdue_at_s(now_s, self._spec.swarm) for x in standing.rounds.values()), default=math.inf)
 
     def _forgiven(self, standing: Standing, now_s: float) -> Standing:
-        """Nobody could report while no coordinator ran: the rounds get that time again, as far as a round may take so
-        long. Workers that found nobody come back within about as much."""
+        """Nobody could report while no coordinator ran: rounds whose workers are not taken for dead get that time back,
+        as far as any round may take so long. Workers that found nobody ask again within about as much."""
         away_s = now_s - self._ledger.latest_moment_s()
         for round in standing.rounds.values():
             deadline_at_s = min(now_s + min(away_s, round.limit_s), round.ceiling_at_s)
