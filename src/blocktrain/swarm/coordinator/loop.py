@@ -129,6 +129,7 @@ class CoordinatorLoop:
     def tick(self) -> None:
         """Opens the phases whose turn it is, extends or merges the rounds that are due."""
         with self._turn, own_blobs():
+            self._look_at_s = self._clock() + TICK_S  # also if something fails below
             standing = self._ledger.standing()
             now_s = self._now_s(standing)
             if math.isinf(self._first_tick_s):
@@ -142,7 +143,8 @@ class CoordinatorLoop:
                 elif decision.action == "close":
                     self._merge(round, decision.reason, now_s)
                     standing = self._ledger.standing()  # a phase may have ended
-            self._look_at_s = min(now_s + TICK_S, max(now_s + SHORTEST_TICK_S, self._overdue_at_s(standing, now_s)))
+            overdue_at_s = max(now_s + SHORTEST_TICK_S, self._overdue_at_s(standing, now_s))
+            self._look_at_s = min(self._look_at_s, overdue_at_s)
             for phase in self._unopened(standing):
                 self._open(phase, now_s)
                 self._bell.ring()
