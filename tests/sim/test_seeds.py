@@ -45,6 +45,11 @@ def test_who_writes_to_the_ledger_reads_in_the_same_transaction_also_for_vetting
     assert run_seed(2261, folder).invariant is None
 
 
+def test_a_loop_that_fails_waits_before_it_looks_again(folder):
+    """It looked again at once and for ever, while a full disk let it merge nothing."""
+    assert run_seed(19, folder).invariant is None
+
+
 def test_one_seed_is_one_course_in_every_process(folder):
     """Names of files, hashes of strings and the time of day differ."""
     environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join(sys.path)}

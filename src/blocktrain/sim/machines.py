@@ -22,7 +22,6 @@ from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator import server
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
-from blocktrain.swarm.coordinator.loop import TICK_S
 from blocktrain.swarm.ledger.chain import NotedHead
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.run_clock import RunClock
@@ -188,7 +187,7 @@ class Machine:
             if coordinator.bell.rung != rung:
                 self._ring()
             if not coordinator.loop.due.is_set():
-                scheduler.wait(TICK_S)
+                scheduler.wait(coordinator.loop.pause_s())
 
     def _wake_loop(self) -> None:
         if self._loop and not self._loop.is_over:

@@ -6,6 +6,7 @@ Next: plan.py, which asks; ../swarm/policy/rounds.py and ../swarm/policy/leases.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,9 @@ from itertools import islice
 from math import inf
 
 from blocktrain.spec import SwarmSpec
-from blocktrain.swarm.policy.rounds import Grant, LateUpdate, Lease, Round, patience_s
+from blocktrain.swarm.policy.rounds import Grant, LateUpdate, Lease, Patience, Round, patience
+
+ROUNDING_S = 1e-6
 
 
 class _Some(tuple[Lease, ...]):
@@ -38,6 +41,7 @@ class SampledRound(Round):
     num_reported: int = 0
     num_at_work: int = 0
     num_awaited: int = 0
+    num_missing: int = 0
 
     @cached_property
     def reported(self) -> tuple[Lease, ...]:
@@ -49,6 +53,9 @@ class SampledRound(Round):
 
     def awaited(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
         return self._once("_awaited", lambda: _some(super(SampledRound, self).awaited(now_s, spec), self.num_awaited))
+
+    def _num_missing(self, now_s: float) -> int:
+        return self.num_missing
 
     def _once(self, name: str, compute: Callable[[], tuple[Lease, ...]]) -> tuple[Lease, ...]:
         known = self.__dict__.get(name)
@@ -69,6 +76,7 @@ class PlannedRound:
         self._ends: list[tuple[float, str, float]] = []  # when a lease is taken for dead
         self._dead: set[tuple[str, float]] = set()
         self._awaited: tuple[dict[str, Lease], ...] = ({}, {})  # newcomers, and those that delivered before
+        self._due: list[float] = []  # of those that delivered before, in order
         # Newcomers and those that delivered before, by due time and by deadline: the latest first.
         self._latest: tuple[list[tuple[float, str, float]], ...] = ([], [], [], [])
         self.look_s = -inf  # when it is decided about next, although nobody reports
@@ -86,6 +94,8 @@ class PlannedRound:
         heapq.heappush(self._ends, (lease.deadline_at_s + self.round.limit_s, lease.worker, now_s))
         if kind:
             self._awaited[kind - 1][lease.worker] = lease
+            if kind == 2:
+                insort(self._due, lease.due_s)
             heapq.heappush(self._latest[kind - 1], (-lease.due_s, lease.worker, now_s))
             heapq.heappush(self._latest[kind + 1], (-lease.deadline_at_s, lease.worker, now_s))
         self.round = replace(self.round, deadline_at_s=max(self.round.deadline_at_s, grant.deadline_at_s))
@@ -113,7 +123,9 @@ class PlannedRound:
         return now_s < self.round.deadline_at_s and self._num_awaited(now_s) > 0
 
     def _num_awaited(self, now_s: float) -> int:
-        return self._at_work[2] + (self._at_work[1] if now_s < self._patient_until_s else 0)
+        patience = self._patience(now_s)
+        proven = len(self._due) - bisect_right(self._due, now_s - patience.overdue_s)
+        return proven + (self._at_work[1] if now_s < patience.newcomers_until_s else 0)
 
     def view(self, worker: str | None, now_s: float) -> SampledRound:
         """What the policy is asked with for this worker."""
@@ -130,20 +142,25 @@ class PlannedRound:
             num_reported=len(self.reported),
             num_at_work=sum(self._at_work),
             num_awaited=self._num_awaited(now_s),
+            num_missing=self._at_work[1] + self._at_work[2],
         )  # fmt: skip
 
-    @property
-    def _patient_until_s(self) -> float:
+    def _patience(self, now_s: float) -> Patience:
         """As `Round.awaited` has it."""
         if len(self.reported) + len(self.late) < self._spec.min_updates or not self.reported:
-            return inf
-        is_outrun = self.round.number == 0 and len(self.reported) < self._at_work[1] + self._at_work[2]
+            return Patience()
+        counts = len(self.reported), self._at_work[1] + self._at_work[2]
         took_s = (self._marks["longest"].reported_s or 0.0) - self._marks["longest"].granted_s
-        return self._marks["first"].granted_s + patience_s(took_s, is_outrun, self.round.steps, self._spec)
+        return patience(self.round, self._marks["first"].granted_s, took_s, *counts, now_s, self._spec)
 
     def next_look_s(self, now_s: float) -> float:
         """When the decision may change although nobody reports."""
-        times = [self.round.deadline_at_s, self._patient_until_s]
+        patience = self._patience(now_s)
+        times = [self.round.deadline_at_s, patience.newcomers_until_s]
+        if self.reported:
+            times.append(self._marks["first"].granted_s + self._spec.deadline_floor_s)
+            first = bisect_right(self._due, now_s - patience.overdue_s)
+            times += [due_s + patience.overdue_s + ROUNDING_S for due_s in self._due[first : first + 1]]
         if self._ends:
             times.append(self._ends[0][0])
         return min((x for x in times if x > now_s), default=now_s + self.round.limit_s)
@@ -157,6 +174,8 @@ class PlannedRound:
             self._at_work[kind := _kind(lease)] -= 1
             if kind:
                 del self._awaited[kind - 1][lease.worker]
+            if kind == 2:
+                del self._due[bisect_left(self._due, lease.due_s)]
             self._dead.add((lease.worker, lease.granted_s))
 
     def _bury(self, now_s: float) -> None:

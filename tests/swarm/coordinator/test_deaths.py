@@ -206,3 +206,16 @@ def test_a_blob_that_the_coordinator_lost_is_waited_for(house, member):
     answer = house.ask("POST", "/v1/leases", json=member.request())
     assert answer.status_code == 503
     assert Problem.model_validate_json(answer.content).retry
+
+
+@pytest.mark.parametrize("away_s, left_s", [(4.0, 56.0), (55.0, 55.0), (90.0, 60.0)])
+def test_a_round_gets_the_time_back_in_which_no_coordinator_ran(new_house, away_s, left_s):
+    """The first worker that came back closed the round: its deadline had passed, and the others were late."""
+    house = new_house(**{"swarm.deadline_ceiling_s": 60.0, "swarm.deadline_floor_s": 1.0})
+    members = house.member(), house.member()
+    leases = [each.lease() for each in members]
+    house.now_s += away_s
+    house.restart()
+    members[0].send(leases[0], members[0].payload(leases[0]))
+    (round,) = house.ledger.open_rounds().values()
+    assert (round.number, round.deadline_at_s - house.now_s) == (0, left_s)

@@ -39,8 +39,10 @@ from made_rounds import PHASE, SPEC, a_round, worker
         (4, 0, 0, 30, "close", "all leases are in: 4 updates in"),
         (1, 0, 0, 30, "wait", "1 update in, min_updates = 2 needed, 30 s left to join"),
         (1, 0, 0, 60, "close", "all leases are in: 1 update in"),
-        (3, 1, 0, 59, "wait", "3 updates in, 1 at work, 1 s left"),
-        (3, 1, 0, 60, "close", "deadline passed with 3 updates in, 1 missing"),
+        (3, 1, 0, 41, "wait", "3 updates in, 1 at work, 19 s left"),
+        (3, 1, 0, 42, "close", "all leases are in: 3 updates in, 1 not waited for"),
+        (2, 2, 0, 59, "wait", "2 updates in, 2 at work, 1 s left"),
+        (2, 2, 0, 60, "close", "deadline passed with 2 updates in, 2 missing"),
         (1, 3, 0, 61, "extend", "deadline passed with 1 update in, min_updates = 2 needed"),
         (1, 3, 1, 61, "close", "deadline passed with 2 updates in (1 late), 3 missing"),
         (0, 2, 2, 61, "extend", "deadline passed with 2 updates in (2 late), one of this round needed"),
@@ -60,9 +62,11 @@ def test_a_round_closes_when_full_or_late_and_never_waits_for_the_dead(reported,
         ({"owed": 2}, 31, "close", "all leases are in: 2 updates in, 1 not waited for"),
         ({"delivered": 0}, 31, "wait", "2 updates in, 1 at work, 169 s left"),
         ({"delivered": 0}, 120, "close", "all leases are in: 2 updates in, 1 not waited for"),
-        ({"delivered": 1}, 120, "wait", "2 updates in, 1 at work, 80 s left"),
+        ({"delivered": 1}, 44, "wait", "2 updates in, 1 at work, 156 s left"),
+        ({"delivered": 1}, 45, "close", "all leases are in: 2 updates in, 1 not waited for"),
+        ({"delivered": 1, "due_s": 150.0}, 120, "wait", "2 updates in, 1 at work, 80 s left"),
     ],
-    ids=["who owes updates", "a newcomer", "a newcomer for long", "who delivered before"],
+    ids=["who owes updates", "a newcomer", "a newcomer for long", "who delivered before", "overdue", "slow but in time"],
 )
 def test_a_round_waits_for_those_who_deliver_and_a_while_for_newcomers(silent, now_s, action, reason):
     before = a_round(reported=2, silent=1)
@@ -90,6 +94,44 @@ def test_in_a_first_round_a_minority_that_may_have_trained_nothing_does_not_outr
     leases = [Lease(k, f"w{k}", 10, 0.0, 40.0, 60.0, reported_s if k < reported else None, 10) for k in range(6)]
     round = replace(a_round(), number=number, leases=tuple(leases))
     assert decide(round, now_s, SPEC.model_copy(update={"deadline_floor_s": 2.0})).action == action
+
+
+@pytest.mark.parametrize(
+    "reported, missing, closes_s, changes",
+    [
+        (9, 1, 41.5, {}),
+        (2, 1, 44.4, {}),
+        (2, 2, 60.0, {}),
+        (1, 3, 60.0, {}),
+        (9, 1, 50.0, {"deadline_floor_s": 50.0}),
+        (4, 1, 47.5, {"max_lag": 0}),
+        (9, 1, 60.0, {"min_updates": 10}),
+    ],
+    ids=["one of ten", "one of three", "half", "most", "a short round", "late ones are refused", "too few updates"],
+)
+def test_most_workers_wait_for_overdue_ones_only_while_late_updates_cost_more(reported, missing, closes_s, changes):
+    """All were due at 40 s. The deadline is at 60 s, and those that reported took 30 s."""
+    spec, before = SPEC.model_copy(update={"min_updates": 1, **changes}), a_round(reported, missing)
+    round = replace(before, leases=tuple(replace(x, delivered=1) for x in before.leases))
+    assert decide(round, closes_s - 0.1, spec).action == "wait"
+    assert decide(round, closes_s + 0.1, spec).action in ("close", "extend")
+
+
+def test_a_round_says_when_the_first_lease_will_be_overdue():
+    before = a_round(reported=9, silent=1)
+    round = replace(before, leases=tuple(replace(x, delivered=1) for x in before.leases))
+    assert round.overdue_at_s(31.0, SPEC) == 41.5
+    assert a_round(reported=1, silent=1).overdue_at_s(31.0, SPEC) == float("inf")
+
+
+@pytest.mark.parametrize("owed, steps", [(0, 10), (2, 7)])
+def test_a_worker_that_nobody_waits_for_gets_what_it_can_do_until_the_others_report(owed, steps):
+    """With more, it was a moment too late in every round."""
+    opened = [OpenPhase(PHASE, 1000, usual_steps_per_s=0.25)]
+    facts = replace(worker(speed=0.25), owed=owed, delivered=3)
+    grant = choose_work(facts, opened, {0: a_round(silent=2)}, 10.0, SPEC)
+    assert isinstance(grant, Grant)
+    assert grant.steps == steps
 
 
 def test_a_first_round_is_not_held_by_workers_that_owe_updates():

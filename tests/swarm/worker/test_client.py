@@ -37,7 +37,7 @@ def test_pauses_grow_to_a_bound_until_patience_ends():
         pytest.raises(CoordinatorUnreachable, match="can be reached"),
     ):
         client.status()
-    longest = [min(0.5 * 2**n, LONGEST_PAUSE_S) for n in range(len(time.pauses_s))]
+    longest = [min(0.5 * 1.5**n, LONGEST_PAUSE_S) for n in range(len(time.pauses_s))]
     assert len(longest) > 12
     assert all(most / 2 <= pause <= most for pause, most in zip(time.pauses_s, longest, strict=True))
     assert 600 - LONGEST_PAUSE_S <= time.now_s <= 600

@@ -28,6 +28,7 @@ from blocktrain.swarm.run_clock import RunClock
 from blocktrain.wire.safetensors import continue_block, encode_chunks
 
 TICK_S = 1.0  # between two looks when no request wakes the loop: deadlines pass without any
+SHORTEST_TICK_S = 0.05  # the same where a lease is soon overdue
 STOP_S = 5.0  # that a merge under way is waited for when the server stops
 UNWANTED_S = 3600.0  # until a blob or an upload that nothing needs is deleted
 UNWANTED_FULL_S = 300.0  # the same while storage is full
@@ -60,6 +61,7 @@ class CoordinatorLoop:
         self._turn = threading.Lock()
         self._pruned_s, self._first_tick_s = -math.inf, math.inf
         self._said_damaged, self._repair_s = set[str](), -math.inf
+        self._look_at_s = math.inf  # the next time that it looks without being woken
         self._shortage: str | None = None  # of storage, as it was last reported
         # As the dates of files are. If the machine's clock is set, no young file becomes an old one.
         self.wall_clock: Callable[[], float] = RunClock(0.0)
@@ -70,8 +72,13 @@ class CoordinatorLoop:
         """Wakes the loop if something is due by these facts."""
         now_s = self._clock()
         decisions = (decide(round, now_s, self._spec.swarm).action for round in standing.rounds.values())
-        if any(action != "wait" for action in decisions) or self._unopened(standing):
+        is_due = any(action != "wait" for action in decisions) or self._unopened(standing)
+        if is_due or self._overdue_at_s(standing, now_s) < self._look_at_s:
             self.due.set()
+
+    def pause_s(self) -> float:
+        """Until it looks again, if no request wakes it before."""
+        return min(TICK_S, max(0.0, self._look_at_s - self._clock()))
 
     def settle(self) -> None:
         """Does everything that is due now."""
@@ -107,7 +114,7 @@ class CoordinatorLoop:
                 if sentence != said:
                     say(f"error: {' '.join(sentence.split())}")
                 said = sentence
-            self.due.wait(TICK_S)
+            self.due.wait(self.pause_s())
 
     def _say_news(self, newest: int | None, say: Callable[[str], None]) -> int:
         """The events since the last time; at the start, none of those that are there."""
@@ -122,8 +129,11 @@ class CoordinatorLoop:
     def tick(self) -> None:
         """Opens the phases whose turn it is, extends or merges the rounds that are due."""
         with self._turn, own_blobs():
+            self._look_at_s = self._clock() + TICK_S  # also if something fails below
             standing = self._ledger.standing()
             now_s = self._now_s(standing)
+            if math.isinf(self._first_tick_s):
+                standing = self._forgiven(standing, now_s)
             self._tidy(now_s)
             self._repair(now_s)
             for round in standing.rounds.values():
@@ -133,6 +143,8 @@ class CoordinatorLoop:
                 elif decision.action == "close":
                     self._merge(round, decision.reason, now_s)
                     standing = self._ledger.standing()  # a phase may have ended
+            overdue_at_s = max(now_s + SHORTEST_TICK_S, self._overdue_at_s(standing, now_s))
+            self._look_at_s = min(self._look_at_s, overdue_at_s)
             for phase in self._unopened(standing):
                 self._open(phase, now_s)
                 self._bell.ring()
@@ -143,6 +155,21 @@ class CoordinatorLoop:
             moments_s = (s for x in standing.rounds.values() for s in (x.opened_s, *(y.granted_s for y in x.leases)))
             self._clock.not_before(max(moments_s, default=0.0))
         return self._clock()
+
+    def _overdue_at_s(self, standing: Standing, now_s: float) -> float:
+        """When the next awaited lease of a round is overdue: no request comes then."""
+        return min((x.overdue_at_s(now_s, self._spec.swarm) for x in standing.rounds.values()), default=math.inf)
+
+    def _forgiven(self, standing: Standing, now_s: float) -> Standing:
+        """Nobody could report while no coordinator ran: rounds whose workers are not taken for dead get that time back,
+        as far as any round may take so long. Workers that found nobody ask again within about as much."""
+        away_s = now_s - self._ledger.latest_moment_s()
+        for round in standing.rounds.values():
+            deadline_at_s = min(now_s + min(away_s, round.limit_s), round.ceiling_at_s)
+            if round.at_work(now_s) and deadline_at_s > round.deadline_at_s:
+                reason = f"a coordinator started, {away_s:.0f} s after the last news: deadline moved"
+                self._ledger.extend_round(round, deadline_at_s, reason)
+        return self._ledger.standing()
 
     def _unopened(self, standing: Standing) -> list[Phase]:
         """The phases whose turn it is and that no coordinator has opened."""

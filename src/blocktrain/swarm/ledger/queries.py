@@ -7,9 +7,10 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BindParameter, Table, and_, bindparam, func, insert, or_, select, true, update
+from sqlalchemy import BindParameter, Insert, Table, and_, bindparam, func, insert, or_, select, true, update
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.drivers.connection import Connection
@@ -110,6 +111,7 @@ _OPEN_AUDITS = select(t.audits.c.number, t.audits.c.update).where(t.audits.c.out
 _AUDITED = select(_OPEN_AUDITS.c.update)
 _AUDITS_SENT = select(t.audit_leases.c.payload).join(_OPEN_AUDITS, _OPEN_AUDITS.c.number == t.audit_leases.c.audit)
 
+FEW_ROWS = 32  # a statement for so many is kept, and compiled once
 ROWS = 1000  # that one statement inserts: no database allows endless parameters
 
 Change = Callable[[Round], Round]
@@ -203,7 +205,17 @@ def insert_event(connection: Connection, kind: str, text: str, now_s: float, dat
 def insert_all(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """In one statement, unless there are very many."""
     for start in range(0, len(rows), ROWS):
-        connection.execute(insert(table).values([dict(row) for row in rows[start : start + ROWS]]))
+        some = rows[start : start + ROWS]
+        values = {f"{name}_{at}": value for at, row in enumerate(some) for name, value in row.items()}
+        build = _few_rows if len(some) <= FEW_ROWS else _insert_of
+        connection.execute(build(table, tuple(some[0]), len(some)), values)
+
+
+def _insert_of(table: Table, names: Sequence[str], num_rows: int) -> Insert:
+    return insert(table).values([{name: bindparam(f"{name}_{at}") for name in names} for at in range(num_rows)])
+
+
+_few_rows = lru_cache(maxsize=256)(_insert_of)
 
 
 def insert_round(connection: Connection, round: Round, mark: str) -> None:

@@ -27,6 +27,12 @@ COORDINATOR_KEYS = select(t.coordinator_keys.c.public_key).order_by(
     t.coordinator_keys.c.added_s, t.coordinator_keys.c.public_key
 )
 TOKEN_OF = select(t.worker_tokens.c.token).where(t.worker_tokens.c.worker == bindparam("of_worker"))
+ADDED_TOKENS_OF = (
+    select(t.worker_tokens.c.worker, t.tokens.c.number)
+    .join(t.tokens, t.tokens.c.number == t.worker_tokens.c.token)
+    .where(t.worker_tokens.c.worker.in_(bindparam("workers", expanding=True)))
+    .where(t.tokens.c.role == "worker", t.tokens.c.name != OWN_INVITE)
+)
 TOKEN_NUMBER = select(t.tokens.c.number).where(t.tokens.c.sha256 == bindparam("of_sha256"))
 KEYS_OF_TOKEN = select(func.count(t.worker_tokens.c.worker)).where(t.worker_tokens.c.token == bindparam("of_token"))
 
@@ -162,14 +168,9 @@ class RegistryPart(LedgerPart):
     def participants(self, workers: Collection[str]) -> dict[str, str]:
         """Worker: to whom its key belongs. The keys of an access token that was added for somebody are one participant.
         Those of the run's own invite, which the operator's machines have, are one each."""
-        held, given = t.worker_tokens.c, t.tokens.c
-        query = (
-            select(held.worker, given.number)
-            .join(t.tokens, given.number == held.token)
-            .where(held.worker.in_(workers), given.role == "worker", given.name != OWN_INVITE)
-        )
         with self._reading() as connection:
-            added = {row.worker: f"token {row.number}" for row in connection.execute(query)}
+            rows = connection.execute(ADDED_TOKENS_OF, {"workers": list(workers)})
+            added = {row.worker: f"token {row.number}" for row in rows}
         return {worker: added.get(worker, worker) for worker in workers}
 
     def last_nonce(self, worker: str) -> int:

@@ -134,12 +134,12 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
     speed = _speed(worker, candidate.open, round)
     fewest_s = max(1.0, FEWEST_SHARE * round.steps) / speed
     pace_s = max(candidate.open.pace_s(round), fewest_s)
-    time_s = min(_time_left_s(round, () if held else others, candidate.open, now_s, spec), pace_s)
+    time_s = min(_time_left_s(worker, round, () if held else others, candidate.open, now_s, spec), pace_s)
     useful_s = JOIN_SHARE * min(round.steps / speed, pace_s, round.limit_s)
     if others and not own and time_s < useful_s:
         left = f"round {round.number} has {max(0.0, time_s):.1f} s left, joining is worth it from {useful_s:.1f} s on"
         return NoWork(f"{left}: waiting for the next", _retry_s(round, awaited, now_s))
-    in_time = speed * time_s + (WAITED_FOR_STEPS if others else 0.0)
+    in_time = speed * time_s + (WAITED_FOR_STEPS if others and not worker.owed else 0.0)
     steps = max(1, int(min(round.steps, in_time) + ROUNDING))
     return Grant(
         worker=worker.name,
@@ -188,15 +188,17 @@ def _speed(worker: WorkerFacts, open: OpenPhase, round: Round) -> float:
     return round.steps / (FILL_SHARE * round.limit_s)
 
 
-def _time_left_s(round: Round, others: Sequence[Lease], open: OpenPhase, now_s: float, spec: SwarmSpec) -> float:
+def _time_left_s(
+    worker: WorkerFacts, round: Round, others: Sequence[Lease], open: OpenPhase, now_s: float, spec: SwarmSpec
+) -> float:
     """Until the others should report, or one of the usual speed would have: a worker that joins keeps nobody waiting
-    but those that are, or claim to be, faster than usual. Longer if the round has too few updates, or was extended
-    because it had."""
+    but those that are, or claim to be, faster than usual. Not so long if the worker owes updates, since nobody waits
+    for it. Longer if the round has too few updates, or was extended because it had."""
     if not others:
         return FILL_SHARE * round.limit_s
     time_left_s = FILL_SHARE * (round.deadline_at_s - now_s)
     wanted = len(others) < spec.min_updates or round.deadline_at_s > max(x.deadline_at_s for x in others)
-    usual_s = open.pace_s(round) if open.usual_steps_per_s else 0.0
+    usual_s = open.pace_s(round) if open.usual_steps_per_s and not worker.owed else 0.0
     reported_at_s = max(*(x.due_s for x in others), min(x.granted_s for x in others) + usual_s)
     return time_left_s if wanted else min(time_left_s, reported_at_s - now_s)
 

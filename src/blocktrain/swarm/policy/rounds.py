@@ -17,7 +17,8 @@ from blocktrain.spec import Phase, RunSpec, SwarmSpec
 WINDOW = 32  # past rounds that a time limit is learned from
 MIN_SAMPLES = 3
 SLACK_SHARE = 0.5  # of the median: rounds that always took the same time may once take longer
-NEWCOMER_PATIENCE = 4.0  # times as long as the others took, a round waits for a worker that never delivered
+NEWCOMER_PATIENCE = 4.0  # times as long as the others took, a round may wait for a worker that never delivered
+LEAST_OVERDUE_SHARE = 0.05  # of the time that the others took, that every lease may be late
 LONGEST_LIMITS = 4.0  # from its first delivered lease on, no round waits longer, whatever others claim to be doing
 
 
@@ -146,20 +147,33 @@ class Round:
 
     def awaited(self, now_s: float, spec: SwarmSpec) -> tuple[Lease, ...]:
         """The leases at work that the round waits for. It does not wait for workers that owe updates. For workers that
-        never delivered it waits until it has enough updates and is a few times as old as the delivered leases took."""
-        few = len(self.reported) + len(self.late) < spec.min_updates
-        patient = few or now_s < self._patient_until_s(now_s, spec)
+        never delivered it waits until it has enough updates and is a few times as old as the delivered leases took,
+        and for the others until they are overdue."""
+        patience = self._patience(now_s, spec)
+        patient = now_s < patience.newcomers_until_s
         if now_s < self._first_dead_s:
-            return self._owing_nothing if patient else self._proven
-        return tuple(x for x in self.at_work(now_s) if not x.owed and (x.delivered or patient))
+            candidates = self._owing_nothing if patient else self._proven
+        else:
+            candidates = tuple(x for x in self.at_work(now_s) if not x.owed and (x.delivered or patient))
+        if patience.overdue_s == inf:
+            return candidates
+        return tuple(x for x in candidates if not x.delivered or now_s < x.due_s + patience.overdue_s)
 
-    def _patient_until_s(self, now_s: float, spec: SwarmSpec) -> float:
-        if not self.reported:
-            return inf
-        missing = self._owing_nothing if now_s < self._first_dead_s else self.at_work(now_s)
-        is_outrun = self.number == 0 and len(self.reported) < sum(not lease.owed for lease in missing)
+    def _patience(self, now_s: float, spec: SwarmSpec) -> Patience:
+        if not self.reported or len(self.reported) + len(self.late) < spec.min_updates:
+            return Patience()
         took_s = max((x.reported_s or 0.0) - x.granted_s for x in self.reported)
-        return min(x.granted_s for x in self.reported) + patience_s(took_s, is_outrun, self.steps, spec)
+        first_s, counts = min(x.granted_s for x in self.reported), (len(self.reported), self._num_missing(now_s))
+        return patience(self, first_s, took_s, *counts, now_s, spec)
+
+    def _num_missing(self, now_s: float) -> int:
+        """The leases at work whose workers owe nothing."""
+        return sum(not x.owed for x in self.at_work(now_s))
+
+    def overdue_at_s(self, now_s: float, spec: SwarmSpec) -> float:
+        """When the first of the awaited leases is overdue. Nobody asks for anything then."""
+        overdue_s = self._patience(now_s, spec).overdue_s
+        return min((x.due_s + overdue_s for x in self.awaited(now_s, spec) if x.delivered), default=inf)
 
     @property
     def ceiling_at_s(self) -> float:
@@ -192,14 +206,36 @@ class Round:
         return self if update in self.late else replace(self, late=(*self.late, update))
 
 
-def patience_s(took_s: float, is_outrun: bool, steps: int, spec: SwarmSpec) -> float:
-    """How long a round waits for workers that never delivered, if the delivered leases took so long. In the first round
-    nobody has shown its speed. A minority that reports first (`is_outrun`) may have trained one step of each lease: the
-    others then need as many times longer as a lease has steps. Or it may have trained nothing: less than the shortest
-    time of a round counts as that."""
-    if not is_outrun:
-        return max(spec.deadline_floor_s, NEWCOMER_PATIENCE * took_s)
-    return max(NEWCOMER_PATIENCE, (1 + SLACK_SHARE) * steps) * max(spec.deadline_floor_s, took_s)
+@dataclass(frozen=True)
+class Patience:
+    """For workers that never delivered until a moment, for the others so long after they are due."""
+
+    newcomers_until_s: float = inf
+    overdue_s: float = inf
+
+
+def patience(
+    round: Round, first_granted_s: float, took_s: float, reported: int, missing: int, now_s: float, spec: SwarmSpec
+) -> Patience:
+    """How long a round with enough updates waits for missing leases, if the delivered ones took so long: while the time
+    that the others lose is worth less than what the missing updates lose by being late. In the first round nobody has
+    shown its speed. A minority that reports first may have trained one step of each lease: the others then need as many
+    times longer as a lease has steps. Or it may have trained nothing: less than the shortest time of a round counts as
+    that."""
+    missing_share, floor_s = missing / reported, spec.deadline_floor_s
+    worth = _late_costs(spec) * missing_share  # of a lease's time, for each of those that wait
+    if round.number == 0 and missing_share > 1:
+        newcomers_s = max(NEWCOMER_PATIENCE, (1 + SLACK_SHARE) * round.steps) * max(floor_s, took_s)
+    else:
+        newcomers_s = max(floor_s, min(NEWCOMER_PATIENCE, 1 + NEWCOMER_PATIENCE * worth) * took_s)
+    waits_for_all = missing_share >= 1 or now_s < first_granted_s + floor_s
+    overdue_s = inf if waits_for_all else max(LEAST_OVERDUE_SHARE, worth) * took_s
+    return Patience(first_granted_s + newcomers_s, overdue_s)
+
+
+def _late_costs(spec: SwarmSpec) -> float:
+    """The share of an update that is lost if it is merged one round late."""
+    return 1 - float(2**-spec.staleness_exponent) if spec.max_lag else 1.0
 
 
 @dataclass(frozen=True)

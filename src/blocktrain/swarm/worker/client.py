@@ -39,7 +39,7 @@ from blocktrain.wire.messages import (
 from blocktrain.wire.people_messages import BanOrder, OrderReply, RollbackOrder
 
 Answer = TypeVar("Answer")
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGER = 0.5, 30.0, 1.5  # the next pause is so many times as long
 SEND_BYTES = 2**20  # of an upload, given to the socket at once
 FEW_BYTES = 4 * 2**20  # an upload up to this size is sent without asking first how much of it has arrived
 WAITING = {"Prefer": "wait=2"}  # the coordinator may wait 2 s for work before it answers; Ctrl-C waits as long
@@ -291,7 +291,7 @@ class CoordinatorClient:
                 self._failed(error)
             # Random, so that workers do not come back all at once; and none before the time the coordinator asked for.
             self._sleep(after_s + pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(LONGER * pause_s, LONGEST_PAUSE_S)
 
     def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {**self._headers, **options.pop("headers", {})}
