@@ -233,7 +233,10 @@ class Checker:
 
     def _first_report_s(self, phase: int, number: int) -> float:
         """The true time at which the first lease of the round that has reported was given; infinite if none has."""
-        query = "SELECT id, granted_s FROM leases WHERE phase = ? AND round = ? AND state = 'reported'"
+        query = (
+            "SELECT leases.id, granted_s FROM leases JOIN updates ON updates.lease = leases.id "
+            "WHERE leases.phase = ? AND leases.round = ? AND refused IS NULL"
+        )
         rows = self._reader.execute(query, (phase, number)).fetchall()
         return min((self._seen_s[id, granted_s] for id, granted_s in rows), default=float("inf"))
 
