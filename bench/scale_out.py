@@ -31,7 +31,7 @@ from blocktrain.spec import RunSpec, preset
 from blocktrain.swarm.ledger.ledger import Ledger
 from common import RESULTS, Document, Verdict, goal_lines, machine, markdown, portable, table, write_json
 from counting_proxy import CountingProxy
-from swarm_load import REQUESTS_AN_UPDATE, driven, load_row
+from swarm_load import driven, load_row
 from swarm_processes import CoordinatorProcess, run_id, running_coordinator
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the servers that tests use
@@ -41,6 +41,7 @@ STATEMENT = re.compile(rb"LOG:  (?:statement|execute[^:\n]*): ([A-Za-z]+)")
 WRITING = ("INSERT", "UPDATE", "DELETE")
 IDLE_S = 5.0
 WORKS = ("leases", "updates")
+REQUESTS = 2  # for one update: the lease, and the update with its notice
 MOST_WRITES = 10  # statements that write, for one update: the goal
 
 
@@ -126,7 +127,7 @@ def counted(case: Case, proxy: CountingProxy, folder: Path) -> dict[str, Any]:
         "coordinators": case.coordinators,
         "clients": case.clients,
         "merged_updates": merged,
-        "requests": (1 + REQUESTS_AN_UPDATE) * case.clients,
+        "requests": REQUESTS * case.clients,
         "payload_bytes": row["payload_bytes"],
         "statements": max(0, round(statements.total() - idle_per_s * window_s)),
         "writing_statements": sum(statements[word] for word in WRITING),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 from weakref import WeakSet
 
-from blocktrain.swarm.coordinator.blobs import BLOBS, Blobs, Data
+from blocktrain.swarm.coordinator.blobs import BLOBS, Blobs, Data, Uploaded
 from blocktrain.swarm.ledger.chain import HEAD_FILE
 from blocktrain.swarm.ledger.database import LOCK_TIMEOUT_S, Database
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -139,6 +139,11 @@ class SimBlobs(Blobs):
             self._disk.require_room()
         super()._put_part(key, part)
         self._disk.wrote(key, synced=False, at_s=self._wall())
+
+    def whole(self, part: BinaryIO) -> Uploaded:
+        with self._storage():
+            self._disk.require_room()
+        return super().whole(part)
 
     def _renamed(self, path: Path, inode: int, key: str) -> bool:
         is_renamed = super()._renamed(path, inode, key)

@@ -411,3 +411,27 @@ def test_a_bucket_that_refuses_a_wrong_clock_says_to_set_it(bucket, monkeypatch)
         with pytest.raises(StorageError, match=r"server's time is too large: set the clock of this machine"):
             Blobs(bucket).put(DATA)
         server.shutdown()
+
+
+def test_a_bucket_is_asked_once_for_a_size_and_again_when_the_blob_is_gone(bucket, monkeypatch):
+    blobs, sizes = Blobs(bucket), list[str]()
+    asked = blobs._size
+    monkeypatch.setattr(blobs, "_size", lambda key: sizes.append(key) or asked(key))
+    sha256 = blobs.put(DATA)
+    assert [blobs.size(sha256), blobs.whole_size(sha256), len(sizes)] == [len(DATA), len(DATA), 1]
+    Blobs(bucket).delete(sha256)  # by another coordinator
+    with pytest.raises(BlobError):
+        blobs.get(sha256)
+    with pytest.raises(BlobError):
+        blobs.size(sha256)
+
+
+def test_an_upload_in_one_request_becomes_the_blob_and_leaves_no_part(blobs):
+    with blobs.receiving() as part:
+        part.write(DATA)
+        upload = blobs.whole(part)
+        assert upload.data == DATA
+        assert not blobs.exists(SHA256)
+        blobs.keep(upload, SHA256)
+    assert blobs.get(SHA256) == DATA
+    assert blobs.used_bytes() == len(DATA)

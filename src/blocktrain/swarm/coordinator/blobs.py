@@ -56,7 +56,7 @@ _FileState = tuple[int, int, int]  # bytes, nanoseconds of the last write, inode
 class Uploaded:
     """What has arrived of an upload."""
 
-    id: str
+    id: str | None  # of what is stored of it; None if it came in one request
     data: memoryview
     file: tuple[Path, int] | None  # a file with all of it, and its inode: it can become the blob as it is
 
@@ -70,6 +70,7 @@ class Blobs:
         self.where = str(url_or_path)
         self._folder = _local_folder(url_or_path)
         self._checked: dict[str, _FileState | None] = {}  # the state of each file when its bytes were checked
+        self._sizes: dict[str, int] = {}  # of blobs in a bucket: every lease names some, and asking takes a request
         self.damaged: set[str] = set()  # blobs that were found damaged when they were read
         self._mapped: WeakValueDictionary[tuple[str, _FileState | None], mmap] = (
             WeakValueDictionary()
@@ -198,8 +199,13 @@ class Blobs:
                     yield chunk
 
     def size(self, sha256: str) -> int:
+        if (known := self._sizes.get(sha256)) is not None:
+            return known
         with self._reading(sha256):
-            return self._size(_key(sha256))
+            num_bytes = self._size(_key(sha256))
+        if self.is_bucket:
+            self._sizes[sha256] = num_bytes
+        return num_bytes
 
     def whole_size(self, sha256: str) -> int:
         """Of the blob that the name stands for: a file that was cut off is found damaged, as by `get`."""
@@ -230,6 +236,7 @@ class Blobs:
     def delete(self, sha256: str) -> None:
         """Deleting a blob that is not there is no error: it may be the second try."""
         self._checked.pop(sha256, None)
+        self._sizes.pop(sha256, None)
         self._delete(_key(sha256))
 
     def iterate(self, before_s: float | None = None) -> Iterator[str]:
@@ -301,12 +308,21 @@ class Blobs:
             file = (path, path.stat().st_ino) if path is not None else None
             return Uploaded(upload_id, self._bytes(keys[0]), file)
 
+    def whole(self, part: BinaryIO) -> Uploaded:
+        """A whole upload that came in one request: a file of `receiving`, which must still be open when it is kept."""
+        with self._storage():
+            part.flush()
+            data = mapped_file(part)
+            file = None if self._folder is None else (Path(part.name), os.fstat(part.fileno()).st_ino)
+            return Uploaded(None, data, file)
+
     def keep(self, upload: Uploaded, sha256: str) -> None:
         """The upload becomes the blob of this name, which its bytes were checked against."""
         if not (upload.file and self._renamed(*upload.file, _key(sha256))):
             self._write(_key(sha256), [upload.data])
         self._note(sha256)
-        self.discard(upload.id)
+        if upload.id is not None:
+            self.discard(upload.id)
 
     def _renamed(self, path: Path, inode: int, key: str) -> bool:
         """Whether the file is the blob now, and still the one that was checked: then no second write is needed."""
@@ -406,6 +422,7 @@ class Blobs:
             try:
                 yield
             except FileNotFoundError:
+                self._sizes.pop(sha256, None)
                 raise BlobError(
                     f"blob {sha256} is not in {self.where}: restore it from a copy, or have it uploaded again"
                 ) from None
