@@ -41,7 +41,8 @@ STATEMENT = re.compile(rb"LOG:  (?:statement|execute[^:\n]*): ([A-Za-z]+)")
 WRITING = ("INSERT", "UPDATE", "DELETE")
 IDLE_S = 5.0
 WORKS = ("leases", "updates")
-REQUESTS = 2  # for one update: the lease, and the update with its notice
+REQUESTS = {"updates": 2, "updates in parts": 4}  # for one update, with its lease
+WAYS = {"updates": "in one request", "updates in parts": "in parts"}
 MOST_WRITES = 10  # statements that write, for one update: the goal
 
 
@@ -110,8 +111,9 @@ def measured(case: Case, seconds: float, folder: Path) -> dict[str, Any]:
     return {"coordinators": case.coordinators, "clients": case.clients, "merged_updates": merged, "rows": seen}
 
 
-def counted(case: Case, proxy: CountingProxy, folder: Path) -> dict[str, Any]:
-    """One round of so many updates, with every statement in PostgreSQL's log. Nothing is timed."""
+def counted(case: Case, work: str, proxy: CountingProxy, folder: Path) -> dict[str, Any]:
+    """One round of so many updates, which come as small or as large ones do, with every statement in PostgreSQL's log.
+    Nothing is timed."""
     spec = spec_for(case.clients)
     with coordinators(spec, case.coordinators, folder) as (processes, ledger), _logging_statements() as log:
         log_before, began_s = log.stat().st_size, time.monotonic()
@@ -119,15 +121,16 @@ def counted(case: Case, proxy: CountingProxy, folder: Path) -> dict[str, Any]:
         idle_per_s = _statements(log, log_before).total() / (time.monotonic() - began_s)
         proxy_before, rows_before = proxy.read(), _rows(ledger)
         log_before, began_s = log.stat().st_size, time.monotonic()
-        [row] = _driven(spec, processes, case.clients, 0.0, ("updates",))
+        [row] = _driven(spec, processes, case.clients, 0.0, (work,))
         statements, window_s = _statements(log, log_before), time.monotonic() - began_s
         merged = _merged(ledger, case.clients)
         bucket, added = proxy.read(), _rows(ledger) - rows_before
     return {
         "coordinators": case.coordinators,
         "clients": case.clients,
+        "work": work,
         "merged_updates": merged,
-        "requests": REQUESTS * case.clients,
+        "requests": REQUESTS[work] * case.clients,
         "payload_bytes": row["payload_bytes"],
         "statements": max(0, round(statements.total() - idle_per_s * window_s)),
         "writing_statements": sum(statements[word] for word in WRITING),
@@ -226,7 +229,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     with servers() as proxy, tempfile.TemporaryDirectory() as folder:
         numbers = (1,) if options.quick else (1, 2)
         cases = [Case(number, size) for size in sizes for number in numbers]
-        counts = [counted(Case(n, counted_clients), proxy, Path(folder) / f"count-{n}") for n in numbers]
+        counts = [
+            counted(Case(n, counted_clients), work, proxy, Path(folder) / f"count-{n}-{work}")
+            for work in (list(WAYS)[:1] if options.quick else WAYS)
+            for n in numbers
+        ]
         rates = [
             measured(case, options.seconds, Path(folder) / f"{case.coordinators}-{case.clients}") for case in cases
         ]
@@ -267,12 +274,21 @@ def section(document: Document) -> str:
 
 
 def _counts_table(document: Document) -> tuple[list[str], list[list[str]]]:
-    head = ["coordinators", "updates in the round", "HTTP requests", "SQL statements", "of them writing", "rows"]
+    head = [
+        "coordinators",
+        "updates in the round",
+        "an update comes",
+        "HTTP requests",
+        "SQL statements",
+        "of them writing",
+        "rows",
+    ]
     head += ["bucket requests", "bucket bytes in"]
     return head, [
         [
             str(each["coordinators"]),
             str(each["clients"]),
+            WAYS[each["work"]],
             *(
                 f"{each[name] / each['clients']:.1f}"
                 for name in ("requests", "statements", "writing_statements", "rows")

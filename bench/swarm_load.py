@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,19 @@ class Driven:
         path = f"/v1/updates?notice={len(notice)}"
         await self.connection.ask("PUT", path, notice + payload, "application/octet-stream")
 
+    async def hand_in_parts(self, lease: TrainLease, payload: bytes) -> None:
+        """As a worker does with a large update, here with one part: how much is there, the bytes, the notice."""
+        blob = Blob(sha256=hashlib.sha256(payload).hexdigest(), num_bytes=len(payload))
+        path = f"/v1/leases/{lease.lease}/uploads/{blob.sha256}"
+        await self.connection.ask("GET", path)
+        where = f"{path}?offset=0&size={len(payload)}"
+        await self.connection.ask("PUT", where, payload, "application/octet-stream")
+        notice = self.member.notice(lease, blob)
+        await self.connection.ask("POST", "/v1/updates", notice.model_dump_json().encode())
+
 
 Work = Callable[[Sequence[Driven], RunSpec, "Session"], Awaitable[dict[str, Any]]]
+HandIn = Callable[[Driven, TrainLease, bytes], Awaitable[None]]
 
 
 async def drive(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +171,9 @@ async def _reopened(clients: Sequence[Driven]) -> None:
         await client.connection.reopen()
 
 
-async def _updates(clients: Sequence[Driven], spec: RunSpec, session: Session) -> dict[str, Any]:
+async def _updates(
+    clients: Sequence[Driven], spec: RunSpec, session: Session, hand_in: HandIn = Driven.hand_in
+) -> dict[str, Any]:
     """Each client hands in one update, all of them at once; the last one in is answered when the round is merged."""
     before = phase_tensors(spec)
     seeds = [int(client.member.id[:8], 16) for client in clients]  # other processes send other bytes
@@ -168,7 +182,7 @@ async def _updates(clients: Sequence[Driven], spec: RunSpec, session: Session) -
     leases = await asyncio.gather(*map(Driven.lease, clients))
     await _reopened(clients)
     session.begin()
-    await asyncio.gather(*(session.timed(work) for work in map(Driven.hand_in, clients, leases, payloads)))
+    await asyncio.gather(*(session.timed(work) for work in map(hand_in, clients, leases, payloads)))
     return session.seen(payload_bytes=len(payloads[0]))
 
 
@@ -177,6 +191,7 @@ WORK: dict[str, Work] = {
     "health": _again_and_again(Driven.ask_health),
     "leases": _again_and_again(Driven.lease),  # a worker has one a round: asking again renews it
     "updates": _updates,
+    "updates in parts": partial(_updates, hand_in=Driven.hand_in_parts),
 }
 
 
