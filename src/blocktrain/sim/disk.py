@@ -202,7 +202,7 @@ class SimLedger(Ledger):
         self._between, self._disk = between, disk
         self._reading, self._writing = self._read, self._write
 
-    def _read(self) -> AbstractContextManager[Connection]:
+    def _read(self, single: bool = False) -> AbstractContextManager[Connection]:
         self._between()
         return self.database.quick_reading()
 
