@@ -21,6 +21,7 @@ from blocktrain.cli.console import counted, say
 from blocktrain.cli.options import use_threads
 from blocktrain.cli.shared.address_file import write_address
 from blocktrain.errors import ConfigError
+from blocktrain.io.allocator import keep_some_memory
 from blocktrain.logs import visible
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ async def answer_http(pipeline: Pipeline, settings: GatewaySettings, front: Fron
     from blocktrain.serve.gateway.app import build_gateway
 
     use_threads(1)
+    keep_some_memory()
     host, port = front.listener.getsockname()[:2]
     url = f"{'https' if front.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
     app = build_gateway(pipeline, settings)
