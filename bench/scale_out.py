@@ -3,9 +3,10 @@ PostgreSQL and a real S3 server; hundreds of connections ask for leases and hand
 the coordinators. Beside the rates, which depend on the machine, everything that does not is counted on the way: SQL
 statements in PostgreSQL's log, rows in its tables, requests and bytes in a proxy before the bucket.
 
-    python bench/scale_out.py [--clients 200,2000] [--seconds 10] [--busy]
+    python bench/scale_out.py [--clients 200,2000] [--seconds 10] [--busy] [--more]
 
-`--busy` says that other work ran beside it: the page then shows counts and CPU ratios, and no rates."""
+Each row is written to the result file when it is measured. `--busy` says that other work ran beside it: the page then
+shows counts and CPU ratios, and no rates."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from blocktrain.spec import RunSpec, preset
 from blocktrain.swarm.ledger.ledger import Ledger
-from common import RESULTS, Document, Verdict, goal_lines, machine, markdown, portable, table, write_json
+from common import RESULTS, Document, Verdict, goal_lines, machine, markdown, portable, read_json, table, write_json
 from counting_proxy import CountingProxy
 from swarm_load import driven, load_row
 from swarm_processes import CoordinatorProcess, run_id, running_coordinator
@@ -224,23 +225,21 @@ def _rows(ledger_url: str) -> Counter[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
-    sizes = [] if options.quick else [int(number) for number in options.clients.split(",")]
+    sizes = [] if options.quick else [int(number) for number in options.clients.split(",") if number]
     counted_clients = 4 if options.quick else 20
-    document: dict[str, Any] = {
-        "machine": machine(),
-        "busy": options.busy,
-        "spec": portable(spec_for(counted_clients)),
-        "counts": [],
-        "rates": [],
-    }
+    path = options.out / "scale_out.json"
+    about = {"machine": machine(), "busy": options.busy, "spec": portable(spec_for(counted_clients))}
+    document: dict[str, Any] = about | {"counts": [], "rates": []}
+    if options.more:
+        document |= {part: rows for part, rows in read_json(path).items() if part in ("counts", "rates")}
 
     def keep(part: str, row: dict[str, Any]) -> None:
         document[part].append(row | {"load": os.getloadavg()[0]})
-        write_json(options.out / "scale_out.json", document)
+        write_json(path, document)
 
     with servers() as proxy, tempfile.TemporaryDirectory() as name:
         numbers, folder = (1,) if options.quick else (1, 2), Path(name)
-        for work in list(WAYS)[:1] if options.quick else WAYS:
+        for work in () if options.more else list(WAYS)[:1] if options.quick else WAYS:
             for number in numbers:
                 case = Case(number, counted_clients)
                 keep("counts", counted(case, work, proxy, folder / f"count-{number}-{work}"))
@@ -254,6 +253,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", default="200,2000", help="numbers of connections, with commas")
     parser.add_argument("--seconds", type=float, default=10.0, help="of asking for leases, in each case")
     parser.add_argument("--busy", action="store_true", help="other work runs beside it: show no rates")
+    parser.add_argument("--more", action="store_true", help="adds the rates of these clients to the result file")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--quick", action="store_true", help="one coordinator counts the updates of a few clients")
     return parser.parse_args(argv)
@@ -264,9 +264,10 @@ def section(document: Document) -> str:
     intro = (
         "## Several coordinators\n\n"
         "One run of the preset `tiny` on one PostgreSQL and one bucket (SeaweedFS), both on the same machine as the "
-        "coordinators and their clients: all of them share its cores. Clients are divided among the coordinators; each asks for a lease and hands "
-        "in one update; one merge makes a version of all of them. Everything is counted per update, with the share of "
-        "the merge in it. Statements that idle coordinators send, which look for work of others, are subtracted.\n\n"
+        "coordinators and their clients: all of them share its cores. Clients are divided among the coordinators; each "
+        "asks for a lease and hands in one update; one merge makes a version of all of them. Everything is "
+        "counted per update, with the share of the merge in it. Statements that idle coordinators send, which look "
+        "for work of others, are subtracted.\n\n"
     )
     load = busy if document["busy"] else ""
     parts = [markdown(*_counts_table(document)), load + markdown(*_rates_table(document))]
