@@ -3,9 +3,10 @@ PostgreSQL and a real S3 server; hundreds of connections ask for leases and hand
 the coordinators. Beside the rates, which depend on the machine, everything that does not is counted on the way: SQL
 statements in PostgreSQL's log, rows in its tables, requests and bytes in a proxy before the bucket.
 
-    python bench/scale_out.py [--clients 200,2000] [--seconds 10] [--busy]
+    python bench/scale_out.py [--clients 200,2000] [--seconds 10] [--busy] [--more]
 
-`--busy` says that other work ran beside it: the page then shows counts and CPU ratios, and no rates."""
+Each row is written to the result file when it is measured. `--busy` says that other work ran beside it: the page then
+shows counts and CPU ratios, and no rates."""
 
 from __future__ import annotations
 
@@ -29,9 +30,20 @@ from sqlalchemy import create_engine, make_url, text
 
 from blocktrain.spec import RunSpec, preset
 from blocktrain.swarm.ledger.ledger import Ledger
-from shared.experiment import RESULTS, Document, Verdict, goal_lines, machine, markdown, portable, table, write_json
+from shared.experiment import (
+    RESULTS,
+    Document,
+    Verdict,
+    goal_lines,
+    machine,
+    markdown,
+    portable,
+    read_json,
+    table,
+    write_json,
+)
 from swarms.counting_proxy import CountingProxy
-from swarms.load import REQUESTS_AN_UPDATE, driven, load_row
+from swarms.load import driven, load_row
 from swarms.processes import CoordinatorProcess, run_id, running_coordinator
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the servers that tests use
@@ -41,6 +53,8 @@ STATEMENT = re.compile(rb"LOG:  (?:statement|execute[^:\n]*): ([A-Za-z]+)")
 WRITING = ("INSERT", "UPDATE", "DELETE")
 IDLE_S = 5.0
 WORKS = ("leases", "updates")
+REQUESTS = {"updates": 2, "updates in parts": 4}  # for one update, with its lease
+WAYS = {"updates": "in one request", "updates in parts": "in parts"}
 MOST_WRITES = 10  # statements that write, for one update: the goal
 
 
@@ -109,8 +123,9 @@ def measured(case: Case, seconds: float, folder: Path) -> dict[str, Any]:
     return {"coordinators": case.coordinators, "clients": case.clients, "merged_updates": merged, "rows": seen}
 
 
-def counted(case: Case, proxy: CountingProxy, folder: Path) -> dict[str, Any]:
-    """One round of so many updates, with every statement in PostgreSQL's log. Nothing is timed."""
+def counted(case: Case, work: str, proxy: CountingProxy, folder: Path) -> dict[str, Any]:
+    """One round of so many updates, which come as small or as large ones do, with every statement in PostgreSQL's log.
+    Nothing is timed."""
     spec = spec_for(case.clients)
     with coordinators(spec, case.coordinators, folder) as (processes, ledger), _logging_statements() as log:
         log_before, began_s = log.stat().st_size, time.monotonic()
@@ -118,15 +133,16 @@ def counted(case: Case, proxy: CountingProxy, folder: Path) -> dict[str, Any]:
         idle_per_s = _statements(log, log_before).total() / (time.monotonic() - began_s)
         proxy_before, rows_before = proxy.read(), _rows(ledger)
         log_before, began_s = log.stat().st_size, time.monotonic()
-        [row] = _driven(spec, processes, case.clients, 0.0, ("updates",))
+        [row] = _driven(spec, processes, case.clients, 0.0, (work,))
         statements, window_s = _statements(log, log_before), time.monotonic() - began_s
         merged = _merged(ledger, case.clients)
         bucket, added = proxy.read(), _rows(ledger) - rows_before
     return {
         "coordinators": case.coordinators,
         "clients": case.clients,
+        "work": work,
         "merged_updates": merged,
-        "requests": (1 + REQUESTS_AN_UPDATE) * case.clients,
+        "requests": REQUESTS[work] * case.clients,
         "payload_bytes": row["payload_bytes"],
         "statements": max(0, round(statements.total() - idle_per_s * window_s)),
         "writing_statements": sum(statements[word] for word in WRITING),
@@ -169,7 +185,7 @@ def together(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _merged(ledger_url: str, clients: int, patience_s: float = 120.0) -> int:
+def _merged(ledger_url: str, clients: int, patience_s: float = 900.0) -> int:
     """The updates that went into the version, when the round is merged."""
     give_up_s = time.monotonic() + patience_s
     with closing(Ledger(ledger_url)) as ledger:
@@ -220,24 +236,26 @@ def _rows(ledger_url: str) -> Counter[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
-    sizes = [] if options.quick else [int(number) for number in options.clients.split(",")]
+    sizes = [] if options.quick else [int(number) for number in options.clients.split(",") if number]
     counted_clients = 4 if options.quick else 20
-    with servers() as proxy, tempfile.TemporaryDirectory() as folder:
-        numbers = (1,) if options.quick else (1, 2)
-        cases = [Case(number, size) for size in sizes for number in numbers]
-        counts = [counted(Case(n, counted_clients), proxy, Path(folder) / f"count-{n}") for n in numbers]
-        rates = [
-            measured(case, options.seconds, Path(folder) / f"{case.coordinators}-{case.clients}") for case in cases
-        ]
-    document = {
-        "machine": machine(),
-        "busy": options.busy,
-        "load_average": os.getloadavg(),
-        "spec": portable(spec_for(counted_clients)),
-        "counts": counts,
-        "rates": rates,
-    }
-    write_json(options.out / "scale_out.json", document)
+    path = options.out / "scale_out.json"
+    about = {"machine": machine(), "busy": options.busy, "spec": portable(spec_for(counted_clients))}
+    document: dict[str, Any] = about | {"counts": [], "rates": []}
+    if options.more:
+        document |= {part: rows for part, rows in read_json(path).items() if part in ("counts", "rates")}
+
+    def keep(part: str, row: dict[str, Any]) -> None:
+        document[part].append(row | {"load": os.getloadavg()[0]})
+        write_json(path, document)
+
+    with servers() as proxy, tempfile.TemporaryDirectory() as name:
+        numbers, folder = (1,) if options.quick else (1, 2), Path(name)
+        for work in () if options.more else list(WAYS)[:1] if options.quick else WAYS:
+            for number in numbers:
+                case = Case(number, counted_clients)
+                keep("counts", counted(case, work, proxy, folder / f"count-{number}-{work}"))
+        for case in (Case(number, size) for size in sizes for number in numbers):
+            keep("rates", measured(case, options.seconds, folder / f"{case.coordinators}-{case.clients}"))
     print(table(*_counts_table(document)), table(*_rates_table(document)), sep="\n")
 
 
@@ -246,6 +264,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", default="200,2000", help="numbers of connections, with commas")
     parser.add_argument("--seconds", type=float, default=10.0, help="of asking for leases, in each case")
     parser.add_argument("--busy", action="store_true", help="other work runs beside it: show no rates")
+    parser.add_argument("--more", action="store_true", help="adds the rates of these clients to the result file")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--quick", action="store_true", help="one coordinator counts the updates of a few clients")
     return parser.parse_args(argv)
@@ -256,9 +275,10 @@ def section(document: Document) -> str:
     intro = (
         "## Several coordinators\n\n"
         "One run of the preset `tiny` on one PostgreSQL and one bucket (SeaweedFS), both on the same machine as the "
-        "coordinators and their clients. Clients are divided among the coordinators; each asks for a lease and hands "
-        "in one update; one merge makes a version of all of them. Everything is counted per update, with the share of "
-        "the merge in it. Statements that idle coordinators send, which look for work of others, are subtracted.\n\n"
+        "coordinators and their clients: all of them share its cores. Clients are divided among the coordinators; each "
+        "asks for a lease and hands in one update; one merge makes a version of all of them. Everything is "
+        "counted per update, with the share of the merge in it. Statements that idle coordinators send, which look "
+        "for work of others, are subtracted.\n\n"
     )
     load = busy if document["busy"] else ""
     parts = [markdown(*_counts_table(document)), load + markdown(*_rates_table(document))]
@@ -266,12 +286,21 @@ def section(document: Document) -> str:
 
 
 def _counts_table(document: Document) -> tuple[list[str], list[list[str]]]:
-    head = ["coordinators", "updates in the round", "HTTP requests", "SQL statements", "of them writing", "rows"]
+    head = [
+        "coordinators",
+        "updates in the round",
+        "an update comes",
+        "HTTP requests",
+        "SQL statements",
+        "of them writing",
+        "rows",
+    ]
     head += ["bucket requests", "bucket bytes in"]
     return head, [
         [
             str(each["coordinators"]),
             str(each["clients"]),
+            WAYS[each["work"]],
             *(
                 f"{each[name] / each['clients']:.1f}"
                 for name in ("requests", "statements", "writing_statements", "rows")

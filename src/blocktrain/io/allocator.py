@@ -21,9 +21,16 @@ def keep_freed_memory() -> None:
     _set({_MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**30})
 
 
+def keep_some_memory() -> None:
+    """For serving: each traversal needs megabytes for a moment, as the one before did. What is freed beyond a hundred
+    of them is returned."""
+    _set({_MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**27})
+
+
 def keep_little_memory() -> None:
-    """For a service. By default glibc has one heap per thread, and each keeps its freed memory, so memory would grow
-    with the number of concurrent updates. Here all threads share two heaps, and large freed pieces are returned."""
+    """For a coordinator. By default glibc has one heap per thread, and each keeps its freed memory, so memory would
+    grow with the number of concurrent updates. Here all threads share two heaps, and large freed pieces are
+    returned."""
     _set({_ARENA_MAX: 2, _MMAP_THRESHOLD: 2**20, _TRIM_THRESHOLD: 2**20})
 
 

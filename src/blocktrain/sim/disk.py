@@ -140,6 +140,10 @@ class SimFolder(Folder):
         super().keep_received(key, received)
         self._disk.wrote(key, synced=False, at_s=self._wall())
 
+    def arrived(self, file: BinaryIO) -> tuple[str, int] | None:
+        self._disk.require_room()
+        return super().arrived(file)
+
     def rename(self, key: str, inode: int, new_key: str) -> bool:
         is_renamed = super().rename(key, inode, new_key)
         if is_renamed:
@@ -198,7 +202,7 @@ class SimLedger(Ledger):
         self._between, self._disk = between, disk
         self._reading, self._writing = self._read, self._write
 
-    def _read(self) -> AbstractContextManager[Connection]:
+    def _read(self, single: bool = False) -> AbstractContextManager[Connection]:
         self._between()
         return self.database.quick_reading()
 

@@ -36,7 +36,9 @@ COMPARE_EVERY = 6  # changes of the ledger
 
 VERSIONS = "SELECT block, version, sha256, phase, round FROM versions ORDER BY block, version"
 ROUNDS = "SELECT phase, number, step_start, opened_s, limit_s, deadline_s, closed_s FROM rounds ORDER BY phase, number"
-LEASES = "SELECT id, phase, round, shard, worker, granted_s, deadline_s, state FROM leases ORDER BY granted_s, id"
+HAS_REPORTED = "EXISTS (SELECT 1 FROM updates WHERE lease = leases.id AND refused IS NULL)"
+STATE = f"CASE WHEN {HAS_REPORTED} THEN 'reported' ELSE state END"
+LEASES = f"SELECT id, phase, round, shard, worker, granted_s, deadline_s, {STATE} FROM leases ORDER BY granted_s, id"
 UPDATES = "SELECT id, lease, phase, merged_phase, merged_round, refused FROM updates ORDER BY number"
 
 
@@ -233,7 +235,7 @@ class Checker:
 
     def _first_report_s(self, phase: int, number: int) -> float:
         """The true time at which the first lease of the round that has reported was given; infinite if none has."""
-        query = "SELECT id, granted_s FROM leases WHERE phase = ? AND round = ? AND state = 'reported'"
+        query = f"SELECT id, granted_s FROM leases WHERE phase = ? AND round = ? AND {HAS_REPORTED}"
         rows = self._reader.execute(query, (phase, number)).fetchall()
         return min((self._seen_s[id, granted_s] for id, granted_s in rows), default=float("inf"))
 

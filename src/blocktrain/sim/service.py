@@ -122,7 +122,7 @@ def _take_whole(coordinator: Coordinator, delivery: Delivery) -> httpx.Response:
     coordinator.intake.expect(notice.lease, announced - num_bytes, announced - num_bytes, token)
     with coordinator.blobs.receiving() as part:
         part.write(delivery.body[num_bytes:])
-        return _json(coordinator.whole_update(notice, part, token))
+        return _json(coordinator.update(notice, part))
 
 
 def _received(coordinator: Coordinator, delivery: Delivery, lease: str, sha256: str) -> int:

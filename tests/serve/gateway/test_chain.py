@@ -7,7 +7,11 @@ from dataclasses import replace
 
 import httpx
 import pytest
+import torch
 
+from blocktrain.cli.shared.gateway import Front, answer_http
+from blocktrain.http.limits import HttpLimits
+from blocktrain.http.server import LOOPBACK, listening
 from blocktrain.serve.chain.pipeline import Pipeline
 from blocktrain.serve.gateway.app import GatewaySettings, build_gateway
 
@@ -83,3 +87,24 @@ def test_where_blocks_may_be_missing_a_lost_stage_is_no_failure(serve):
         return [health.json()["status"], health.status_code, answer.json()["blocktrain"]["degraded"]]
 
     assert asyncio.run(health()) == ["degraded", 200, True]
+
+
+def test_a_gateway_computes_with_one_thread(serve, monkeypatch):
+    """Torch's threads wait busily, which would take processor time from the stages of the same machine."""
+    threads, before = list[int](), torch.get_num_threads()
+
+    async def served(*_: object, **__: object) -> None:
+        threads.append(torch.get_num_threads())
+
+    async def answered() -> None:
+        async with serve.chain_of([serve.segment_of("stacked", span) for span in SPANS]) as pipeline:
+            with listening(LOOPBACK, 0, "nobody") as listener:
+                await answer_http(pipeline, GatewaySettings(), Front(listener, None, HttpLimits(), None))
+
+    monkeypatch.setattr("blocktrain.http.server.serve_until_cancelled", served)
+    try:
+        torch.set_num_threads(2)
+        asyncio.run(answered())
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [1]

@@ -328,3 +328,27 @@ def test_an_upload_that_a_kill_kept_from_being_kept_is_there_still_as_it_was_or_
         blobs.delete(SHA256)
         if not was_killed:
             break
+
+
+def test_a_bucket_is_asked_once_for_a_size_and_again_when_the_blob_is_gone(bucket, monkeypatch):
+    blobs, sizes = Blobs(bucket), list[str]()
+    asked = blobs.storage.size
+    monkeypatch.setattr(blobs.storage, "size", lambda key: sizes.append(key) or asked(key))
+    sha256 = blobs.put(DATA)
+    assert [blobs.size(sha256), blobs.whole_size(sha256), len(sizes)] == [len(DATA), len(DATA), 1]
+    Blobs(bucket).delete(sha256)  # by another coordinator
+    with pytest.raises(BlobError):
+        blobs.get(sha256)
+    with pytest.raises(BlobError):
+        blobs.size(sha256)
+
+
+def test_an_upload_in_one_request_becomes_the_blob_and_leaves_no_part(blobs):
+    with blobs.receiving() as part:
+        part.write(DATA)
+        upload = blobs.whole(part)
+        assert upload.data == DATA
+        assert not blobs.exists(SHA256)
+        blobs.keep(upload, SHA256)
+    assert blobs.get(SHA256) == DATA
+    assert blobs.used_bytes() == len(DATA)

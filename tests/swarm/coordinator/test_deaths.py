@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from blocktrain.swarm.coordinator.blobs import Uploaded
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.wire.messages import (
     LeaseRequest,
@@ -189,6 +190,18 @@ def test_one_update_from_many_threads_is_merged_once(house, member):
     house.settle()
     assert sorted(receipt.duplicate for receipt in receipts) == [False] + [True] * 5
     assert {version for _, version in house.weights()} == {0, 1}
+
+
+def test_an_update_that_another_request_keeps_just_then_is_not_refused(house, member, monkeypatch):
+    notice, uploaded = notice_of(member), house.blobs.uploaded
+
+    def kept_before_it_is_read(*given: Any) -> Uploaded:
+        monkeypatch.undo()
+        house.coordinator.update(notice)
+        return uploaded(*given)
+
+    monkeypatch.setattr(house.blobs, "uploaded", kept_before_it_is_read)
+    assert house.coordinator.update(notice).duplicate
 
 
 def test_workers_that_ask_at_once_get_a_shard_each(house):

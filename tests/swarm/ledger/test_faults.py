@@ -9,13 +9,14 @@ import signal
 import sqlite3
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import psycopg.pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,6 +111,26 @@ def test_a_server_that_keeps_the_connection_and_never_answers_is_given_up(postgr
         monkeypatch.undo()
         ledger.add_event("kind", "on a new connection", now_s=2.0)
         assert [event.text for event in ledger.events()] == ["on a new connection"]
+
+
+@pytest.mark.parametrize("fresh_s", [0.0, 3600.0], ids=["it is asked first", "it was just used"])
+def test_a_connection_that_the_server_ended_costs_at_most_one_try(postgres, monkeypatch, fresh_s):
+    monkeypatch.setattr(ledger_postgres, "FRESH_S", fresh_s)
+    with closing(Ledger(postgres)) as ledger, closing(Ledger(postgres)) as other:
+        with ledger.database.reading() as connection:
+            server = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        with other.database.writing() as connection:
+            connection.execute(text("SELECT pg_terminate_backend(:server, 10000)"), {"server": server})
+        with pytest.raises(LedgerUnavailable) if fresh_s else nullcontext():
+            ledger.run()
+        assert ledger.run() is None
+
+
+def test_a_single_statement_on_postgresql_begins_no_transaction(postgres):
+    with closing(Ledger(postgres)) as ledger, ledger.database.reading(single=True) as connection:
+        connection.execute(text("SELECT 1"))
+        driver: Any = connection.connection.driver_connection
+        assert driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
 def test_a_file_that_is_no_database_is_refused_with_the_remedy(tmp_path):

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktrain.cli.console import counted, say
+from blocktrain.cli.options import use_threads
 from blocktrain.cli.shared.address_file import write_address
 from blocktrain.errors import ConfigError
+from blocktrain.io.allocator import keep_some_memory
 from blocktrain.logs import visible
 
 if TYPE_CHECKING:
@@ -108,10 +110,13 @@ class Front:
 
 
 async def answer_http(pipeline: Pipeline, settings: GatewaySettings, front: Front) -> None:
-    """Answers requests until cancelled."""
+    """Answers requests until cancelled. A gateway computes little: several threads would mostly wait for each other,
+    and torch's threads wait busily."""
     from blocktrain.http.server import serve_until_cancelled
     from blocktrain.serve.gateway.app import build_gateway
 
+    use_threads(1)
+    keep_some_memory()
     host, port = front.listener.getsockname()[:2]
     url = f"{'https' if front.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
     app = build_gateway(pipeline, settings)

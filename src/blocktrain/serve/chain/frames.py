@@ -139,8 +139,8 @@ def _packed(name: str, x: Tensor, wire: Wire) -> dict[str, Tensor]:
 
 
 def _finite(x: Tensor) -> bool:
-    """The sum is finite only if all values are; it takes a thirtieth of the time of testing each value."""
-    return bool(x.float().sum().isfinite()) or bool(x.isfinite().all())
+    """The sum is finite only if all values are; it takes a thirtieth of the time of testing each value, and no copy."""
+    return bool(x.sum(dtype=torch.float32).isfinite()) or bool(x.isfinite().all())
 
 
 def _smallest_exact(x: Tensor) -> Tensor:
@@ -215,9 +215,10 @@ def _value(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         raise FrameError(
             f'"{name}" holds {x.dtype}, with or without a scale: fp32, fp16, bf16 or scaled int8 is expected'
         )
+    x = x.float()
     if not _finite(x):
         raise FrameError(f'"{name}" holds a value that is not finite: the weights of an earlier stage are damaged')
-    return x.float()
+    return x
 
 
 def _check_shapes(values: Mapping[str, Tensor]) -> None:

@@ -153,6 +153,8 @@ class TextStream:
     def _take(self, characters: str) -> str:
         if self.stopped_by is not None:
             return ""
+        if not self._stop:
+            return characters
         certain = []
         for character in characters:
             self._held += character

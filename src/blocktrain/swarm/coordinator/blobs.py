@@ -21,6 +21,7 @@ from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 from blocktrain.errors import BlobError, UploadError
+from blocktrain.io.files import mapped_file
 from blocktrain.swarm.coordinator.storage.bucket import Bucket
 from blocktrain.swarm.coordinator.storage.errors import storage_errors
 from blocktrain.swarm.coordinator.storage.folder import STAGING, Data, FileState, Folder, is_folder
@@ -37,7 +38,7 @@ _UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}(/[0-9A-Za-z_-]{1,128})?")
 class Uploaded:
     """What has arrived of an upload."""
 
-    id: str
+    id: str | None  # of what is stored of it; None if it came in one request
     data: memoryview
     file: tuple[str, int] | None  # key and inode of a file with all of it: it can become the blob as it is
 
@@ -54,6 +55,7 @@ class Blobs:
             self.storage = place
         self.where = self.storage.where
         self._checked: dict[str, FileState | None] = {}  # the state of each file when its bytes were checked
+        self._sizes: dict[str, int] = {}  # of blobs in a bucket: every lease names some, and asking takes a request
         self.damaged: set[str] = set()  # blobs that were found damaged when they were read
         # While they are being read.
         self._mapped: WeakValueDictionary[tuple[str, FileState | None], mmap] = WeakValueDictionary()
@@ -149,8 +151,13 @@ class Blobs:
             yield from self.storage.chunks(_key(sha256), start, end)
 
     def size(self, sha256: str) -> int:
+        if (known := self._sizes.get(sha256)) is not None:
+            return known
         with self._reading(sha256):
-            return self.storage.size(_key(sha256))
+            num_bytes = self.storage.size(_key(sha256))
+        if self.is_bucket:
+            self._sizes[sha256] = num_bytes
+        return num_bytes
 
     def whole_size(self, sha256: str) -> int:
         """Of the blob that the name stands for: a file that was cut off is found damaged, as by `get`."""
@@ -175,6 +182,7 @@ class Blobs:
     def delete(self, sha256: str) -> None:
         """Deleting a blob that is not there is no error: it may be the second try."""
         self._checked.pop(sha256, None)
+        self._sizes.pop(sha256, None)
         self._delete(_key(sha256))
 
     def iterate(self, before_s: float | None = None) -> Iterator[str]:
@@ -227,13 +235,20 @@ class Blobs:
             inode = self.storage.inode(keys[0])
             return Uploaded(upload_id, self.storage.read(keys[0]), None if inode is None else (keys[0], inode))
 
+    def whole(self, part: BinaryIO) -> Uploaded:
+        """A whole upload that came in one request: a file of `receiving`, which must still be open when it is kept."""
+        with storage_errors(self.where):
+            part.flush()
+            return Uploaded(None, mapped_file(part), self.storage.arrived(part))
+
     def keep(self, upload: Uploaded, sha256: str) -> None:
         """The upload becomes the blob of this name, which its bytes were checked against."""
         with storage_errors(self.where):
             if not (upload.file and self.storage.rename(*upload.file, _key(sha256))):
                 self.storage.write(_key(sha256), [upload.data])
         self._note(sha256)
-        self.discard(upload.id)
+        if upload.id is not None:
+            self.discard(upload.id)
 
     def discard(self, upload_id: str) -> None:
         prefix = _upload(upload_id)
@@ -293,6 +308,7 @@ class Blobs:
             try:
                 yield
             except FileNotFoundError:
+                self._sizes.pop(sha256, None)
                 raise BlobError(
                     f"blob {sha256} is not in {self.where}: restore it from a copy, or have it uploaded again"
                 ) from None

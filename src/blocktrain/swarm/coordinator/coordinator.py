@@ -133,14 +133,14 @@ class Coordinator:
         self.watching.traffic.sent(sum(blob.num_bytes for blob in found), worker)
         return encode_attached(lease, tuple(found), found.values()) if found else None
 
-    def update(self, notice: UpdateNotice) -> UpdateReceipt:
+    def update(self, notice: UpdateNotice, part: BinaryIO | None = None) -> UpdateReceipt:
         """Check, record, follow. When this returns, the update survives a kill. A refused one leaves an event for
-        people to see, and nothing else."""
+        people to see, and nothing else. Its payload was uploaded before, or came with it as this `part`, a file."""
         try:
             with own_blobs():
                 if found := self._ledger.audit_lease(notice.lease) if is_audit(notice.lease) else None:
-                    return self._audited(notice, *found)
-                checked = self.intake.check(notice)
+                    return self._audited(notice, part, *found)
+                checked = self.intake.check(notice, part)
                 if isinstance(checked, Update):
                     return self._receipt(checked, duplicate=True)
                 recorded, standing = self._record(checked)
@@ -155,13 +155,6 @@ class Coordinator:
             self._ledger.add_event("refused", str(refused), self._clock(), data)
             raise
 
-    def whole_update(self, notice: UpdateNotice, payload: BinaryIO, access_token: str) -> UpdateReceipt:
-        """The same for an update whose payload came with its notice, in one request."""
-        with own_blobs():
-            blob = notice.payload
-            self.intake.receive(notice.lease, blob.sha256, 0, blob.num_bytes, payload, access_token)
-        return self.update(notice)
-
     @retry_on_conflict
     def _record(self, checked: CheckedUpdate) -> tuple[tuple[Update, bool] | None, Standing]:
         """The update, and whether it was there already; None when its phase is over. And how things stand with it."""
@@ -173,9 +166,9 @@ class Coordinator:
                 self._auditing.consider(transaction, new)
             return recorded, transaction.standing()
 
-    def _audited(self, notice: UpdateNotice, lease: AuditLease, audit: Audit) -> UpdateReceipt:
+    def _audited(self, notice: UpdateNotice, part: BinaryIO | None, lease: AuditLease, audit: Audit) -> UpdateReceipt:
         """The result of an audit is compared, and weighs nothing."""
-        new = self._auditing.report(notice, lease, audit, self.intake, self._clock())
+        new = self._auditing.report(notice, part, lease, audit, self.intake, self._clock())
         self.quotas.finished(notice.lease)
         self.loop.due.set()
         payload = notice.payload.sha256 if new else lease.payload or notice.payload.sha256

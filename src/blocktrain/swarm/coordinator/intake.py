@@ -113,18 +113,18 @@ class Intake:
 
     # Updates
 
-    def check(self, notice: UpdateNotice) -> CheckedUpdate | Update:
-        """Signed, whole, sane and not too old, or RequestRefused. Its bytes are a blob when this returns. An update
-        that was recorded before is returned as it was."""
+    def check(self, notice: UpdateNotice, part: BinaryIO | None = None) -> CheckedUpdate | Update:
+        """Signed, whole, sane and not too old, or RequestRefused. Its bytes, which came with it as this `part` or were
+        uploaded before, are a blob when this returns. An update that was recorded before is returned as it was."""
         with self._ledger.snapshot() as seen:
             lease, facts = self._look_up(seen, notice)
         if isinstance(facts, Update):
-            if facts.id in self._blobs.damaged and self.received(lease.id, facts.id) == facts.num_bytes:
-                self._blobs.keep(self.uploaded(notice), facts.id)  # it was sent again
+            if facts.id in self._blobs.damaged and (part or self.received(lease.id, facts.id) == facts.num_bytes):
+                self._blobs.keep(self.uploaded(notice, part), facts.id)  # it was sent again
             return facts
         require_tensors(notice.tensors, self._blocks.shapes(lease.phase))
         with self.opening:
-            upload = self.uploaded(notice)
+            upload = self.uploaded(notice, part)
             norm = self._norm(upload.data, facts)
             self._blobs.keep(upload, notice.payload.sha256)
             self._quotas.finished(notice.lease)
@@ -190,23 +190,31 @@ class Intake:
             signature=notice.signature,
         )
 
-    def uploaded(self, notice: UpdateNotice) -> Uploaded:
-        """The uploaded bytes, complete. They become a blob only when they are accepted."""
-        announced, name = notice.payload, upload_id(notice.lease, notice.payload.sha256)
-        if self._blobs.is_whole(announced.sha256):
-            return Uploaded(name, self._blobs.get(announced.sha256), None)
-        upload = self._blobs.uploaded(name, limit := self._most_bytes(notice.lease))
-        if self._blobs.is_bucket and not upload.data:
-            upload = self._blobs.uploaded(direct_id(notice.lease), limit)
+    def uploaded(self, notice: UpdateNotice, part: BinaryIO | None) -> Uploaded:
+        """The bytes that came with the notice or were uploaded before, complete. They become a blob only when they are
+        accepted."""
+        announced = notice.payload
+        upload = self._stored(notice) if part is None else self._blobs.whole(part)
         require_announced(announced, len(upload.data))
         if (found := hashlib.sha256(upload.data).hexdigest()) != announced.sha256:
-            self._blobs.discard(upload.id)
+            if upload.id is not None:
+                self._blobs.discard(upload.id)
             raise RequestRefused(
                 f"the uploaded bytes have sha256 {found[:12]}… and {announced.sha256[:12]}… was announced: they were "
                 f"discarded, upload them again",
                 code="hash",
             )
         return upload
+
+    def _stored(self, notice: UpdateNotice) -> Uploaded:
+        sha256, name = notice.payload.sha256, upload_id(notice.lease, notice.payload.sha256)
+        kept = self._blobs.is_whole(sha256)
+        if not kept:
+            upload = self._blobs.uploaded(name, limit := self._most_bytes(notice.lease))
+            if self._blobs.is_bucket and not upload.data:
+                upload = self._blobs.uploaded(direct_id(notice.lease), limit)
+            kept = len(upload.data) < notice.payload.num_bytes and self._blobs.is_whole(sha256)  # by another request
+        return Uploaded(name, self._blobs.get(sha256), None) if kept else upload
 
     def _norm(self, data: memoryview, facts: NewUpdate) -> float:
         """Decodes the update once. Its norm divided by the root of its steps, or the reason why it cannot be merged."""

@@ -198,7 +198,7 @@ def _add_result_routes(service: FastAPI, coordinator: Coordinator, role: Sequenc
                     part.write(chunk)
             except ClientDisconnect:
                 return Response(status_code=400)
-            return _json(await run_in_threadpool(coordinator.whole_update, told, part, token))
+            return _json(await run_in_threadpool(coordinator.update, told, part))
 
     @service.post("/v1/evaluations", dependencies=role, status_code=204, responses=problems(404, 422))
     def evaluation(notice: EvaluationNotice) -> None:

@@ -113,9 +113,10 @@ class Database:
 
     # What the ledger's parts use
 
-    def quick_reading(self) -> AbstractContextManager[Connection]:
-        """One transaction: what is read in it is of one moment."""
-        return self.file.transaction(for_writing=False) if self.is_sqlite else cast("Any", self.reading())
+    def quick_reading(self, single: bool = False) -> AbstractContextManager[Connection]:
+        """One transaction: what is read in it is of one moment. A `single` statement is one by itself: for it,
+        PostgreSQL is asked once, and not to begin and to end a transaction too."""
+        return self.file.transaction(for_writing=False) if self.is_sqlite else cast("Any", self.reading(single))
 
     def quick_writing(self, synced: bool = True) -> AbstractContextManager[Connection]:
         """One transaction: all of it is kept, and safe, when the block is left; none of it after an exception. Not
@@ -146,9 +147,9 @@ class Database:
         return self._open(self._url, self._lock_timeout_s)
 
     @contextmanager
-    def reading(self) -> Iterator[SqlConnection]:
+    def reading(self, single: bool = False) -> Iterator[SqlConnection]:
         # All reads of one transaction see the same moment. SQLite promises it anyway.
-        level = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        level = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT" if single else "REPEATABLE READ"}
         with self._border(), self.engine.execution_options(**level).begin() as connection:
             yield connection
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BindParameter, Insert, Table, and_, bindparam, func, insert, or_, select, true, update
+from sqlalchemy import BindParameter, Insert, Table, and_, bindparam, case, func, insert, or_, select, true, update
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.drivers.connection import Connection
@@ -42,6 +42,10 @@ NEWEST_VERSIONS = (
 IS_LEFT_OUT = select(t.left_out.c.number).where(t.left_out.c.number == t.updates.c.number).exists()
 WAITING = and_(t.updates.c.merged_round.is_(None), t.updates.c.refused.is_(None), ~IS_LEFT_OUT)
 
+_ACCEPTED = and_(t.updates.c.lease == t.leases.c.id, t.updates.c.refused.is_(None))
+HAS_REPORTED = select(t.updates.c.number).where(_ACCEPTED).correlate(t.leases).exists()
+STATE = case((HAS_REPORTED, "reported"), else_=t.leases.c.state)
+
 OPEN = t.rounds.c.closed_s.is_(None)
 IS_OPEN = and_(t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.number == bindparam("of_number"), OPEN)
 STANDING = (
@@ -72,14 +76,13 @@ _EVALUATION_LEASE = _NEWEST_LEASE.where(t.evaluation_leases.c.number == bindpara
 _RUN = select(*t.columns(t.run, "id"))
 _NEWEST_EVALUATIONS = EVALUATIONS.limit(bindparam("at_most"))
 _UPDATE = select(t.updates).where(t.updates.c.id == bindparam("of_id"))
-_LEASE = select(*t.columns(t.leases)).where(t.leases.c.id == bindparam("of_id"))
+_LEASE = select(*t.columns(t.leases, "state"), STATE.label("state")).where(t.leases.c.id == bindparam("of_id"))
 _LOCKED_PHASE = select(t.phases).where(t.phases.c.phase == bindparam("of_phase")).with_for_update()
 
 OPEN_ROUNDS = select(t.rounds).where(t.rounds.c.closed_s.is_(None))
 MARK = update(t.rounds).where(and_(t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.closed_s.is_(None)))
 MARK_KNOWN = MARK.where(t.rounds.c.mark == bindparam("known"))
 
-_ACCEPTED = and_(t.updates.c.lease == t.leases.c.id, t.updates.c.refused.is_(None))
 _NUMBERS: BindParameter[int] = bindparam("numbers", expanding=True)
 _LEASES_WITH_UPDATES = (
     select(

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, select, update
+from sqlalchemy import select, update
 
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.audits import AuditsPart
 from blocktrain.swarm.ledger.database import changed
 from blocktrain.swarm.ledger.queries import IS_OPEN, insert_event, insert_round, lock_phase, new_mark
 from blocktrain.swarm.ledger.records import NewVersion, RollbackRecord
+from blocktrain.swarm.ledger.rounds import EXPIRE
 from blocktrain.swarm.policy.rounds import Round
 
 
@@ -39,9 +40,8 @@ class RollbacksPart(AuditsPart):
             if not changed(connection.execute(close, of_round)):
                 return False
             self.leave_out(connection, t.updates.c.phase == closed.phase, reason, now_s)
-            leases = t.leases.c
-            open_ones = and_(leases.phase == closed.phase, leases.round == closed.number, leases.state == "open")
-            connection.execute(update(t.leases).where(open_ones).values(state="expired"))
+            of_closed = {"of_phase": closed.phase, "of_round": closed.number}
+            connection.execute(EXPIRE, {**of_closed, "state": "expired"})
             for new in new_versions:
                 where_from = {"phase": None, "round": None, "parent": new.version - 1, "created_s": now_s}
                 connection.execute(t.insert_into(t.versions), {**vars(new), **where_from})

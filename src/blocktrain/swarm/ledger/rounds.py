@@ -13,6 +13,7 @@ from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, changed, retry_on_conflict
 from blocktrain.swarm.ledger.drivers.connection import Connection
 from blocktrain.swarm.ledger.queries import (
+    HAS_REPORTED,
     IS_OPEN,
     STANDING,
     WAITING,
@@ -93,7 +94,10 @@ MERGED_IN = select(t.updates.c.number, t.updates.c.id, t.updates.c.worker).where
 )
 WAITING_IDS = select(t.updates.c.id).where(WAITING, t.updates.c.phase == bindparam("of_phase"))
 MISSED = and_(
-    t.leases.c.phase == bindparam("of_phase"), t.leases.c.round == bindparam("of_round"), t.leases.c.state == "open"
+    t.leases.c.phase == bindparam("of_phase"),
+    t.leases.c.round == bindparam("of_round"),
+    t.leases.c.state == "open",
+    ~HAS_REPORTED,
 )
 LATE = select(t.leases.c.worker).where(MISSED).order_by(t.leases.c.id)
 EXPIRE = update(t.leases).where(MISSED)

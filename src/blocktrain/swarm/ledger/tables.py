@@ -176,7 +176,7 @@ rounds = Table(  # an open one may be extended; closing is once
 )
 _only("one_open_round_a_phase", rounds.c.phase, where=rounds.c.closed_s.is_(None))
 
-leases = Table(  # may be renewed, and change their state, until they are reported
+leases = Table(  # may be renewed, and change their state; one with an accepted update has reported, whatever it says
     "leases",
     tables,
     Column("id", String(200), primary_key=True),

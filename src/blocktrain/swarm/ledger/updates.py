@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Double, and_, bindparam, func, or_, select, update
+from sqlalchemy import Double, and_, bindparam, func, or_, select
 from sqlalchemy import cast as cast_to
 
 from blocktrain.errors import LedgerConflict
@@ -29,7 +29,6 @@ SAME = select(t.updates).where(
         and_(t.updates.c.lease == bindparam("of_lease"), t.updates.c.refused.is_(None)),
     )
 )
-REPORT = update(t.leases).where(t.leases.c.id == bindparam("of_lease"))
 WAITING_OF = select(t.updates).where(WAITING, t.updates.c.phase == bindparam("of_phase")).order_by(t.updates.c.number)
 HEAD = select(t.chain).order_by(t.chain.c.number.desc()).limit(1)
 NEWEST_LINK = select(t.chain.c.sha256).order_by(t.chain.c.number.desc()).limit(1)
@@ -71,7 +70,6 @@ class UpdatesPart(LedgerPart):
                 raise _reported_before(new, same[0].id)
             key = connection.execute(t.insert_into(t.updates), vars(new)).inserted_primary_key
             if new.refused is None:
-                connection.execute(REPORT, {"of_lease": new.lease, "state": "reported"})
                 assert lease is not None, "the database refuses an update without a lease"
                 took_s = new.received_s - lease.granted_s
                 change_track_record(connection, new.worker, lambda known: known.with_delivery(new.steps, took_s))

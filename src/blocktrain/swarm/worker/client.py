@@ -127,12 +127,8 @@ class CoordinatorClient:
         if len(payload) <= FEW_BYTES and not self._direct.is_used:
             told = notice(_blob_of(payload))
             text = told.model_dump_json().encode()
-            try:
-                params, body = {"notice": len(text)}, text + payload
-                return told, self._ask("PUT", "/v1/updates", UpdateReceipt, params=params, content=body)
-            except RequestRefused as refused:
-                if refused.code != "offset":  # a part of it is there already
-                    raise
+            params, body = {"notice": len(text)}, text + payload
+            return told, self._ask("PUT", "/v1/updates", UpdateReceipt, params=params, content=body)
         told = notice(self.upload(payload, lease))
         return told, self.submit(told)
 

@@ -32,6 +32,7 @@ from blocktrain.cli.options import (
 from blocktrain.cli.shared.address_file import AddressFile, write_address
 from blocktrain.cli.shared.signals import stop_signal
 from blocktrain.errors import BlockTrainError, ConfigError
+from blocktrain.io.allocator import keep_some_memory
 from blocktrain.io.private import cache_home
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def stage(
     listen = ANY_PORT if hidden and listen == LISTEN else listen
     require_key(listen, key, insecure, listen=True)
     use_threads(threads)
+    keep_some_memory()
     own_device = chosen_device("cpu" if device is None and offload else device)  # offloaded layers are on this side
     source = open_source(model, (home or cache_home()) / "blobs", offload)
     options = {"device": own_device, "cache_bytes": cache_bytes, **({"offload": True} if offload else {})}

@@ -78,6 +78,9 @@ class Bucket:
         received.seek(0)
         self.write(key, iter(lambda: received.read(SEND_BYTES), b""))
 
+    def arrived(self, file: BinaryIO) -> tuple[str, int] | None:
+        return None
+
     def inode(self, key: str) -> int | None:
         return None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import BinaryIO
 
 from blocktrain.errors import BlobError, RequestRefused, TensorError, foreign_bytes
 from blocktrain.spec import Phase, RunSpec
@@ -117,7 +118,15 @@ class Auditing:
 
     # What they report
 
-    def report(self, notice: UpdateNotice, lease: AuditLease, audit: Audit, intake: Intake, now_s: float) -> bool:
+    def report(
+        self,
+        notice: UpdateNotice,
+        part: BinaryIO | None,
+        lease: AuditLease,
+        audit: Audit,
+        intake: Intake,
+        now_s: float,
+    ) -> bool:
         """Takes in the result of an audit. False if it was reported before."""
         require_signature(notice, self._run_id())
         if lease.worker != notice.worker:
@@ -132,7 +141,7 @@ class Auditing:
                 code="steps",
             )
         with intake.opening:
-            upload = intake.uploaded(notice)
+            upload = intake.uploaded(notice, part)
             encoded = self._read(upload.data, audit)
             self._blobs.keep(upload, notice.payload.sha256)
             distances = self._distances(encoded, notice.payload.sha256, audit)

@@ -9,15 +9,19 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.exc import InvalidatePoolError
 
 ANSWER_LIMIT_S = 60.0  # of one statement: locks are waited for at most half as long
+FRESH_S = 1.0  # since its last use, a connection is taken for good; after that the server is asked first
 
 Answer = TypeVar("Answer")
 
 
 def open_engine(url: URL, schema: str | None, lock_timeout_s: float) -> Engine:
     """ImportError without the driver, SQLAlchemy's errors for a URL that no driver takes."""
-    engine = create_engine(url, pool_pre_ping=True, connect_args=_settings(schema, lock_timeout_s))
+    engine = create_engine(url, connect_args=_settings(schema, lock_timeout_s))
+    event.listen(engine, "checkin", lambda connection, record: record.info.update(used_s=time.monotonic()))
+    event.listen(engine, "checkout", lambda connection, record, _: _require_good(engine, connection, record.info))
     if engine.dialect.driver == "psycopg":
         kind = _bounded_connection()
         event.listen(engine, "do_connect", lambda dialect, record, words, named: kind.connect(*words, **named))
@@ -38,6 +42,17 @@ def _settings(schema: str | None, lock_timeout_s: float) -> dict[str, Any]:
         "keepalives_count": 3,
         "tcp_user_timeout": 20_000,
     }
+
+
+def _require_good(engine: Engine, connection: Any, info: dict[str, float]) -> None:
+    """Asking costs a round trip, which is as long as most statements take: a busy coordinator does not ask. If the
+    server is gone, all connections are given up, and a new one is opened."""
+    if time.monotonic() < info.get("used_s", time.monotonic()) + FRESH_S:
+        return
+    try:
+        engine.dialect.do_ping(connection)
+    except engine.dialect.loaded_dbapi.Error as error:
+        raise InvalidatePoolError(str(error)) from error
 
 
 def _bounded_connection() -> Any:
