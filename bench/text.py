@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from blocktrain.cli.commands.demo.demo import SPEECHES, SPEECHES_PROMPT, TOKENIZER
+from blocktrain.cli.commands.demo.demo import SPEECHES, SPEECHES_PROMPT, TOKENIZER, steps_of
 from blocktrain.data.corpus import Corpus, load_corpus, with_tokenizer
 from blocktrain.data.documents import documents, sections
 from blocktrain.data.prepare import Plan, prepare
@@ -188,6 +188,8 @@ def measure_samples(source: str, base: RunSpec, options: argparse.Namespace) -> 
     samples = []
     for tokenizer in (BYTES, TOKENIZER):
         spec = base.with_(**{"corpus.source": str(_prepared(source, tokenizer, options.work))})
+        spec = spec.with_(**{"corpus.tokenizer": tokenizer})
+        spec = spec.with_(**{"train.steps": steps_of(spec)})
         corpus = load_corpus(spec.corpus, spec.model.context)
         spec = with_tokenizer(spec, corpus)
         folder = options.work / f"sample-{spec.digest()[:8]}"
@@ -202,7 +204,8 @@ def measure_samples(source: str, base: RunSpec, options: argparse.Namespace) -> 
             ]
             scores = evaluate(model, corpus.valid, max_windows=windows_of(options.score_bytes, spec, _index(corpus)))
         answer = own_answer({"scores": {"valid": [score.as_dict() for score in scores]}}, "valid")
-        samples.append({"tokenizer": tokenizer, "cpu_seconds": cpu_s, "valid": answer, "texts": texts})
+        facts = {"steps": spec.train.steps, "cpu_seconds": cpu_s, "valid": answer}
+        samples.append({"tokenizer": tokenizer, **facts, "texts": texts})
     return samples
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from blocktrain.data.findings import SAMPLE_BYTES, remarks_on
 from blocktrain.data.shards import SPLITS
 from blocktrain.errors import ConfigError, CorpusError
+from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE
 from blocktrain.settings import DATA_SET, CorpusSpec
 
 Parts: TypeAlias = tuple[bytes, bytes, bytes]
@@ -28,6 +29,13 @@ def read_parts(spec: CorpusSpec) -> Parts:
     """The splits, which share no byte of the source."""
     with _unreadable(spec.source):
         return _read(spec)
+
+
+def require_source(source: str) -> None:
+    """Finds a source that is not there, or that is no text, before anything is started. Data sets are found later."""
+    if not source.startswith(DATA_SET):
+        with _unreadable(source):
+            locate(source)
 
 
 def remarks_on_source(source: str) -> tuple[str, ...]:
@@ -84,6 +92,9 @@ def locate(source: str) -> Path:
             f'corpus "{source}" is not a file or folder here, and the only corpus that has a name is "sotu": '
             f"give the path of a file or folder, or hf:NAME for a data set"
         )
+    for name, holds in ((LEDGER_FILE, "the run of a coordinator"), (MANIFEST_FILE, "a trained model")):
+        if (path / name).is_file():
+            raise CorpusError(f'corpus "{source}" holds {holds}, not text: give the file or folder with the text')
     return path
 
 

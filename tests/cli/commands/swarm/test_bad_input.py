@@ -70,7 +70,7 @@ def test_the_file_of_an_invite_is_read(run, swarm, tmp_path):
     (tmp_path / "notes.txt").write_text("not an invite")
     result = run("worker", tmp_path / "notes.txt")
     assert result.exit_code == 2
-    assert "this is not an invite" in result.stderr
+    assert "notes.txt holds no invite: give the file that blocktrain coordinator wrote it to" in result.stderr
     assert "is not the directory of a coordinator, it has no invite: give the invite" in run("status", tmp_path).stderr
 
 
