@@ -1,6 +1,6 @@
 """Runs the one-machine part of docs/tutorial.md, in its order. A comment above a block says how: `run` runs it to its
-end, in this process, `run until "WORDS"` until it prints these words, in a process that is left running. The swarm's run
-takes minutes, and nothing on the page waits for its end."""
+end, in this process, `run until "WORDS"` until it prints these words, in a process that is left running. The
+swarm's run takes minutes, and nothing on the page waits for its end."""
 
 from __future__ import annotations
 
