@@ -48,6 +48,7 @@ def assert_refused(result, *words: str) -> None:
             ["objective.sigma_min = 10.0 must be below objective.sigma_max = 10.0"],
         ),
         ([*PRESET, "--corpus", "no-such-text"], ['corpus "no-such-text"']),
+        ([*PRESET, "--corpus", ""], ['corpus "" is the name of nothing']),
         ([*PRESET, "--corpus", "empty.txt"], ['corpus "empty.txt" is empty']),
         ([*PRESET, "--corpus", "model"], ['corpus "model" holds a trained model, not text']),
         ([*PRESET, "--corpus", "swarm"], ['corpus "swarm" holds the run of a coordinator, not text']),

