@@ -20,7 +20,7 @@ from blocktrain.cli.commands.swarm.doctor_checks import Check
 from blocktrain.cli.commands.training import compare_runs, eval
 from blocktrain.cli.console import show_table
 from blocktrain.cli.main import COMMANDS
-from blocktrain.cli.shared import progress
+from blocktrain.cli.shared import progress, training
 from blocktrain.cli.shared.scoring import Measured
 from blocktrain.spec import Stacked, preset
 from blocktrain.swarm.worker.capacity import PhasePlan
@@ -165,13 +165,19 @@ def show_scores() -> None:
     eval._show([Measured(SimpleNamespace(path=Path("my-run/model"), spec=PAPER), "", scores)])
 
 
+def show_plan() -> None:
+    training.describe(PAPER)
+
+
 def show_comparison() -> None:
     show_table(
         compare_runs.COLUMNS, [["my-run/model", "1.4538", "0.0110", "+0.0000", "327,232", "4.667 Mtokens", "5.4 T"]]
     )
 
 
-@pytest.mark.parametrize("show", [show_status, show_doctor, show_demo, show_bars, show_scores, show_comparison])
+@pytest.mark.parametrize(
+    "show", [show_status, show_doctor, show_demo, show_bars, show_scores, show_comparison, show_plan]
+)
 def test_what_is_shown_while_a_model_is_trained_cuts_no_word(monkeypatch, show):
     assert_no_word_is_cut(monkeypatch, show)
 
