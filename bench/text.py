@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         max_windows = windows_of(options.score_bytes, spec, read_index(Path(spec.corpus.source)))
         run_rows([(row, spec)], path, Way(options.work, max_windows, 1, options.threads), steps=options.steps)
     lengths = {name: bytes_per_token(read_index(folder)) for name, folder in corpora.items()}
-    keep(path, machine=machine(), labels={row.name: row.label for row in rows}, bytes_per_token=lengths)
+    where = {"machine": machine()} | read_json(path)  # of the rows, which may be from earlier
+    keep(path, machine=where["machine"], labels={row.name: row.label for row in rows}, bytes_per_token=lengths)
     if "prepare" not in read_json(path):
         keep(path, prepare=measure_preparing(options.corpus, corpora[names[-1]] / "tokenizer.json", options.work))
     source, spec = (options.corpus, base) if options.quick else (SPEECHES, preset("small"))
@@ -204,7 +205,7 @@ def measure_sample(source: str, tokenizer: str, base: RunSpec, options: argparse
         ]
         scores = evaluate(model, corpus.valid, max_windows=windows_of(options.score_bytes, spec, _index(corpus)))
     answer = own_answer({"scores": {"valid": [score.as_dict() for score in scores]}}, "valid")
-    facts = {"tokenizer": tokenizer, "steps": spec.train.steps, "cpu_seconds": cpu_s}
+    facts = {"tokenizer": tokenizer, "steps": spec.train.steps, "cpu_seconds": cpu_s, "machine": machine()}
     return {**facts, "valid": answer, "texts": texts}
 
 

@@ -118,7 +118,7 @@ def _sample(sample: Document) -> str:
     texts = "\n\n".join(text.strip() for text in sample["texts"])
     return (
         f"`{sample['tokenizer']}`, {sample['valid']:.4f} nats/byte, {sample['steps']} steps in the first phase, "
-        f"{sample['cpu_seconds']:.0f} CPU seconds:\n\n"
+        f"{sample['cpu_seconds']:.0f} CPU seconds ({sample['machine']['processor']}):\n\n"
         f"```text\n{texts}\n```\n"
     )
 
