@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from blocktrain.cli.commands.demo.demo import SPEECHES, SPEECHES_PROMPT, TOKENIZER
+from blocktrain.cli.commands.demo.demo import SPEECHES, SPEECHES_PROMPT, TOKENIZER, steps_of
 from blocktrain.data.corpus import Corpus, load_corpus, with_tokenizer
 from blocktrain.data.documents import documents, sections
 from blocktrain.data.prepare import Plan, prepare
@@ -57,12 +57,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         max_windows = windows_of(options.score_bytes, spec, read_index(Path(spec.corpus.source)))
         run_rows([(row, spec)], path, Way(options.work, max_windows, 1, options.threads), steps=options.steps)
     lengths = {name: bytes_per_token(read_index(folder)) for name, folder in corpora.items()}
-    keep(path, machine=machine(), labels={row.name: row.label for row in rows}, bytes_per_token=lengths)
+    where = {"machine": machine()} | read_json(path)  # of the rows, which may be from earlier
+    keep(path, machine=where["machine"], labels={row.name: row.label for row in rows}, bytes_per_token=lengths)
     if "prepare" not in read_json(path):
         keep(path, prepare=measure_preparing(options.corpus, corpora[names[-1]] / "tokenizer.json", options.work))
-    if options.samples and "samples" not in read_json(path):
-        source, spec = (options.corpus, base) if options.quick else (SPEECHES, preset("small"))
-        keep(path, samples=measure_samples(source, spec, options))
+    source, spec = (options.corpus, base) if options.quick else (SPEECHES, preset("small"))
+    for tokenizer in (BYTES, TOKENIZER) if options.samples else ():
+        samples = read_json(path).get("samples", [])
+        if tokenizer not in [each["tokenizer"] for each in samples]:
+            keep(path, samples=[*samples, measure_sample(source, tokenizer, spec, options)])
     for size in options.sizes:
         measured = measure_memory(size, options.work, quick=options.quick)
         keep(path, memory=read_json(path).get("memory", {}) | {str(size): measured})
@@ -183,27 +186,27 @@ def _cpu_timed(call: Callable[[], Any]) -> tuple[float, Any]:
 # Samples
 
 
-def measure_samples(source: str, base: RunSpec, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What a model like the demo's writes with bytes and with the demo's tokenizer, and what training it took."""
-    samples = []
-    for tokenizer in (BYTES, TOKENIZER):
-        spec = base.with_(**{"corpus.source": str(_prepared(source, tokenizer, options.work))})
-        corpus = load_corpus(spec.corpus, spec.model.context)
-        spec = with_tokenizer(spec, corpus)
-        folder = options.work / f"sample-{spec.digest()[:8]}"
-        shutil.rmtree(folder, ignore_errors=True)  # the time is that of all steps
-        run = RunDirectory.create(folder, spec, corpus.sha256)
-        with num_threads(options.threads):
-            cpu_s, _ = _cpu_timed(partial(train_run, run, corpus))
-            model = load_model(run)
-            texts = [
-                generate(model, SPEECHES_PROMPT, SAMPLE_BYTES, seed=seed, temperature=0.7, tokenizer=corpus.tokenizer)
-                for seed in SAMPLE_SEEDS
-            ]
-            scores = evaluate(model, corpus.valid, max_windows=windows_of(options.score_bytes, spec, _index(corpus)))
-        answer = own_answer({"scores": {"valid": [score.as_dict() for score in scores]}}, "valid")
-        samples.append({"tokenizer": tokenizer, "cpu_seconds": cpu_s, "valid": answer, "texts": texts})
-    return samples
+def measure_sample(source: str, tokenizer: str, base: RunSpec, options: argparse.Namespace) -> dict[str, Any]:
+    """What a model like the demo's writes with this tokenizer, and what training it took."""
+    spec = base.with_(**{"corpus.source": str(_prepared(source, tokenizer, options.work))})
+    spec = spec.with_(**{"corpus.tokenizer": tokenizer})
+    spec = spec.with_(**{"train.steps": steps_of(spec)})
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    spec = with_tokenizer(spec, corpus)
+    folder = options.work / f"sample-{spec.digest()[:8]}"
+    shutil.rmtree(folder, ignore_errors=True)  # the time is that of all steps
+    run = RunDirectory.create(folder, spec, corpus.sha256)
+    with num_threads(options.threads):
+        cpu_s, _ = _cpu_timed(partial(train_run, run, corpus))
+        model = load_model(run)
+        texts = [
+            generate(model, SPEECHES_PROMPT, SAMPLE_BYTES, seed=seed, temperature=0.7, tokenizer=corpus.tokenizer)
+            for seed in SAMPLE_SEEDS
+        ]
+        scores = evaluate(model, corpus.valid, max_windows=windows_of(options.score_bytes, spec, _index(corpus)))
+    answer = own_answer({"scores": {"valid": [score.as_dict() for score in scores]}}, "valid")
+    facts = {"tokenizer": tokenizer, "steps": spec.train.steps, "cpu_seconds": cpu_s, "machine": machine()}
+    return {**facts, "valid": answer, "texts": texts}
 
 
 def _index(corpus: Corpus) -> CorpusIndex:

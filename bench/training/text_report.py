@@ -97,8 +97,8 @@ def section(document: Document) -> str:
     ]
     if samples := document.get("samples"):
         parts += [
-            "What the model of the preset small writes about the speeches after as many steps with bytes as with the "
-            "demo's tokenizer, on one machine:\n",
+            "What the model of the preset small writes about the speeches with bytes, and with the demo's tokenizer "
+            "and as many steps as take no longer, on one machine:\n",
             *map(_sample, samples),
         ]
     if memory := document.get("memory"):
@@ -117,7 +117,8 @@ def section(document: Document) -> str:
 def _sample(sample: Document) -> str:
     texts = "\n\n".join(text.strip() for text in sample["texts"])
     return (
-        f"`{sample['tokenizer']}`, {sample['valid']:.4f} nats/byte, {sample['cpu_seconds']:.0f} CPU seconds:\n\n"
+        f"`{sample['tokenizer']}`, {sample['valid']:.4f} nats/byte, {sample['steps']} steps in the first phase, "
+        f"{sample['cpu_seconds']:.0f} CPU seconds ({sample['machine']['processor']}):\n\n"
         f"```text\n{texts}\n```\n"
     )
 

@@ -23,14 +23,14 @@ from blocktrain.wire.invite import Invite, parse_invite
 
 HERE = Path(__file__).parent
 NAMES = ("ada", "grace", "alan", "edsger")
-LAST_PHASE, FAR_ENOUGH = 2, 72  # steps of it: the run is then well under way
+LAST_PHASE, FAR_ENOUGH = 2, 160  # steps of it: the run is then well under way
 SETTINGS = (
-    "train.steps=[160, 80, 400]",
+    "train.steps=[240, 120, 400]",
     "swarm.round_steps=8",
     "swarm.evaluate_every=2",
     "swarm.deadline_floor_s=120",  # so that the round stays open while the pictures are taken
     "swarm.deadline_ceiling_s=180",
-    "train.windows=8",
+    "train.windows=16",
 )
 PICTURES: dict[str, dict[str, Any]] = {
     "dashboard-light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},

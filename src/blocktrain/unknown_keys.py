@@ -56,10 +56,8 @@ NOT_HERE = {
 def advice(path: list[str], known: Iterable[str]) -> str:
     """The end of a sentence about the unknown key `path`; `known` are the keys that exist, as table.key."""
     last, keys = path[-1].lower(), sorted(known)
-    if found := [key for key in keys if key.split(".")[-1] == last]:
-        return f"did you mean {' or '.join(found)}?"
-    if last in OTHER_NAMES:
-        return f"here it is {OTHER_NAMES[last]}"
+    if same := namesake(last, keys):
+        return same
     if last in NOT_HERE:
         return f"{NOT_HERE[last]}: remove it"
     in_table = {key.split(".")[-1]: key for key in keys if key.split(".")[:-1] == path[:-1]}
@@ -68,6 +66,13 @@ def advice(path: list[str], known: Iterable[str]) -> str:
         if near := difflib.get_close_matches(last, names, n=1):
             return f"did you mean {names[near[0]]}?"
     return "remove it"
+
+
+def namesake(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a key in no table, or under the name that it has elsewhere. Empty: there is none."""
+    if found := [key for key in sorted(known) if key.split(".")[-1] == name]:
+        return f"did you mean {' or '.join(found)}?"
+    return f"here it is {OTHER_NAMES[name]}" if name in OTHER_NAMES else ""
 
 
 def _tables(keys: Iterable[str]) -> set[str]:

@@ -34,6 +34,7 @@ def assert_refused(result, *words: str) -> None:
         (["--preset", "tony"], ['no preset "tony"', "tiny"]),
         (["run.toml", *PRESET], ["both run.toml and --preset tiny"]),
         (["no.toml"], ["no.toml does not exist"]),
+        (["tiny"], ["tiny is the name of a preset and no file: write --preset tiny"]),
         (["short.txt"], ["not a readable TOML file", "to train on its text, give it with --corpus short.txt"]),
         (["--preset", "novels"], ['corpus "novels" stands for a text of your own', "--corpus"]),
         ([*PRESET, "--set", "train.stepz=3"], ["unknown key train.stepz", "steps"]),
@@ -47,7 +48,10 @@ def assert_refused(result, *words: str) -> None:
             ["objective.sigma_min = 10.0 must be below objective.sigma_max = 10.0"],
         ),
         ([*PRESET, "--corpus", "no-such-text"], ['corpus "no-such-text"']),
+        ([*PRESET, "--corpus", ""], ['corpus "" is the name of nothing']),
         ([*PRESET, "--corpus", "empty.txt"], ['corpus "empty.txt" is empty']),
+        ([*PRESET, "--corpus", "model"], ['corpus "model" holds a trained model, not text']),
+        ([*PRESET, "--corpus", "swarm"], ['corpus "swarm" holds the run of a coordinator, not text']),
         ([*PRESET, "--corpus", "short.txt"], ['split of corpus "short.txt" has', "needs 65"]),
     ],
 )
@@ -55,6 +59,9 @@ def test_bad_settings_are_refused_before_training(run, tmp_path, monkeypatch, co
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").touch()
     Path("short.txt").write_text("too short")
+    for path in (Path("model/manifest.json"), Path("swarm/ledger.db")):
+        path.parent.mkdir()
+        path.touch()
     assert_refused(run(command, *arguments, "--out", "out"), *words)
     assert not Path("out").exists()
 
@@ -177,3 +184,50 @@ def test_an_unexpected_error_is_one_line_and_exit_code_1(run, trained, monkeypat
         result.stderr
         == "error: unexpected ZeroDivisionError: division by zero (run blocktrain --debug COMMAND … to see where)\n"
     )
+
+
+@pytest.mark.parametrize(
+    "out, words",
+    [
+        ("text.txt", "holds something else than a page: name another file"),
+        (".", "is a folder: name a file, for example report.html"),
+        ("nowhere/page.html", "is in no folder that exists: make nowhere, or name another file"),
+        ("text.txt/page.html", "is in no folder that exists: make text.txt"),
+    ],
+)
+def test_a_report_overwrites_no_file_that_is_not_a_page(run, trained, tmp_path, monkeypatch, out, words):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("years of work")
+    assert_refused(run("report", trained[0], "--out", out, "--no-png"), f"--out {out} {words}")
+    assert contents(tmp_path) == {"text.txt": b"years of work"}
+
+
+def test_an_older_report_is_written_anew(run, trained, tmp_path):
+    for _ in range(2):
+        options = ("--out", tmp_path / "page.html", "--no-png", "--max-windows", 1)
+        assert run("report", trained[0], *options).exit_code == 0
+
+
+def test_an_address_instead_of_the_url_of_a_gateway_is_corrected(run):
+    assert_refused(run("generate", "localhost:8000"), "localhost:8000 is no directory", "write http://localhost:8000")
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["generate", "run/", "The president"], ["generate takes RUN", "for example --prompt TEXT"]),
+        (["presets", "tiny"], ["presets takes no argument"]),
+        (
+            ["train", *PRESET, "--steps", "10"],
+            ["No such option: --steps", "--set KEY=VALUE: did you mean train.steps?"],
+        ),
+        (["train", *PRESET, "--batch-size", "8"], ["--set KEY=VALUE: here it is train.windows"]),
+        (["train", *PRESET, "--nonsense"], ["No such option: --nonsense"]),
+        (["status", "swarm/", "--steps", "10"], ["No such option: --steps"]),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_says_how_it_is_meant(run, arguments, words):
+    result = run(*arguments)
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert all(word in said for word in words), said

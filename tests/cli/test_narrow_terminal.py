@@ -17,10 +17,14 @@ from blocktrain.cli.commands.demo.demo import what_next
 from blocktrain.cli.commands.demo.training import Killing
 from blocktrain.cli.commands.swarm import doctor, status
 from blocktrain.cli.commands.swarm.doctor_checks import Check
+from blocktrain.cli.commands.training import compare_runs, eval
+from blocktrain.cli.console import show_table
 from blocktrain.cli.main import COMMANDS
-from blocktrain.cli.shared import progress
+from blocktrain.cli.shared import progress, training
+from blocktrain.cli.shared.scoring import Measured
 from blocktrain.spec import Stacked, preset
 from blocktrain.swarm.worker.capacity import PhasePlan
+from blocktrain.train.evaluate import Score
 
 NARROW, WIDE = 80, 400
 FRAME, COLOUR = re.compile("[│╭╮╰╯─━╸╺╴╶]"), re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -45,7 +49,9 @@ def printed(monkeypatch: pytest.MonkeyPatch, width: int, show: Callable[[], Any]
 def assert_no_word_is_cut(monkeypatch: pytest.MonkeyPatch, show: Callable[[], Any]) -> None:
     narrow, wide = (printed(monkeypatch, width, show) for width in (NARROW, WIDE))
     assert max(map(len, narrow)) <= NARROW
-    assert {word for line in narrow for word in line.split()} <= {word for line in wide for word in line.split()}
+    whole = {word for line in wide for word in line.split()}
+    behind_slashes = {part for word in whole for part in re.split("(?<=/)", word)}
+    assert {word for line in narrow for word in line.split()} <= whole | behind_slashes
 
 
 def round_of(reason: str) -> dict:
@@ -152,7 +158,26 @@ def show_bars() -> None:
         show(STATUS, {"training": losses, "held_out": [{"nats_per_byte": 1.25}]})
 
 
-@pytest.mark.parametrize("show", [show_status, show_doctor, show_demo, show_bars])
+def show_scores() -> None:
+    scores = [
+        Score("stack", reading, 1.5514, 0.0342, num_bytes=17229, num_tokens=6400) for reading in ("last", "combined")
+    ]
+    eval._show([Measured(SimpleNamespace(path=Path("my-run/model"), spec=PAPER), "", scores)])
+
+
+def show_plan() -> None:
+    training.describe(PAPER)
+
+
+def show_comparison() -> None:
+    show_table(
+        compare_runs.COLUMNS, [["my-run/model", "1.4538", "0.0110", "+0.0000", "327,232", "4.667 Mtokens", "5.4 T"]]
+    )
+
+
+@pytest.mark.parametrize(
+    "show", [show_status, show_doctor, show_demo, show_bars, show_scores, show_comparison, show_plan]
+)
 def test_what_is_shown_while_a_model_is_trained_cuts_no_word(monkeypatch, show):
     assert_no_word_is_cut(monkeypatch, show)
 

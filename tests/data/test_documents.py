@@ -100,7 +100,7 @@ def test_a_folder_with_train_valid_and_test_has_its_own_splits(tmp_path):
     "name, data, complaint",
     [
         ("photo.jpg", b"\xff\xd8\xff\xe0", r"photo.jpg is not UTF-8 text .*: convert it to UTF-8, or remove it"),
-        ("data.bin", b"a\0b", r"data.bin is not text, it holds zero bytes: remove it"),
+        ("data.bin", b"a\0b", r"data.bin is not text, it holds zero bytes: leave it out"),
         ("rows.jsonl", b'{"body": "x"}\n', r'line 1 is not a JSON object with the text "text": .* --column'),
         ("rows.jsonl", b'{"text": "x"}\n{"text": 3}\n', r"rows.jsonl, line 2 is not"),
         ("rows.jsonl", b'{"text": "x"}\n{"te', r"rows.jsonl, line 2 is not"),

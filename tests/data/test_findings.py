@@ -89,8 +89,8 @@ def test_files_of_one_kind_are_one_remark():
     wide = TEXT.encode("utf-16")
     remarks = remarks_on([("a.txt", wide), ("b.txt", wide), ("c.txt", b"\x00\x01"), ("d.txt", TEXT.encode())])
     assert [remark.split(":")[0] for remark in remarks] == [
-        "2 of the 4 files, for example a.txt, is UTF-16 text",
-        "1 of the 4 files, c.txt, is binary",
+        "a.txt, like 1 more of the 4 files, is UTF-16 text",
+        "c.txt, one of 4 files, is binary",
     ]
 
 

@@ -15,9 +15,11 @@ import pytest
 from blocktrain.data import prepare as module
 from blocktrain.data import scan as scanning
 from blocktrain.data import writing
+from blocktrain.data.corpus import load_corpus
 from blocktrain.data.prepare import Plan, PrepareReport, prepare
 from blocktrain.data.shards import SPLITS, PreparedCorpus, shard_file
 from blocktrain.errors import ConfigError, CorpusError, StorageError
+from blocktrain.settings import CorpusSpec
 
 SHARD_BYTES = 16384
 
@@ -191,3 +193,35 @@ def test_held_out_text_stops_growing_with_the_corpus(rows, tmp_path, monkeypatch
     corpus = prepare(plan(rows, "bytes"), tmp_path / "corpus")
     assert 1000 < corpus.index.text_bytes("valid") < 6000
     assert sum(corpus.index.documents.values()) == 300
+
+
+def test_after_a_refused_text_the_corrected_one_may_be_prepared_there(rows, tmp_path):
+    wrong = tmp_path / "wrong.txt"
+    wrong.write_bytes(b"\0")
+    with pytest.raises(CorpusError, match="it holds zero bytes"):
+        prepare(plan(wrong), tmp_path / "corpus")
+    assert prepare(plan(rows), tmp_path / "corpus").index.num_tokens("train")
+
+
+def test_a_corpus_is_not_mixed_with_other_files(rows, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "novel.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="mine holds other files: choose another --out"):
+        prepare(plan(rows), tmp_path / "mine")
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"novel.txt", ".lock"}
+
+
+def test_what_is_prepared_already_is_not_prepared_again(rows, tmp_path):
+    prepare(plan(rows), tmp_path / "corpus")
+    with pytest.raises(CorpusError, match="is prepared already: give it with --corpus"):
+        prepare(plan(tmp_path / "corpus"), tmp_path / "again")
+
+
+def test_a_corpus_that_is_not_prepared_to_its_end_is_no_text(rows, tmp_path, monkeypatch):
+    undo = count_calls(monkeypatch, "replace", 5, Killed())
+    with pytest.raises(Killed):
+        prepare(plan(rows), tmp_path / "corpus")
+    undo()
+    assert list((tmp_path / "corpus" / "shards").iterdir())
+    with pytest.raises(CorpusError, match="is not prepared to its end: run its blocktrain prepare command again"):
+        load_corpus(CorpusSpec(source=str(tmp_path / "corpus")), 8)

@@ -3,6 +3,7 @@ tables, a file or a pipe plain aligned text. Next: cli/shared/progress.py."""
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from blocktrain.logs import visible
 Row = Sequence[str]
 WIDTH = 79  # of a line on the narrowest terminal that we think of
 SHORT = 12  # characters of a cell that is never wrapped
+EDGE = 2  # characters that a table on a terminal takes beside its cells
+NAME_BORDER = re.compile(r" (?=\w)|(?<=/)")
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -38,7 +41,9 @@ def show_table(
     stream = stream or sys.stdout
     rows = [[visible(cell) for cell in row] for row in rows]
     if stream.isatty():
-        Console(file=stream, markup=False, highlight=False).print(_rich_table(columns, rows, marked))
+        screen = Console(file=stream, markup=False, highlight=False)
+        tight = max(map(len, plain_table(columns, rows))) + EDGE > screen.width
+        screen.print(_rich_table(columns, rows, marked, tight))
     else:
         print("\n".join(plain_table(columns, rows)), file=stream, flush=True)
 
@@ -110,10 +115,12 @@ def _numeric(columns: Row, rows: Sequence[Row]) -> list[bool]:
     return [any(cells) and all(not cell or cell[0] in "+-−–0123456789" for cell in cells) for cells in cells]
 
 
-def _rich_table(columns: Row, rows: Sequence[Row], marked: Collection[int]) -> Table:
-    """Numbers and short words stay on one line, so that a narrow terminal wraps only sentences and paths."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+def _rich_table(columns: Row, rows: Sequence[Row], marked: Collection[int], tight: bool) -> Table:
+    """Numbers and short words stay on one line, so that a narrow terminal wraps only sentences and paths. If that is
+    too wide, the names of columns take several lines, at their spaces and behind their slashes."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0 if tight else 1, 0, 0), pad_edge=False)
     cells = zip(columns, *rows, strict=True)
+    columns = [NAME_BORDER.sub("\n", name) for name in columns] if tight else columns
     for name, numeric, column in zip(columns, _numeric(columns, rows), cells, strict=True):
         short = numeric or max(map(len, column)) <= SHORT
         table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=short)

@@ -48,6 +48,7 @@ from blocktrain.cli.commands.training.report import report
 from blocktrain.cli.commands.training.train import train
 from blocktrain.cli.console import say
 from blocktrain.cli.help import Command, Group
+from blocktrain.cli.hints import hint
 from blocktrain.cli.options import EXIT_INTERRUPTED
 from blocktrain.cli.shared.signals import stop_with_parent
 from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
@@ -73,8 +74,11 @@ class Commands(Group):
 def _explained(debug: bool) -> Iterator[None]:
     try:
         yield
-    except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
-        raise  # typer handles its own
+    except typer.TyperException as error:  # typer prints its own
+        error.message += hint(error)
+        raise
+    except (typer.Exit, typer.Abort, BrokenPipeError):
+        raise
     except KeyboardInterrupt:
         say("interrupted: run the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED) from None

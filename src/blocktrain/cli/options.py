@@ -251,6 +251,8 @@ def _base(toml: Path | None, preset_name: str | None) -> RunSpec:
         return preset(preset_name)
     if toml is None:
         raise ConfigError(f"no settings were given: name a TOML file, or --preset with one of {', '.join(PRESETS)}")
+    if str(toml) in PRESETS and not toml.exists():
+        raise ConfigError(f"{toml} is the name of a preset and no file: write --preset {toml}")
     return load_spec(toml)
 
 

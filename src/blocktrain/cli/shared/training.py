@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import typer
 
-from blocktrain.cli.console import counted, quantity, sample_lines, say, show_table
+from blocktrain.cli.console import counted, quantity, sample_lines, say, show_table, wrapped
 from blocktrain.cli.options import EXIT_INTERRUPTED, Budget, require_positive
 from blocktrain.cli.shared.metrics import report_to, tensorboard_log
 from blocktrain.cli.shared.progress import RunPlan, preparing_progress, training_progress
@@ -182,20 +182,29 @@ def describe(spec: RunSpec, device: torch.device | None = None) -> None:
     """Prints what will be trained, before it takes its time."""
     model, parameters = spec.model, parameters_of_blocks(spec)
     kind = (device or pick_device()).type
-    say(f"{spec.name}: {shape_of(model)}, context {model.context}, {_objective(spec)}, on {kind}")
+    wrap(f"{spec.name}: {shape_of(model)}, context {model.context}, {_objective(spec)}, on {kind}")
     each = ", ".join(f"block {block}: {count:,}" for block, count in enumerate(parameters))
-    say(f"  parameters  {sum(parameters):,} ({each})")
+    fact("parameters", f"{sum(parameters):,} ({each})")
     if model.physical_layers is not None:
-        say(f"  logical     {logical_parameters(spec):,} parameters, if every layer had its own")
+        fact("logical", f"{logical_parameters(spec):,} parameters, if every layer had its own")
     if spec.train.start_sha256 is not None:
         frozen = f", {_blocks(spec.train.freeze)} frozen" if spec.train.freeze else ""
-        say(f"  starts from a model with sha256 {spec.train.start_sha256[:12]}…{frozen}")
+        fact("starts from", f"a model with sha256 {spec.train.start_sha256[:12]}…{frozen}")
     phases = (f"{_blocks(phase.blocks)} for {counted(phase.steps, 'step')}" for phase in spec.phases)
-    say(f"  phases      {'; '.join(phases)}")
+    fact("phases", "; ".join(phases))
     if spec.corpus.tokenizer_sha256 is not None:
-        say(f"  tokenizer   {spec.corpus.tokenizer}, {model.vocabulary:,} tokens")
-        say(f"  tables      {about_tables(spec)}")
-    say(f"  total       {training_text(spec)} of text, {quantity(run_flops(spec), 'FLOP')}")
+        fact("tokenizer", f"{spec.corpus.tokenizer}, {model.vocabulary:,} tokens")
+        fact("tables", about_tables(spec))
+    fact("total", f"{training_text(spec)} of text, {quantity(run_flops(spec), 'FLOP')}")
+
+
+def fact(name: str, text: str) -> None:
+    wrap(f"  {name:<12}{text}", indent=14)
+
+
+def wrap(line: str, indent: int = 2) -> None:
+    """Says one line; on a narrow terminal several, below each other."""
+    say(*wrapped(line, indent, stream=sys.stderr).split("\n"))
 
 
 def about_tables(spec: RunSpec) -> str:

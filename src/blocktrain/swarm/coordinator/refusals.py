@@ -23,8 +23,10 @@ from blocktrain.errors import (
     UploadError,
 )
 from blocktrain.http.middleware import CheckFailed
+from blocktrain.logs import SparingLog
 from blocktrain.wire.messages import Problem
 
+_own_faults = SparingLog(__name__)
 MAX_MESSAGE_CHARACTERS = 1000
 STATUS = {
     "token": 401,
@@ -112,6 +114,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _refusal(error: Exception) -> Response:
+    if isinstance(error, StorageError):
+        _own_faults.warning(str(error))  # only the operator can end it
     retry = isinstance(error, LedgerUnavailable | StorageError | Overloaded)
     code = error.code if isinstance(error, RequestRefused) else _code(error)
     status = 503 if retry else STATUS.get(code, 422)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktrain.cli.commands.demo.demo import TOKENIZER, chosen_prompt, own_tokenizer, shared_among, what_next
+from blocktrain.cli.commands.demo.demo import TOKENIZER, chosen_prompt, own_tokenizer, shared_among, steps_of, what_next
 from blocktrain.data.prepare import Plan, prepare
 from blocktrain.spec import preset
 
@@ -19,11 +19,40 @@ def test_the_windows_of_a_step_are_shared_among_the_workers(workers):
     assert int(changed["train.windows"]) == max(1, 2 * SMALL.train.windows // workers)
 
 
+@pytest.mark.parametrize("steps, fewer", [(400, 320), ((400, 40, 1), [320, 32, 1])])
+def test_a_run_on_tokens_takes_fewer_steps_and_one_on_bytes_all(steps, fewer):
+    on_bytes = SMALL.with_(**{"train.steps": steps})
+    assert steps_of(on_bytes.with_(**{"corpus.tokenizer": TOKENIZER})) == fewer
+    assert steps_of(on_bytes) == (steps if isinstance(steps, int) else list(steps))
+
+
 def test_text_is_read_with_a_tokenizer_unless_it_is_prepared(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"{n} bottles of beer on the wall.\n\n" for n in range(1000)))
     prepared = prepare(Plan((str(tmp_path / "text.txt"),), "bytes"), tmp_path / "corpus").folder
     assert own_tokenizer(None) == own_tokenizer(str(tmp_path / "text.txt")) == [f"corpus.tokenizer={TOKENIZER}"]
     assert own_tokenizer(str(prepared)) == []
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--corpus", "nothere"], 'corpus "nothere" is not a file or folder here'),
+        (["--corpus", "model"], 'corpus "model" holds a trained model, not text'),
+        (["--dir", "model"], "--dir model holds a trained model: name another directory"),
+        (["--dir", "swarm"], "--dir swarm holds the run of a coordinator: name another directory"),
+        (["--dir", "model/manifest.json"], "--dir model/manifest.json is a file: name a directory"),
+    ],
+)
+def test_a_wrong_text_or_directory_is_refused_before_anything_starts(run, tmp_path, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    for path in (Path("model/manifest.json"), Path("swarm/ledger.db")):
+        path.parent.mkdir()
+        path.touch()
+    before = sorted(tmp_path.rglob("*"))
+    result = run("demo", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from blocktrain.cli.commands.demo.processes import DemoFailed, Process
+from blocktrain.cli.commands.demo.processes import DemoFailed, Process, start
+from blocktrain.errors import StorageError
 
 
 @pytest.fixture
@@ -57,3 +61,39 @@ def test_only_a_worker_may_end_and_only_well(process, code, may_end, fails):
             ended.check(may_end=may_end)
     else:
         ended.check(may_end=may_end)
+
+
+KILLED_DEMO = """
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from blocktrain.cli.commands.demo.processes import start
+with ExitStack() as stack:
+    worker = start(stack, Path(sys.argv[1]), "worker", ["worker", "bt://127.0.0.1:1/#" + "x" * 32])
+    print(worker.pid, flush=True)
+    input()
+"""
+
+
+def test_what_the_demo_has_started_ends_when_the_demo_is_killed(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", KILLED_DEMO, tmp_path], stdin=-1, stdout=-1) as demo:
+        pid = int(demo.stdout.readline())
+        demo.kill()
+    give_up_s = time.monotonic() + 60.0
+    while lives(pid):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+
+
+def lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "demo").touch()
+    with ExitStack() as stack, pytest.raises(StorageError, match="demo/logs cannot be written"):
+        start(stack, tmp_path / "demo", "worker", [])

@@ -24,6 +24,7 @@ NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
         (["ledger", NOBODY, "--dir", "x"], "which ledger?"),
         (["ledger", "--dir", "no-such-dir"], "give the --dir of blocktrain coordinator"),
         (["access-token", "list", "--dir", "no-such-dir"], "give the --dir of blocktrain coordinator"),
+        (["access-token", "add", "", "--dir", "no-such-dir"], "an access token needs a name"),
         (["coordinator", "--dir", "x"], "no settings were given"),
         (
             ["coordinator", "--dir", "x", "--preset", "tiny", "--host", "0.0.0.0"],
@@ -33,6 +34,11 @@ NOBODY = "bt://127.0.0.1:1/#a-token-for-nobody-at-all"
             ["coordinator", "--dir", "x", "--preset", "tiny", "--host", "0.0.0.0", "--public", "here"],
             "without TLS shows secrets and texts to the whole network: give --tls-self-signed",
         ),
+        (
+            ["coordinator", "--dir", "x", "--preset", "tiny", "--public", "http://here"],
+            '--public "http://here" is not the name or address of a machine: give for example example.org',
+        ),
+        (["coordinator", "--dir", "x", "--preset", "tiny", "--public", "here:7000"], "without http:// and port"),
         (
             ["coordinator", "--dir", "x", "--preset", "tiny", "--trusted-proxy", "here"],
             "give an IP address or a network",
@@ -70,7 +76,7 @@ def test_the_file_of_an_invite_is_read(run, swarm, tmp_path):
     (tmp_path / "notes.txt").write_text("not an invite")
     result = run("worker", tmp_path / "notes.txt")
     assert result.exit_code == 2
-    assert "this is not an invite" in result.stderr
+    assert "notes.txt holds no invite: give the file that blocktrain coordinator wrote it to" in result.stderr
     assert "is not the directory of a coordinator, it has no invite: give the invite" in run("status", tmp_path).stderr
 
 

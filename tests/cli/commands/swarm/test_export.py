@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -77,9 +79,16 @@ def test_an_export_has_the_composition_s_weights_only_of_its_own_versions(
     assert json.loads((tmp_path / "model" / "manifest.json").read_text())["combine"] == kept
 
 
-def test_an_export_into_another_run_s_directory_is_refused(run, finished, trained):
-    before = sorted(trained[0].iterdir())
-    result = run("export", finished.invite, trained[0], "--home", finished.home)
+@pytest.mark.parametrize(
+    "trained_here, words",
+    [(True, "holds a run that was trained here: name another directory for the download"), (False, "holds a run with")],
+)
+def test_an_export_replaces_no_other_model(run, finished, trained, tmp_path, trained_here, words):
+    folder = Path(shutil.copytree(trained[0], tmp_path / "copy"))
+    if not trained_here:
+        (folder / "metrics.jsonl").unlink()
+    before = sorted(folder.iterdir())
+    result = run("export", finished.invite, folder, "--home", finished.home)
     assert result.exit_code == 2
-    assert "holds a run with" in result.stderr
-    assert sorted(trained[0].iterdir()) == before
+    assert words in result.stderr
+    assert sorted(folder.iterdir()) == before

@@ -69,6 +69,26 @@ def test_runs_that_exist_are_compared_and_the_settings_that_differ_are_named(run
     assert [each["settings"]["train"]["steps"] for each in runs][1] == 2
 
 
+def test_runs_of_different_texts_are_compared_on_the_text_that_is_named(run, text, trained, tmp_path):
+    (tmp_path / "other.txt").write_text(text.read_text()[::-1])
+    other = [
+        "--preset",
+        "tiny",
+        "--corpus",
+        tmp_path / "other.txt",
+        "--set",
+        "train.steps=1",
+        "--out",
+        tmp_path / "run",
+    ]
+    assert run("train", *other).exit_code == 0
+    compare = ["compare", trained[0], tmp_path / "run", "--out", tmp_path / "compared", "--max-windows", 2]
+    assert "measured on different texts, so their losses cannot be compared: measure" in run(*compare).stderr
+    result = run(*compare, "--corpus", text)
+    assert result.exit_code == 0, result.stderr
+    assert "different texts" not in result.stderr + (tmp_path / "compared" / "compare.html").read_text()
+
+
 def test_the_work_of_workers_that_are_averaged_is_added_up():
     spec = preset("tiny")
     update = {"phase": 0, "steps": 2, "tokens": 2 * spec.step_bytes}
@@ -90,6 +110,7 @@ def test_only_the_settings_that_differ_are_listed():
         (["--preset", "tiny"], "give --out DIR"),
         (["."], ". is only one run: give the directories of two or more runs"),
         ([".", ".", "--preset", "tiny"], "directories and --preset were both given"),
+        ([".", ".", "--seed", "1"], "--seed and --set change nothing in runs that exist"),
         ([".", "missing"], "missing is no directory"),
         ([".", "."], "has neither spec.toml nor"),
     ],

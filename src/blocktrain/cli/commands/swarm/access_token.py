@@ -42,6 +42,8 @@ def add(
     """Make an access token and print its invite.
 
     The invite is not shown again."""
+    if not name.strip():
+        raise ConfigError("an access token needs a name, by which it is listed and revoked: give for example alice")
     with opened_ledger(folder, ledger) as book:
         own = read_private(folder / INVITE_FILE)
         if own is None:

@@ -3,11 +3,13 @@ Next: swarm/coordinator/server.py, which does it."""
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -112,8 +114,7 @@ def coordinator(
 
     It may be killed at any time: the same command, or --dir alone, continues the run. Ctrl-C or SIGTERM stops it."""
     limits = http_limits(max_connections, max_per_address, trusted_proxies)
-    if public is None and host in EVERYWHERE:
-        raise ConfigError(f'workers cannot reach --host "{host}": give the name of this machine with --public')
+    _require_public(public, host)
     with_tls = _with_tls(host, tls_cert, tls_key, tls_self_signed, insecure)
     for peer in peers or ():
         parse_address(peer, with_tls)
@@ -190,6 +191,22 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _require_public(public: str | None, host: str) -> None:
+    """What the invite names: workers must be able to reach it."""
+    if public is None and host in EVERYWHERE:
+        raise ConfigError(f'workers cannot reach --host "{host}": give the name of this machine with --public')
+    if public is None:
+        return
+    try:
+        ip_address(public)
+    except ValueError:
+        if re.fullmatch(r"[\w.-]+", public) is None:
+            raise ConfigError(
+                f'--public "{public}" is not the name or address of a machine: give for example example.org, '
+                f"without http:// and port"
+            ) from None
 
 
 def _require_own_folder(folder: Path) -> None:

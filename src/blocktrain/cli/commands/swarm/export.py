@@ -14,7 +14,7 @@ import typer
 from blocktrain.cli.console import named_blocks, say
 from blocktrain.cli.options import Home, read_secret
 from blocktrain.errors import CheckpointError, ConfigError
-from blocktrain.io.private import cache_home
+from blocktrain.io.private import METRICS_FILE, cache_home
 from blocktrain.wire.invite import Invite, read_invite
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def export(
     for folder in (out, hf):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise CheckpointError(f"{folder} is a file: name a directory")
+    if out is not None and (out / METRICS_FILE).is_file():
+        raise CheckpointError(f"{out} holds a run that was trained here: name another directory for the download")
     if out is None and hf is None:
         raise ConfigError("no output was given: name a directory, or --hf DIR for a folder that transformers loads")
     if source.startswith(SCHEMES) or (out is not None and Path(source).exists()):

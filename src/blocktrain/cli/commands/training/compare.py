@@ -46,12 +46,14 @@ def compare(
     """Train blocks and reference, or take runs, and compare them.
 
     With settings: trains both, prints a table, and writes curves (HTML and PNG) and a JSON document to DIR. With the
-    directories of runs or coordinators: measures them, prints a table, and writes a page with their curves and the
-    settings that differ."""
+    directories of runs or coordinators: measures them, on the text of --corpus if it is given, prints a table, and
+    writes a page with their curves and the settings that differ."""
     require_positive("--max-windows", max_windows)
     paths = given or []
     if len(paths) > 1 or any(path.is_dir() for path in paths):
-        _compare_runs(paths, out or RUNS_OUT, preset, max_windows)
+        if seed is not None or changes:
+            raise ConfigError("--seed and --set change nothing in runs that exist: leave them out, or train new ones")
+        _compare_runs(paths, out or RUNS_OUT, preset, corpus, max_windows)
         return
     if out is None:
         raise ConfigError("compare writes what it trains: give --out DIR")
@@ -73,7 +75,9 @@ def compare(
         say(f"wrote {path}")
 
 
-def _compare_runs(paths: list[Path], out: Path, preset: str | None, max_windows: int | None) -> None:
+def _compare_runs(
+    paths: list[Path], out: Path, preset: str | None, corpus: str | None, max_windows: int | None
+) -> None:
     files = [str(path) for path in paths if not path.is_dir()]
     if files or len(paths) < 2 or preset is not None:
         both = "directories and --preset were both given" if preset is not None else f"{paths[0]} is only one run"
@@ -82,5 +86,5 @@ def _compare_runs(paths: list[Path], out: Path, preset: str | None, max_windows:
 
     from blocktrain.cli.commands.training.compare_runs import compare_runs
 
-    for path in compare_runs(paths, out, max_windows):
+    for path in compare_runs(paths, out, max_windows, corpus):
         say(f"wrote {path}")

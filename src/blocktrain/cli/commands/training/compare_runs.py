@@ -39,14 +39,15 @@ class Contender:
     flops: int
     loss: float | None  # held-out, nats per byte
     error: float | None  # its standard error
-    corpus_sha256: str | None  # None if unknown
+    corpus_sha256: str | None  # of the text that it was measured on; None if unknown
     held_out: Line  # over minutes
     training: Line  # over bytes of text
     sample: tuple[str, str] | None
 
 
-def open_contender(folder: Path, max_windows: int | None) -> Contender:
-    """From a run directory, measured now, or from a coordinator's directory, as its workers measured it."""
+def open_contender(folder: Path, max_windows: int | None, corpus: str | None) -> Contender:
+    """From a run directory, measured now, on other text than its own if the user names it; or from a coordinator's
+    directory, as its workers measured it."""
     if (folder / LEDGER_FILE).is_file():
         story = story_of_ledger(folder)
         text, flops = work_of(story)
@@ -58,7 +59,7 @@ def open_contender(folder: Path, max_windows: int | None) -> Contender:
             f"{folder} has neither {SPEC_FILE} nor {LEDGER_FILE}: give directories of runs, or of coordinators"
         )
     run, name = RunDirectory.open(folder), str(folder)
-    measured = measure(run, text_of(run), "valid", max_windows=max_windows, so_far=half_trained(folder))
+    measured = measure(run, text_of(run, corpus), "valid", max_windows=max_windows, so_far=half_trained(folder))
     answer = measured.answer
     error = None if math.isnan(answer.standard_error) else answer.standard_error
     exported = story_of_export(folder, run.spec)
@@ -71,7 +72,7 @@ def open_contender(folder: Path, max_windows: int | None) -> Contender:
         points = [point for line in training_curves(run.spec, losses) for point in zip(line.x, line.y, strict=True)]
         held_out, (xs, ys) = held_out_curve(run), _split(sorted(points))
         curves = Line(escape(name), held_out.x, held_out.y), Line(escape(name), xs, ys), newest_sample(run.samples())
-    return Contender(name, run.spec, text, flops, answer.nats_per_byte, error, run.manifest().corpus_sha256, *curves)
+    return Contender(name, run.spec, text, flops, answer.nats_per_byte, error, measured.text_sha256, *curves)
 
 
 def work_of(story: SwarmStory) -> tuple[int, int]:
@@ -118,16 +119,18 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def compare_runs(folders: Sequence[Path], out: Path, max_windows: int | None) -> list[Path]:
+def compare_runs(folders: Sequence[Path], out: Path, max_windows: int | None, corpus: str | None = None) -> list[Path]:
     """Prints a table of the runs, best first, and writes a page and a JSON document. Returns their paths."""
-    runs = [open_contender(folder, max_windows) for folder in folders]
+    runs = [open_contender(folder, max_windows, corpus) for folder in folders]
     ranked = sorted(runs, key=lambda run: math.inf if run.loss is None else run.loss)
     rows = [_row(run, ranked[0]) for run in ranked]
     show_table(COLUMNS, rows)
     hashes = {run.corpus_sha256 for run in runs if run.corpus_sha256 is not None}
-    texts = max(len(hashes), len({run.spec.corpus.name for run in runs})) > 1
+    names = {run.spec.corpus.name for run in runs if corpus is None or run.corpus_sha256 is None}
+    texts = max(len(hashes), len(names)) > 1
     if texts:
-        say("warning: the runs were trained on different texts, so their losses cannot be compared")
+        remedy = ": measure them on one with --corpus PATH" if corpus is None else ""
+        say(f"warning: the runs were measured on different texts, so their losses cannot be compared{remedy}")
     page, document = out / "compare.html", out / "compare.json"
     out.mkdir(parents=True, exist_ok=True)
     write_page(page, "Comparison", sections_of(ranked, rows, texts), _summary(ranked))
@@ -161,7 +164,7 @@ def _summary(ranked: Sequence[Contender]) -> PageSummary:
 
 def sections_of(ranked: Sequence[Contender], rows: list[list[str]], other_texts: bool) -> list[Section]:
     scored = [(run.name, run.loss) for run in ranked if run.loss is not None]
-    text = "The runs were trained on different texts: their losses cannot be compared." if other_texts else ""
+    text = "The runs were measured on different texts: their losses cannot be compared." if other_texts else ""
     bars = bar_figure(
         [escape(name) for name, _ in scored],
         [loss for _, loss in scored],

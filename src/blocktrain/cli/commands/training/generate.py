@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import unicodedata
 from contextlib import aclosing
@@ -16,12 +17,15 @@ import typer
 
 from blocktrain.cli.console import say
 from blocktrain.cli.options import read_secret
+from blocktrain.errors import ConfigError
 from blocktrain.sampling_settings import READABLE_TEMPERATURE
 from blocktrain.serve.decode.request import Mode
 
 if TYPE_CHECKING:
     from blocktrain.cli.shared.gateway_client import Output, Show
     from blocktrain.serve.decode.request import Request
+
+ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")  # HOST:PORT
 
 
 def generate(
@@ -76,6 +80,8 @@ def generate(
     show: Show = (lambda text: None) if as_json else _show
     if is_url(run):
         output = generate_remotely(run, request, stop or [], show, api_key, longest_bytes)
+    elif ADDRESS.fullmatch(run) and not Path(run).exists():
+        raise ConfigError(f"{run} is no directory: if a gateway answers there, write http://{run}")
     else:
         output = asyncio.run(_generate_here(Path(run), request, longest_bytes, stop or [], show))
     print(json.dumps(asdict(output), indent=2) if as_json else "")

@@ -3,6 +3,7 @@ bytes, events. Next: cli/shared/sections.py, the contents; figures.py, which dra
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,9 @@ import typer
 
 from blocktrain.cli.console import say
 from blocktrain.cli.options import LedgerUrl, MaxWindows, require_positive
+from blocktrain.errors import ConfigError
 
+PAGE_START = b"<!doctype html"
 QUICK_WINDOWS = 64  # of held-out text: takes seconds, not minutes
 
 
@@ -27,6 +30,8 @@ def report(
 
     The page works offline. RUN may be the directory of a running coordinator: its ledger is only read."""
     require_positive("--max-windows", max_windows)
+    if out is not None:
+        require_page(out)
     out = out or run / "report.html"
 
     from blocktrain.cli.shared.sections import page_of
@@ -38,3 +43,17 @@ def report(
     for index, figure in enumerate(section.figure for section in page.sections if section.figure and png):
         for path in write_png(figure, out.with_name(f"{out.stem}-{index + 1}.png"), skipped=say):
             print(path, flush=True)
+
+
+def require_page(out: Path) -> None:
+    """A name that is free, or that of an older page: nothing else is overwritten."""
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder: name a file, for example {out / 'report.html'}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out} is in no folder that exists: make {out.parent}, or name another file")
+    try:
+        with suppress(FileNotFoundError), out.open("rb") as file:
+            if not file.read(len(PAGE_START)).lower().startswith(PAGE_START):
+                raise ConfigError(f"--out {out} holds something else than a page: name another file")
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be read ({error.strerror}): name another file") from None
