@@ -142,7 +142,7 @@ def test_a_wrong_clock_is_a_warning(run, invite, tmp_path, monkeypatch):
 
 
 def test_a_run_whose_blocks_are_too_large_fails(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("blocktrain.cli.options.free_memory_bytes", lambda device: 10**6)
+    monkeypatch.setattr("blocktrain.cli.machine.free_memory_bytes", lambda device: 10**6)
     document = examined(run, "--home", tmp_path, exit_code=1)
     assert not any(phase["fits"] for phase in document["phases"])
     assert levels(document)["blocks"] == "fail"
