@@ -72,7 +72,7 @@ EXPERIMENTS = (
     ),
     _own("swarm"),
     _own("rounds"),
-    Experiment("scale_out", "scale_out", " --clients 200 --seconds 3"),
+    Experiment("scale_out", "scale_out", " --clients 2000 --seconds 1"),
     _own("presigned"),
     _own("serve"),
     _own("serve_quality"),

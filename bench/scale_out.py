@@ -246,6 +246,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def keep(part: str, row: dict[str, Any]) -> None:
         document[part].append(row | {"load": os.getloadavg()[0]})
+        document["rates"].sort(key=lambda rates: (-rates["clients"], rates["coordinators"]))
         write_json(path, document)
 
     with servers() as proxy, tempfile.TemporaryDirectory() as name:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktrain.cli.console import counted, say
-from blocktrain.cli.options import use_threads
+from blocktrain.cli.machine import use_threads
 from blocktrain.cli.shared.address_file import write_address
 from blocktrain.errors import ConfigError
 from blocktrain.io.allocator import keep_some_memory

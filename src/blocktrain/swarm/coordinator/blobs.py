@@ -55,7 +55,7 @@ class Blobs:
             self.storage = place
         self.where = self.storage.where
         self._checked: dict[str, FileState | None] = {}  # the state of each file when its bytes were checked
-        self._sizes: dict[str, int] = {}  # of blobs in a bucket: every lease names some, and asking takes a request
+        self._known_sizes: dict[str, int] = {}  # of blobs in a bucket: every lease names some
         self.damaged: set[str] = set()  # blobs that were found damaged when they were read
         # While they are being read.
         self._mapped: WeakValueDictionary[tuple[str, FileState | None], mmap] = WeakValueDictionary()
@@ -151,12 +151,12 @@ class Blobs:
             yield from self.storage.chunks(_key(sha256), start, end)
 
     def size(self, sha256: str) -> int:
-        if (known := self._sizes.get(sha256)) is not None:
+        if (known := self._known_sizes.get(sha256)) is not None:
             return known
         with self._reading(sha256):
             num_bytes = self.storage.size(_key(sha256))
         if self.is_bucket:
-            self._sizes[sha256] = num_bytes
+            self._known_sizes[sha256] = num_bytes
         return num_bytes
 
     def whole_size(self, sha256: str) -> int:
@@ -182,7 +182,7 @@ class Blobs:
     def delete(self, sha256: str) -> None:
         """Deleting a blob that is not there is no error: it may be the second try."""
         self._checked.pop(sha256, None)
-        self._sizes.pop(sha256, None)
+        self._known_sizes.pop(sha256, None)
         self._delete(_key(sha256))
 
     def iterate(self, before_s: float | None = None) -> Iterator[str]:
@@ -308,7 +308,7 @@ class Blobs:
             try:
                 yield
             except FileNotFoundError:
-                self._sizes.pop(sha256, None)
+                self._known_sizes.pop(sha256, None)
                 raise BlobError(
                     f"blob {sha256} is not in {self.where}: restore it from a copy, or have it uploaded again"
                 ) from None
