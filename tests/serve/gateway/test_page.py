@@ -140,8 +140,13 @@ def test_what_cannot_be_is_shown_as_a_sentence(visit, open_gateway, fields, sent
     expect(page.get_by_role("alert")).to_have_text(sentence)
     expect(page.locator("#status")).to_have_text("Nothing was written")
     ask(page)
-    assert written(page)
+    text = written(page)
+    assert text
     expect(page.get_by_role("alert")).to_be_hidden()
+    ask(page, **fields)
+    expect(page.get_by_role("alert")).to_have_text(sentence)
+    expect(page.locator("#written")).to_have_text(text)  # what was there before is not lost
+    expect(page.get_by_role("button", name="Continue")).to_be_enabled()
 
 
 def test_the_end_of_a_long_prompt_is_continued_and_the_page_says_so(visit, open_gateway):

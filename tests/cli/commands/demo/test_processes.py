@@ -42,6 +42,12 @@ def test_a_process_that_fails_before_it_is_ready_is_reported_with_the_end_of_its
     assert "first" not in str(caught.value)
 
 
+def test_what_the_user_can_mend_is_the_demo_s_own_error(process):
+    failed = process("import sys; sys.stderr.write('reading\\nerror: give more text\\n'); sys.exit(2)")
+    with pytest.raises(DemoFailed, match=r"^give more text$"):
+        failed.wait_until(lambda: None)
+
+
 def test_a_process_that_is_not_ready_in_time_is_reported(process):
     with pytest.raises(DemoFailed, match="stage is not ready after 0s"):
         process("input()").wait_until(lambda: None, limit_s=0.0)

@@ -89,7 +89,8 @@ def demo(
                 signal.pause()
     except DemoFailed as failed:
         message, *end_of_log = str(failed).splitlines()
-        say(*end_of_log)
+        if end_of_log:
+            say(*end_of_log)
         raise DemoFailed(message) from None
     except KeyboardInterrupt:
         tell(f"\nstopped: everything is saved in {folder}, run the same command again to continue")

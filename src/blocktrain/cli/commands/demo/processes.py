@@ -16,12 +16,13 @@ from typing import TypeVar
 from blocktrain.cli.console import duration, say, wrapped
 from blocktrain.cli.shared.address_file import POLL_S
 from blocktrain.cli.shared.signals import interrupts_delayed
-from blocktrain.errors import BlockTrainError
+from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
 from blocktrain.io.files import make_folder
 
 Found = TypeVar("Found")
 START_LIMIT_S = 1800.0  # a slow machine may take minutes until a process listens
 GRACE_S = 20.0
+ERROR = "error: "  # how a command begins its last line when the user can mend it
 LAST_LINES = 5  # of a log, shown when its process failed
 
 
@@ -59,12 +60,18 @@ class Process:
     def check(self, *, may_end: bool) -> None:
         """Raises if the process has failed; also if it has ended at all, unless it may."""
         code = self._popen.poll()
-        if code is not None and not (may_end and code == 0):
-            raise DemoFailed(f"{self.name} exited with code {code}: {self._remedy()}")
+        if code is None or (may_end and code == 0):
+            return
+        said = self._last_lines()[-1]
+        if code == EXIT_USER_ERROR and said.startswith(ERROR):  # a sentence with its own remedy
+            raise DemoFailed(said.removeprefix(ERROR))
+        raise DemoFailed(f"{self.name} exited with code {code}: {self._remedy()}")
+
+    def _last_lines(self) -> list[str]:
+        return self._log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:] or ["(it is empty)"]
 
     def _remedy(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:] or ["(it is empty)"]
-        return "\n  ".join([f"read the end of {self._log}, then run the same command again", *lines])
+        return "\n  ".join([f"read the end of {self._log}, then run the same command again", *self._last_lines()])
 
     def kill(self) -> None:
         """As kill -9 does: the process can save and send nothing."""

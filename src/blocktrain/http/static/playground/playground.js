@@ -121,12 +121,14 @@ function showCurl() {
 async function write(prompt = null) {
   if (running) return;
   running = new AbortController();
-  begin(prompt !== null);
+  begin();
   let last = null;
   try {
-    const body = JSON.stringify({ ...question(), ...(prompt === null ? {} : { prompt }), stream: true });
+    const asks = { ...question(), ...(prompt === null ? {} : { prompt }) };
+    const body = JSON.stringify({ ...asks, stream: true });
     const response = await fetch("v1/completions", { method: "POST", headers: headers(), body, signal: running.signal });
-    if (!response.ok) throw await refusal(response);
+    if (!response.ok) throw await refusal(response); // the text before stays
+    if (prompt === null) startWith(asks.prompt);
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
       last = show(event, last);
@@ -144,17 +146,18 @@ function goOn() {
   write(textEnd(text, model.context * (model.tokenizer === "bpe" ? 16 : 1)));
 }
 
-function begin(goesOn) {
+function startWith(prompt) {
+  byId("given").textContent = prompt;
+  byId("written").replaceChildren();
+  byId("empty").hidden = true;
+}
+
+function begin() {
   showProblem("");
   asked = Number(byId("length").value);
-  if (!goesOn) {
-    byId("given").textContent = byId("prompt").value;
-    byId("written").replaceChildren();
-  }
   byId("draft-key").hidden = mode() === "autoregressive";
   byId("continue").disabled = true;
   byId("strip").replaceChildren();
-  byId("empty").hidden = true;
   for (const id of ["traversals", "per-traversal", "first-byte", "speed"]) byId(id).textContent = "–";
   byId("status").textContent = "Writing…";
   byId("output").setAttribute("aria-busy", "true"); // screen readers read the whole text once, not byte by byte
