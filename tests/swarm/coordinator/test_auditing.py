@@ -73,6 +73,20 @@ def test_a_second_worker_gets_the_lease_again_and_need_not_know_it(audited):
     assert again.model_dump().keys() == first.model_dump().keys()
 
 
+def test_whether_an_update_is_audited_is_drawn_when_it_has_come_and_not_before(audited, monkeypatch):
+    """A worker that knew it before would lie in the others. What it is asked to audit it may recognise."""
+    sent, drawn = list[str](), list[int]()
+    monkeypatch.setattr(audited.coordinator._auditing, "_chance", lambda: drawn.append(len(sent)) or 0.0)
+    members = [audited.member() for _ in range(3)]
+    leases = [member.lease() for member in members]
+    for member, lease in zip(members, leases, strict=True):
+        payload = member.payload(lease, steps_of(lease))
+        assert len(drawn) == len(sent)
+        sent.append(lease.lease)
+        member.send(lease, payload)
+    assert drawn == [1, 2, 3]
+
+
 def test_a_worker_that_is_alone_keeps_its_optimiser_state_and_is_not_audited(new_house):
     house = new_house(**ALWAYS | {"swarm.min_updates": 1})
     alone = house.member()

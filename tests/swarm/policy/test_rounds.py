@@ -66,14 +66,7 @@ def test_a_round_closes_when_full_or_late_and_never_waits_for_the_dead(reported,
         ({"delivered": 1}, 45, "close", "all leases are in: 2 updates in, 1 not waited for"),
         ({"delivered": 1, "due_s": 150.0}, 120, "wait", "2 updates in, 1 at work, 80 s left"),
     ],
-    ids=[
-        "who owes updates",
-        "a newcomer",
-        "a newcomer for long",
-        "who delivered before",
-        "overdue",
-        "slow but in time",
-    ],
+    ids=["who owes", "a newcomer", "a newcomer for long", "who delivered before", "overdue", "slow but in time"],
 )
 def test_a_round_waits_for_those_who_deliver_and_a_while_for_newcomers(silent, now_s, action, reason):
     before = a_round(reported=2, silent=1)

@@ -107,7 +107,7 @@ class AuditsPart(LedgerPart):
             return tuple(AuditSummary(**row._asdict()) for row in rows)
 
     def grant_audit(self, audit: Audit, worker: str, now_s: float, deadline_at_s: float) -> AuditLease:
-        """Its id looks like that of any lease: a worker should not treat an audit in another way."""
+        """For a worker it is a lease like any other, unless it looks closely at the id."""
         id = f"{audit.lease.phase}-{audit.lease.round}-{worker}-{audit.number}"
         row = {"id": id, "audit": audit.number, "worker": worker, "granted_s": now_s, "deadline_at_s": deadline_at_s}
         unset = dict.fromkeys(("payload", "num_bytes", "loss", "distances", "signature"))

@@ -215,7 +215,9 @@ def insert_all(connection: Connection, table: Table, rows: Sequence[Mapping[str,
 
 
 def _insert_of(table: Table, names: Sequence[str], num_rows: int) -> Insert:
-    return insert(table).values([{name: bindparam(f"{name}_{at}") for name in names} for at in range(num_rows)])
+    types = [(name, table.c[name].type) for name in names]
+    rows = [{name: bindparam(f"{name}_{at}", type_=of_column) for name, of_column in types} for at in range(num_rows)]
+    return insert(table).values(rows)
 
 
 _few_rows = lru_cache(maxsize=256)(_insert_of)

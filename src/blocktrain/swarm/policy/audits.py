@@ -1,8 +1,8 @@
 """Audits: a share of the updates is computed again by other workers. A lease is a function of public facts: the
 versions, the shard and the steps. Where several workers train, each lease starts with new optimiser state; a worker
 that is alone keeps its state, and trains what local training would. Two honest workers therefore get the same update,
-bit for bit on equal hardware. Who is asked does not learn that it is an audit. Pure: no clock, socket, disk or
-randomness.
+bit for bit on equal hardware. Which updates are audited is drawn when they have come. Pure: no clock, socket, disk
+or randomness.
 Next: standing.py, what follows for a worker; ../coordinator/trust/auditing.py, which asks and compares."""
 
 from __future__ import annotations

@@ -48,6 +48,16 @@ def test_a_statement_writes_the_columns_that_it_is_given(worked):
     assert (ada.name, ada.device) == ("first", "second")
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, queries.FEW_ROWS + 1])
+def test_rows_that_are_inserted_together_are_read_as_they_were_given(worked, num_rows):
+    rows = [queries.event_row("late", f"text {n}", float(n), {"round": n}) for n in range(num_rows)]
+    for _ in range(2):  # the second time the statement is known
+        with worked.database.quick_writing() as quick:
+            queries.insert_all(quick, t.events, rows)
+    kept = worked.events()[-num_rows:]
+    assert [(x.kind, x.text, x.at_s, x.data) for x in kept] == [tuple(row.values()) for row in rows]
+
+
 def test_a_contradiction_keeps_nothing_of_its_transaction(worked):
     def write_twice() -> None:
         with worked.database.quick_writing() as quick:
