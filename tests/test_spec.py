@@ -82,6 +82,7 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path, text, comp
         ("[model]\nphysical_layers = [1, 1]", r"model.physical_layers lists 2 blocks, model.blocks = 4"),
         ("[model]\nphysical_layers = 0", r"model.physical_layers = 0: input should be greater than or equal to 1"),
         ("[model]\nblocks = 0", r"model.blocks = 0: input should be greater than or equal to 1"),
+        ("[model]\nblocks = 2147483648", r"model.blocks = 2147483648: input should be less than or equal to 1024"),
         ("[corpus]\nvalid_share = 1.0", r"corpus.valid_share = 1.0: input should be less than 1"),
         ("[objective]\nkind = 'denoise'\nsigma_min = 3.0\nsigma_max = 3.0", r"sigma_min = 3.0 must be below .*= 3.0"),
         ("[objective]\nkind = 'stacked'\nschedule = 'simultaneous'", r"set scaffold = 0"),

@@ -25,6 +25,7 @@ MAX_VOCABULARY = 2**20  # tokens
 BYTES = "bytes"  # the tokenizer that needs no file
 TOKENIZER_FILE = "tokenizer.json"  # in a run directory and in a prepared corpus
 
+MAX_BLOCKS = 1024  # each has a phase: a spec with billions of them would end the memory of whoever reads it
 Count = Annotated[int, Field(ge=1, strict=True)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -96,7 +97,7 @@ class ModelSpec(Settings):
     vocabulary: Annotated[int, Field(ge=2, le=MAX_VOCABULARY, strict=True)] = NUM_SYMBOLS  # set by the tokenizer
     # width of the tables of embedding and read-out; left out: model.width, or less if a tokenizer needs it
     table_rank: Count | None = None
-    blocks: Count = 4  # parts of the model, each trained separately
+    blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS, strict=True)] = 4  # parts of the model, each trained separately
     layers: Count | tuple[Count, ...] = 8  # in total, divided equally among the blocks; or one number per block
     physical_layers: Count | tuple[Count, ...] | None = None  # real layers per block, or one each; left out: all
 
