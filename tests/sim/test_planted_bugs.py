@@ -88,14 +88,15 @@ def _merge_of_a_list(merge: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def measures_durations_with_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
-    made = RunClock.__init__
+    """Clocks that are there already stay as they are: other tests' coordinators may still run in threads."""
+    made, read = RunClock.__init__, RunClock.__call__
 
     def keep_wall(self, latest_s, wall=time.time, monotonic=time.monotonic):
         made(self, latest_s, wall, monotonic)
         self._wall = wall
 
     patch.setattr(RunClock, "__init__", keep_wall)
-    patch.setattr(RunClock, "__call__", lambda self: self._wall())
+    patch.setattr(RunClock, "__call__", lambda self: self._wall() if hasattr(self, "_wall") else read(self))
 
 
 def starts_on_a_ledger_that_lost_acknowledged_updates(patch: pytest.MonkeyPatch) -> None:

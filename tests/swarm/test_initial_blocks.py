@@ -1,6 +1,6 @@
 """Initial blocks: made in a process that ends, they are the blocks that any process would make."""
 
-import os
+import signal
 
 import numpy as np
 import pytest
@@ -58,4 +58,4 @@ def test_a_process_that_is_killed_is_reported_in_a_sentence():
         pytest.raises(ConfigError, match="was ended from outside: give this machine more memory"),
         torch_process() as one,
     ):
-        one.submit(os._exit, 9).result()
+        one.submit(signal.raise_signal, signal.SIGKILL).result()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,13 +70,11 @@ def demo(
     require_place(folder)
     machine = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
 
-    changes = [*own_tokenizer(corpus), *(changes or ())]
-    spec = read_spec(None, preset, corpus, None, changes)
+    spec = read_spec(None, preset, corpus, None, changes := [*own_tokenizer(corpus), *(changes or ())])
     require_source(spec.corpus.source)
     warn_about_text(spec)
-    settings = ["--preset", preset, *(["--corpus", corpus] if corpus is not None else [])]
-    for change in (f"train.steps={steps_of(spec)}", *shared_among(workers, spec), *changes):
-        settings += ["--set", change]
+    changes = [f"train.steps={steps_of(spec)}", *shared_among(workers, spec), *changes]
+    settings = ["--preset", preset, *(["--corpus", corpus] if corpus is not None else []), *_set(changes)]
     for number in STOP_SIGNALS:  # also if the shell that started it ignores them
         signal.signal(number, signal.default_int_handler)
     try:
@@ -95,6 +94,10 @@ def demo(
     except KeyboardInterrupt:
         tell(f"\nstopped: everything is saved in {folder}, run the same command again to continue")
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _set(changes: Iterable[str]) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
 
 
 def require_place(folder: Path) -> None:
