@@ -231,6 +231,11 @@ def _rows(ledger_url: str) -> Counter[str]:
     return Counter({name: int(number) for name, number in counts.items()})
 
 
+def _case(rates: Mapping[str, Any]) -> tuple[int, int]:
+    """The largest number of clients first."""
+    return -rates["clients"], rates["coordinators"]
+
+
 # --- the document ----------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +251,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def keep(part: str, row: dict[str, Any]) -> None:
         document[part].append(row | {"load": os.getloadavg()[0]})
-        document["rates"].sort(key=lambda rates: (-rates["clients"], rates["coordinators"]))
+        newest = {_case(rates): rates for rates in document["rates"]}  # a case that is measured again is replaced
+        document["rates"] = [newest[case] for case in sorted(newest)]
         write_json(path, document)
 
     with servers() as proxy, tempfile.TemporaryDirectory() as name:

