@@ -144,12 +144,21 @@ def test_a_deleted_blob_is_gone_and_may_be_deleted_again(blobs):
     assert list(blobs.iterate()) == []
 
 
-def test_pruning_can_pass_over_blobs_that_are_young(folder):
+def test_pruning_passes_over_blobs_that_are_young_or_needed(folder):
     blobs = Blobs(folder)
-    old, new = blobs.put(b"old"), blobs.put(b"new")
-    os.utime(folder / "blobs" / old, (1000, 1000))
-    os.utime(folder / "blobs" / new, (3000, 3000))
-    assert list(blobs.iterate(before_s=2000)) == [old]
+    old, new, needed = blobs.put(b"old"), blobs.put(b"new"), blobs.put(b"needed")
+    for name, written_s in ((old, 1000), (new, 3000), (needed, 1000)):
+        os.utime(folder / "blobs" / name, (written_s, written_s))
+    blobs.prune({needed}, before_s=2000)
+    assert set(blobs.iterate()) == {new, needed}
+
+
+def test_pruning_forgets_what_another_coordinator_has_deleted(folder):
+    blobs = Blobs(folder)
+    gone, kept = blobs.put(b"gone"), blobs.put(b"kept")
+    Blobs(folder).delete(gone)
+    blobs.prune({kept}, before_s=0)
+    assert set(blobs._checked) == {kept}
 
 
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", SHA256.upper(), SHA256 + "\n", "0" * 63])

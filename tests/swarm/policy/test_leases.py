@@ -187,6 +187,14 @@ def test_asking_again_renews_the_same_lease():
     assert sorted(x.shard for x in before.with_grant(grant, 30).leases) == [0, 1, 2]
 
 
+def test_a_worker_past_its_deadline_gets_another_shard_if_a_coordinator_whose_clock_is_ahead_gave_its_own_away():
+    before = a_round(silent=1)
+    ahead = before.with_grant(ask(worker(), before, now_s=125.0), 125.0)
+    assert [x.shard for x in ahead.leases] == [0, 0]
+    grant = ask(worker("w0"), ahead, now_s=70.0)
+    assert (grant.worker, grant.shard) == ("w0", 1)
+
+
 def test_the_shard_of_a_worker_given_up_is_free_again_and_the_clock_starts_anew():
     grant = ask(worker(), a_round(silent=1), now_s=500)
     assert isinstance(grant, Grant)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import SEEK_END
@@ -185,12 +185,28 @@ class Blobs:
         self._known_sizes.pop(sha256, None)
         self._delete(_key(sha256))
 
-    def iterate(self, before_s: float | None = None) -> Iterator[str]:
-        """The names of the blobs that were last put before that time. A younger one may be about to be recorded."""
+    def iterate(self) -> Iterator[str]:
+        return (name for name, _ in self._written())
+
+    def _written(self) -> Iterator[tuple[str, float]]:
+        """The names of the blobs, and when each was last put."""
         for key, _, written_s in self._list(BLOBS):
             name = key.removeprefix(f"{BLOBS}/")
-            if _SHA256.fullmatch(name) and (before_s is None or written_s < before_s):
-                yield name
+            if _SHA256.fullmatch(name):
+                yield name, written_s
+
+    def prune(self, live: Set[str], before_s: float) -> None:
+        """Deletes the blobs that are not among these and were last put before that time: a younger one may be about to
+        be recorded. Forgets what it knows of blobs that another coordinator has deleted."""
+        there = set()
+        for name, written_s in list(self._written()):
+            if name in live or written_s >= before_s:
+                there.add(name)
+            else:
+                self.delete(name)
+        for known in (self._checked, self._known_sizes):
+            for name in {*list(known)} - there:  # a list of it at once: other threads add to it
+                known.pop(name, None)
 
     @contextmanager
     def receiving(self) -> Iterator[BinaryIO]:

@@ -274,8 +274,6 @@ class CoordinatorLoop:
         live = self._ledger.live_blobs(self._spec.swarm.keep_versions)
         age_s = UNWANTED_S if self._quotas.state.problem is None else UNWANTED_FULL_S
         before_s = self.wall_clock() - age_s
-        for sha256 in list(self._blobs.iterate(before_s=before_s)):
-            if sha256 not in live:
-                self._blobs.delete(sha256)
+        self._blobs.prune(live, before_s)
         self._blobs.discard_uploads(before_s)
         self._ledger.prune_events()

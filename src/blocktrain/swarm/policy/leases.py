@@ -141,12 +141,13 @@ def _offer(worker: WorkerFacts, candidate: _Candidate, now_s: float, spec: Swarm
         return NoWork(f"{left}: waiting for the next", _retry_s(round, awaited, now_s))
     in_time = speed * time_s + (WAITED_FOR_STEPS if others and not worker.owed else 0.0)
     steps = max(1, int(min(round.steps, in_time) + ROUNDING))
+    taken = {x.shard for x in (*at_work, *round.reported) if x.worker != worker.name}
     return Grant(
         worker=worker.name,
         phase=round.phase,
         number=round.number,
         base=round.base,
-        shard=own.shard if own else _lowest_free({x.shard for x in (*at_work, *round.reported)}),
+        shard=own.shard if own and own.shard not in taken else _lowest_free(taken),
         step_start=round.step_start,
         steps=steps,
         due_s=now_s + steps / speed,
