@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(scope="module")
 def document(bench, tmp_path_factory):
     out = tmp_path_factory.mktemp("goodput")
-    bench("goodput").main(["--quick", "--out", str(out)])
+    bench("goodput").main(["--quick", "--seeds", "0,1", "--out", str(out)])
     return json.loads((out / "goodput.json").read_text())
 
 
@@ -16,6 +16,13 @@ def test_most_of_the_computed_steps_survive_failures(document):
     (point,) = document["points"]
     assert 0.5 < point["swarm"]["of_steps"] <= 1
     assert 0 < point["swarm"]["of_time"] <= 1
+
+
+def test_the_shares_are_means_over_the_seeds(document):
+    (point,) = document["points"]
+    shares = [seed["swarm"]["of_steps"] for seed in point["seeds"]]
+    assert point["swarm"]["of_steps"] == pytest.approx(sum(shares) / 2)
+    assert point["swarm"]["least"] == min(shares)
 
 
 def test_a_synchronous_run_without_failures_loses_only_its_checkpoints(bench):
