@@ -55,7 +55,7 @@ class Shape:
     mtbf_s: tuple[float, ...]  # mean time between two failures of one machine
 
 
-FULL = Shape(workers=8, steps=120, round_steps=10, mtbf_s=(3000.0, 1000.0, 300.0, 100.0, 50.0))
+FULL = Shape(workers=8, steps=120, round_steps=10, mtbf_s=(3000.0, 1000.0, 500.0, 300.0, 200.0, 100.0, 50.0))
 QUICK = Shape(workers=3, steps=12, round_steps=4, mtbf_s=(60.0,))
 
 

@@ -52,7 +52,7 @@ __all__ = ["LABELS", "figures", "main", "section", "verdicts"]  # what page.py a
 
 STAGES = 3
 PROMPT_BYTES = 32
-TRAVERSAL_S, DRAFTED_BYTE_S = 0.2, 0.001  # what speculation reckons with: three hosts, 100 ms apart
+TRAVERSAL_S, DRAFTED_BYTE_S = 0.2, 0.001  # what speculation assumes: three hosts, 100 ms apart
 Pairs = list[tuple[bytes, bytes]]  # prompt and text
 
 
