@@ -67,7 +67,7 @@ class Watching:
                 "down_bytes": self.traffic.totals()[0],
                 "down_since_s": self._started_s,
             },
-            "time_left_s": None if run.paused else time_left_s(self._spec, phases, records, now_s),
+            "time_left_s": None if run.paused else time_left_s(self._spec, phases, self._timed(phases, records), now_s),
             "storage": asdict(self._quotas.state),
             "audits": self._audits(),
             "evaluations": [
@@ -77,6 +77,15 @@ class Watching:
             "samples": samples_of(sampled, evaluations),
             "events": [asdict(event) for event in self._ledger.events(limit=NEWS)],
         }
+
+    def _timed(
+        self, phases: Sequence[PhaseRecord], records: Mapping[int, Sequence[RoundRecord]]
+    ) -> Mapping[int, Sequence[RoundRecord]]:
+        """The rounds that show the speed of the run: those of the phase before until one of the open ones closes."""
+        finished = [phase.phase for phase in phases if phase.finished]
+        if not finished or any(record.closed_s is not None for of_phase in records.values() for record in of_phase):
+            return records
+        return {finished[-1]: self._ledger.rounds(finished[-1], WINDOW + 1)}
 
     def _phase(self, phase: PhaseRecord, records: Sequence[RoundRecord], now_s: float) -> dict[str, Any]:
         planned = self._spec.phases[phase.phase]
