@@ -23,10 +23,13 @@ NAME_BORDER = re.compile(r" (?=\w)|(?<=/)")
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def say(*lines: str) -> None:
+def say(*lines: str, indent: int = 0) -> None:
     """Prints what is not the result: on stderr. A line may hold foreign text, such as a coordinator's error: it stays
-    one line."""
-    print("\n".join(map(visible, lines)), file=sys.stderr, flush=True)
+    one line, which wraps on a terminal. A line that begins with spaces is to be copied: it wraps only if `indent` says
+    how its further lines begin."""
+    copied = [line.startswith("  ") and not indent for line in lines]
+    shown = [visible(x) if c else wrapped(visible(x), indent, sys.stderr) for x, c in zip(lines, copied, strict=True)]
+    print("\n".join(shown), file=sys.stderr, flush=True)
 
 
 def show_line(text: str) -> None:
