@@ -31,8 +31,10 @@ function showTimeLeft(status) {
 
 function showRate(status, curves, text_unit) {
   const rate = textPerSecond(curves);
-  byId("rate").textContent = rate === null ? "–" : `${textAmount(rate, text_unit)}/s`;
-  byId("rate-of").textContent = finished(status) ? "in the last rounds" : rate === null ? "known after two rounds" : "all workers together";
+  const [amount, unit] = rate === null ? ["–", ""] : textAmount(rate, text_unit).split(" ");
+  byId("rate").textContent = amount;
+  const whose = finished(status) ? "in the last rounds" : "all workers together";
+  byId("rate-of").textContent = rate === null ? "known after two rounds" : `${unit}/s, ${whose}`;
 }
 
 export function showLoss(heldOut) {
