@@ -85,12 +85,12 @@ def text_of(run: RunDirectory, elsewhere: str | None = None) -> Corpus:
     try:
         with preparing_progress() as report:
             text = load_corpus(corpus, run.spec.model.context, report)
-    except CorpusError as error:
+    except CorpusError:
         if elsewhere is not None:
             raise
         sha256 = run.manifest().corpus_sha256
         raise CorpusError(
-            f'{run.path} was trained on the text "{corpus.name}" (sha256 {sha256[:12]}…), which is not here ({error}): '
+            f'{run.path} was trained on the text "{corpus.name}" (sha256 {sha256[:12]}…), which is not here: '
             f"name the file or folder with --corpus PATH"
         ) from None
     if elsewhere is None and text.sha256 != run.manifest().corpus_sha256:
