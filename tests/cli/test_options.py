@@ -46,11 +46,12 @@ def test_the_gpu_is_used_when_there_is_one_and_nothing_else_was_asked_for(monkey
     assert chosen_device("cpu").type == "cpu"
 
 
-@pytest.mark.parametrize("command", ["train", "worker", "stage", "serve", "demo"])
+@pytest.mark.parametrize("command", ["train", "reference", "eval", "worker", "stage", "serve", "demo"])
 def test_a_device_that_is_not_here_is_refused_before_anything_starts(run, trained, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     given = {
         "train": ["--preset", "tiny", "--out", "run"],
+        "reference": ["--preset", "tiny", "--out", "run"],
         "worker": ["bt://127.0.0.1:1/#a-token-for-nobody-at-all"],
         "demo": ["--dir", "demo"],
     }.get(command, [trained[0]])
