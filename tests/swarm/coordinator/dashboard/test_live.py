@@ -36,6 +36,15 @@ def test_without_workers_the_page_says_how_to_join(visit, running):
     expect(page.locator("#blocks .crew").first).to_be_visible()
 
 
+def test_a_full_disk_is_said_at_the_top(visit, running, monkeypatch):
+    house, url = running
+    page = visit(url, TOKENS["viewer"])
+    expect(page.locator("#shortage")).to_be_hidden()
+    monkeypatch.setattr(house.blobs, "disk_bytes", lambda: (2**40, 0))
+    house.member().lease()
+    expect(page.locator("#shortage")).to_have_text(re.compile("^The coordinator's disk is full: 0 bytes are left"))
+
+
 def test_the_unit_of_the_rate_stands_below_it_where_a_long_one_does_not_wrap(visit, running):
     house, url = running
     member = house.member()

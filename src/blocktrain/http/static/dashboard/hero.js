@@ -17,6 +17,9 @@ export function showHero(status, curves, text_unit) {
   byId("up").textContent = bytes(status.traffic.up_bytes);
   byId("down").textContent = bytes(status.traffic.down_bytes);
   byId("down-since").textContent = `since the coordinator started at ${clock(status.traffic.down_since_s)}`;
+  const shortage = status.storage?.problem ?? "";
+  byId("shortage").textContent = shortage && `${shortage.charAt(0).toUpperCase()}${shortage.slice(1)}. Until then nothing more is taken in.`;
+  byId("shortage").hidden = !shortage;
   showTimeLeft(status);
   showRate(status, curves, text_unit);
   showPhases(status);

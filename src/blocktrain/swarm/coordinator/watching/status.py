@@ -68,7 +68,7 @@ class Watching:
                 "down_since_s": self._started_s,
             },
             "time_left_s": None if run.paused else time_left_s(self._spec, phases, self._timed(phases, records), now_s),
-            "storage": asdict(self._quotas.state),
+            "storage": asdict(self._quotas.now()),
             "audits": self._audits(),
             "evaluations": [
                 {**asdict(evaluation), "confirmed": confirmed}
