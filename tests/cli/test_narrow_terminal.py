@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +188,11 @@ def show_comparison() -> None:
 )
 def test_what_is_shown_while_a_model_is_trained_cuts_no_word(monkeypatch, show):
     assert_no_word_is_cut(monkeypatch, show)
+
+
+def test_the_status_wastes_no_line_of_a_small_terminal(monkeypatch):
+    lines = [line.strip() for line in printed(monkeypatch, NARROW, show_status)]
+    assert [number for number, pair in enumerate(pairwise(lines)) if pair == ("", "")] == []
 
 
 @pytest.mark.parametrize("name", ["", *(example.split()[0] for _, _, example in COMMANDS)])

@@ -75,11 +75,13 @@ def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int |
     show_table(
         ["phase", "blocks", "step", "version", "round", "deadline", "why"],
         phase_rows(spec.phases, facts),
+        spaced=False,
     )
     print()
     show_table(
         ["worker", "device", "steps/s", "updates", "share", "last seen"],
         worker_rows(facts["workers"], facts["now_s"]) or [["nobody yet", *[""] * 5]],
+        spaced=False,
     )
     for line in excluded_lines(facts["workers"]):
         print(wrapped(visible(line)))

@@ -36,7 +36,7 @@ function showRate(status, curves, text_unit) {
   const rate = textPerSecond(curves);
   const [amount, unit] = rate === null ? ["–", ""] : textAmount(rate, text_unit).split(" ");
   byId("rate").textContent = amount;
-  const whose = finished(status) ? "in the last rounds" : "all workers together";
+  const whose = finished(status) || status.paused ? "in the last rounds" : "all workers together";
   byId("rate-of").textContent = rate === null ? "known after two rounds" : `${unit}/s, ${whose}`;
 }
 
