@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -64,6 +68,17 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(run, traine
         assert result.exit_code == 2
         assert complaint in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_the_shell_completes_the_names_of_presets():
+    words = {"_BLOCKTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "blocktrain train --preset w", "COMP_CWORD": "3"}
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv[0] = 'blocktrain'; from blocktrain.__main__ import main; main()",
+    ]
+    completed = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True)
+    assert completed.stdout.split() == ["wikitext"]
 
 
 def test_training_says_on_which_device_it_runs(run, tiny):
