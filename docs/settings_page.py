@@ -1,11 +1,16 @@
-"""Writes docs/settings.md from the code: every setting with its default, its range and what it does. The sentences are
-the comments behind or above the fields of settings.py. Run: python docs/settings_page.py. A test compares both."""
+"""Writes docs/settings.md from the code: every setting with its default, its range, what it does and when to
+change it. What it does is the comment behind or above the field in settings.py; settings_when.toml says when. A test
+compares page and code.
+
+    python docs/settings_page.py
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
 import re
+import tomllib
 import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -18,6 +23,7 @@ from blocktrain.presets import PRESETS
 from blocktrain.spec import TABLES, RunSpec, Settings
 
 PAGE = Path(__file__).with_name("settings.md")
+WHEN: dict[str, str] = tomllib.loads(Path(__file__).with_name("settings_when.toml").read_text())
 HEAD = """# Settings
 
 Every setting of a run, made from the code by `docs/settings_page.py`. Write a setting into the TOML file of a run, or
@@ -41,10 +47,10 @@ def page() -> str:
 
 def table(prefix: str, settings: type[Settings], keys: list[str]) -> str:
     sentences = comments(settings)
-    rows = ["| key | default | allowed | what it does |", "| --- | --- | --- | --- |"]
+    rows = ["| key | default | allowed | what it does | change it when |", "| --- | --- | --- | --- | --- |"]
     for key in keys:
         field = settings.model_fields[key]
-        cells = (f"`{prefix}{key}`", default(field), allowed(field), sentences[key])
+        cells = (f"`{prefix}{key}`", default(field), allowed(field), sentences[key], WHEN[prefix + key])
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
@@ -74,7 +80,11 @@ def _kinds(annotation: Any, limits: Any = ()) -> str:
         )
     names = {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "text", type(None): "left out"}
     values = [(SIGNS[type(each)], next(iter(vars_of(each)))) for each in limits if type(each) in SIGNS]
-    return ", ".join([names[annotation], *(f"{words.format(f'{value:g}')}" for words, value in values)])
+    return ", ".join([names[annotation], *(f"{words.format(plain_number(value))}" for words, value in values)])
+
+
+def plain_number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def vars_of(limit: Ge | Gt | Le | Lt) -> list[float]:

@@ -40,6 +40,20 @@ def test_help_is_a_command_too(run, words):
     assert run("help", *words).stdout == run(*words, "--help").stdout != ""
 
 
+def test_a_ctrl_c_while_the_command_line_loads_shows_no_traceback():
+    probe = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "blocktrain.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from blocktrain.__main__ import main
+main()"""
+    ended = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted: nothing was started yet\n")
+
+
 def test_help_does_not_import_torch():
     probe = "import sys, blocktrain.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from blocktrain.cli.commands.demo.training import Killing
 from blocktrain.cli.commands.swarm import doctor, status
 from blocktrain.cli.commands.swarm.doctor_checks import Check
 from blocktrain.cli.commands.training import compare_runs, eval
-from blocktrain.cli.console import show_table
+from blocktrain.cli.console import say, show_table
 from blocktrain.cli.main import COMMANDS
 from blocktrain.cli.shared import progress, training
 from blocktrain.cli.shared.scoring import Measured
@@ -165,6 +166,13 @@ def show_scores() -> None:
     eval._show([Measured(SimpleNamespace(path=Path("my-run/model"), spec=PAPER), "", scores)])
 
 
+def show_an_error() -> None:
+    say(
+        "error: this is not an invite, what follows the # has 3 characters and is not a whole access token: copy the "
+        "whole line bt://HOST:PORT/…#… that blocktrain coordinator prints"
+    )
+
+
 def show_plan() -> None:
     training.describe(PAPER)
 
@@ -176,10 +184,15 @@ def show_comparison() -> None:
 
 
 @pytest.mark.parametrize(
-    "show", [show_status, show_doctor, show_demo, show_bars, show_scores, show_comparison, show_plan]
+    "show", [show_status, show_doctor, show_demo, show_bars, show_scores, show_comparison, show_an_error, show_plan]
 )
 def test_what_is_shown_while_a_model_is_trained_cuts_no_word(monkeypatch, show):
     assert_no_word_is_cut(monkeypatch, show)
+
+
+def test_the_status_wastes_no_line_of_a_small_terminal(monkeypatch):
+    lines = [line.strip() for line in printed(monkeypatch, NARROW, show_status)]
+    assert [number for number, pair in enumerate(pairwise(lines)) if pair == ("", "")] == []
 
 
 @pytest.mark.parametrize("name", ["", *(example.split()[0] for _, _, example in COMMANDS)])

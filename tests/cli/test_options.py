@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -46,11 +50,12 @@ def test_the_gpu_is_used_when_there_is_one_and_nothing_else_was_asked_for(monkey
     assert chosen_device("cpu").type == "cpu"
 
 
-@pytest.mark.parametrize("command", ["train", "worker", "stage", "serve", "demo"])
+@pytest.mark.parametrize("command", ["train", "reference", "eval", "worker", "stage", "serve", "demo"])
 def test_a_device_that_is_not_here_is_refused_before_anything_starts(run, trained, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     given = {
         "train": ["--preset", "tiny", "--out", "run"],
+        "reference": ["--preset", "tiny", "--out", "run"],
         "worker": ["bt://127.0.0.1:1/#a-token-for-nobody-at-all"],
         "demo": ["--dir", "demo"],
     }.get(command, [trained[0]])
@@ -63,6 +68,17 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(run, traine
         assert result.exit_code == 2
         assert complaint in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_the_shell_completes_the_names_of_presets():
+    words = {"_BLOCKTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "blocktrain train --preset w", "COMP_CWORD": "3"}
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv[0] = 'blocktrain'; from blocktrain.__main__ import main; main()",
+    ]
+    completed = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True)
+    assert completed.stdout.split() == ["wikitext"]
 
 
 def test_training_says_on_which_device_it_runs(run, tiny):

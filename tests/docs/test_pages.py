@@ -24,6 +24,13 @@ def test_the_navigation_names_every_page_once():
     assert sorted(re.findall(r"[\w-]+\.md", navigation)) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
+@pytest.mark.parametrize("start, folder", [("README.md", "docs/"), ("docs/index.md", "")])
+def test_both_first_pages_link_to_every_page(start, folder):
+    links = set(re.findall(r"\]\(([\w/-]+\.md)", (ROOT / start).read_text()))
+    pages = {f"{folder}{path.name}" for path in DOCS.glob("*.md")}
+    assert pages - links == {f"{folder}index.md"}
+
+
 def test_the_readme_fits_one_screen_and_a_half_and_names_the_two_commands():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 80

@@ -21,11 +21,12 @@ def test_the_page_is_what_its_script_writes(script):
     assert (DOCS / "settings.md").read_text() == script["page"](), "python docs/settings_page.py writes it anew"
 
 
-def test_every_setting_has_a_row_with_a_sentence(script):
+def test_every_setting_has_a_row_that_says_what_it_does_and_when_to_change_it(script):
     rows = [line.split(" | ") for line in script["page"]().splitlines() if line.startswith("| `")]
-    named = {row[0].removeprefix("| ").strip("`"): row[-1].removesuffix(" |") for row in rows}
+    named = {row[0].removeprefix("| ").strip("`"): row[3:] for row in rows}
     assert known_keys() <= named.keys()
-    assert all(len(named[key]) > 10 for key in known_keys())
+    assert all(len(what) > 10 and len(when) > 10 for what, when in map(named.get, known_keys()))
+    assert script["WHEN"].keys() == known_keys()
 
 
 @pytest.mark.parametrize(

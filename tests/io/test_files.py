@@ -51,3 +51,9 @@ def test_a_refusing_disk_leaves_the_old_file_and_names_the_remedy(tmp_path, monk
 def test_a_folder_that_is_gone_is_a_storage_error(tmp_path):
     with pytest.raises(StorageError, match=r"file cannot be written \(No such file or directory\)"):
         write_whole(tmp_path / "gone" / "file", b"new")
+
+
+def test_a_large_need_for_space_is_named_in_megabytes(tmp_path, monkeypatch):
+    refuse(monkeypatch, "fsync", errno.ENOSPC)
+    with pytest.raises(StorageError, match=r"free at least 1\.2 MB on that disk"):
+        write_whole(tmp_path / "file", bytes(1_200_000))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
+from blocktrain.data.prepare import Plan, prepare
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import Denoise, Stacked, preset
 from blocktrain.train.samples import NUM_PROMPTS, PROMPT_BYTES, SAMPLE_BYTES, sample_prompts, write_samples
@@ -18,6 +21,17 @@ def test_prompts_begin_with_words_and_are_always_the_same():
     assert prompts == sample_prompts(TEXT, context=64)
     assert [len(prompt) for prompt in prompts] == [PROMPT_BYTES] * NUM_PROMPTS
     assert all(b" " + prompt[:4] in b" " + TEXT.tobytes().replace(b"\n", b" ") for prompt in prompts)
+
+
+def test_prompts_of_tokens_begin_with_words_too(tmp_path):
+    rows = [
+        json.dumps({"text": f"the {n} people of the country number {n} were of one mind. " * 3}) for n in range(200)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    shards = prepare(Plan((str(tmp_path / "rows.jsonl"),), "bpe:300", 0.2, 0.2), tmp_path / "corpus").split("valid")
+    prompts = [shards.tokenizer.decode(prompt) for prompt in sample_prompts(shards, context=64)]
+    assert len(prompts) == NUM_PROMPTS
+    assert all(prompt.startswith(b" ") for prompt in prompts)
 
 
 @pytest.mark.parametrize("data, context", [(b"x" * 400, 64), (b"abcdefghi", 8), (b"ab", 1)])

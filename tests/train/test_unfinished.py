@@ -52,6 +52,17 @@ def test_every_objective_can_be_looked_at(stopped, objective):
     assert answer(evaluate(found.model(), corpus.valid, max_windows=4)).nats_per_byte < 5.545
 
 
+@pytest.mark.parametrize(
+    "steps, where", [(5, "exported before its first phase ended; block"), (0, "no step is saved yet")]
+)
+def test_a_model_exported_in_its_first_phase_is_no_run_without_a_step(stopped, tmp_path, steps, where):
+    run, corpus = stopped(Stacked(later_share=1.0), 3)
+    model = RunDirectory.create(tmp_path / "model", run.spec, corpus.sha256)
+    for block, tensors in trained_so_far(run).tensors.items():
+        model.save_block(block, tensors, steps)
+    assert trained_so_far(model).where.startswith(where)
+
+
 def test_a_run_without_a_saved_step_is_refused_with_the_reason(tiny, tmp_path):
     run = RunDirectory.create(tmp_path / "run", tiny(Stacked()), "c0")
     with pytest.raises(CheckpointError, match="holds no step of its training yet: progress is saved every 20 s"):

@@ -23,10 +23,13 @@ NAME_BORDER = re.compile(r" (?=\w)|(?<=/)")
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def say(*lines: str) -> None:
+def say(*lines: str, indent: int = 0) -> None:
     """Prints what is not the result: on stderr. A line may hold foreign text, such as a coordinator's error: it stays
-    one line."""
-    print("\n".join(map(visible, lines)), file=sys.stderr, flush=True)
+    one line, which wraps on a terminal. A line that begins with spaces is to be copied: it wraps only if `indent` says
+    how its further lines begin."""
+    copied = [line.startswith("  ") and not indent for line in lines]
+    shown = [visible(x) if c else wrapped(visible(x), indent, sys.stderr) for x, c in zip(lines, copied, strict=True)]
+    print("\n".join(shown), file=sys.stderr, flush=True)
 
 
 def show_line(text: str) -> None:
@@ -35,15 +38,21 @@ def show_line(text: str) -> None:
 
 
 def show_table(
-    columns: Row, rows: Sequence[Row], *, marked: Collection[int] = (), stream: TextIO | None = None
+    columns: Row,
+    rows: Sequence[Row],
+    *,
+    marked: Collection[int] = (),
+    spaced: bool = True,
+    stream: TextIO | None = None,
 ) -> None:
-    """Text columns to the left, numbers to the right; marked rows stand out. The cells may hold foreign text."""
+    """Text columns to the left, numbers to the right; marked rows stand out. The cells may hold foreign text. `spaced`
+    tables have an empty line above and below on a terminal."""
     stream = stream or sys.stdout
     rows = [[visible(cell) for cell in row] for row in rows]
     if stream.isatty():
         screen = Console(file=stream, markup=False, highlight=False)
         tight = max(map(len, plain_table(columns, rows))) + EDGE > screen.width
-        screen.print(_rich_table(columns, rows, marked, tight))
+        screen.print(_rich_table(columns, rows, marked, tight, spaced))
     else:
         print("\n".join(plain_table(columns, rows)), file=stream, flush=True)
 
@@ -115,10 +124,10 @@ def _numeric(columns: Row, rows: Sequence[Row]) -> list[bool]:
     return [any(cells) and all(not cell or cell[0] in "+-−–0123456789" for cell in cells) for cells in cells]
 
 
-def _rich_table(columns: Row, rows: Sequence[Row], marked: Collection[int], tight: bool) -> Table:
+def _rich_table(columns: Row, rows: Sequence[Row], marked: Collection[int], tight: bool, spaced: bool) -> Table:
     """Numbers and short words stay on one line, so that a narrow terminal wraps only sentences and paths. If that is
     too wide, the names of columns take several lines, at their spaces and behind their slashes."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0 if tight else 1, 0, 0), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0 if tight else 1, 0, 0), pad_edge=False, show_edge=spaced)
     cells = zip(columns, *rows, strict=True)
     columns = [NAME_BORDER.sub("\n", name) for name in columns] if tight else columns
     for name, numeric, column in zip(columns, _numeric(columns, rows), cells, strict=True):

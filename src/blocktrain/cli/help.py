@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
-
-if TYPE_CHECKING:
-    pass
-
 
 VALUES = {"<str>": "TEXT", "<int>": "N", "<float>": "X", "<path>": "PATH"}  # of options, as help names them
 

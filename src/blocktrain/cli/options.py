@@ -41,7 +41,12 @@ Toml = Annotated[
     Path | None, typer.Argument(metavar="RUN.toml", help="File with the run's settings.", show_default=False)
 ]
 Preset = Annotated[
-    str | None, typer.Option(metavar="NAME", help=f"Named settings instead of a file: {', '.join(PRESETS)}.")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"Named settings instead of a file: {', '.join(PRESETS)}.",
+        autocompletion=lambda incomplete: [name for name in PRESETS if name.startswith(incomplete)],
+    ),
 ]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Output directory. The same command continues there.")]
 CorpusSource = Annotated[

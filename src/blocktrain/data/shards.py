@@ -94,7 +94,7 @@ class TokenShards:
     def __init__(self, index: CorpusIndex, split: Split, tokenizer: Tokenizer, open_shard: OpenShard) -> None:
         self.entries, self._open_shard = index.splits[split], open_shard
         self._dtype = dtype_of(index.token_bytes)
-        self.vocabulary = index.vocabulary
+        self.vocabulary, self.tokenizer = index.vocabulary, tokenizer
         self._mapped: OrderedDict[int, NDArray[Any]] = OrderedDict()
         self._checked: set[int] = set()
         self.shard_tokens, self.token_lengths = index.shard_tokens, tokenizer.token_lengths

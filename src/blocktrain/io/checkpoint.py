@@ -336,8 +336,8 @@ def _read_spec(path: Path) -> RunSpec:
 def _require_same_spec(path: Path, there: RunSpec, wanted: RunSpec) -> None:
     if different := first_difference(there, wanted):
         raise CheckpointError(
-            f"{path} {different}: use the same settings, or another --out; to train its model further, add "
-            f"--from {path}"
+            f"{path} {different}: use the same settings, or another --out; to train its model further, give --from "
+            f"{path} and another --out"
         )
 
 

@@ -117,11 +117,15 @@ def storage_errors(path: Path, num_bytes: int | None = None) -> Iterator[None]:
 
 def _storage_remedy(error: OSError, num_bytes: int | None) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        need = f"at least {num_bytes} bytes" if num_bytes else "some space"
+        need = f"at least {_size(num_bytes)}" if num_bytes else "some space"
         return f"free {need} on that disk and run the command again, nothing was overwritten"
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return "a file has this name or that of a folder above it, choose another --out, nothing was overwritten"
     return "make the folder writable or choose another --out, nothing was overwritten"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes} bytes" if num_bytes < 100_000 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _beside(path: Path) -> Path:

@@ -28,7 +28,7 @@ def sample_prompts(held_out: Tokens, context: int) -> list[Sequence[int]]:
     if isinstance(held_out, TokenShards):
         length = max(1, min(PROMPT_BYTES // BYTES_PER_TOKEN, context // 2))
         starts = [(len(held_out) - length) * number // (NUM_PROMPTS + 1) for number in range(1, NUM_PROMPTS + 1)]
-        return [held_out.take(start + np.arange(length)).tolist() for start in starts]
+        return [_tokens_from_a_word(held_out, start, length) for start in starts]
     data, length = held_out.tobytes(), max(1, min(PROMPT_BYTES, context // 2))
     prompts: list[Sequence[int]] = []
     for number in range(1, NUM_PROMPTS + 1):
@@ -36,6 +36,14 @@ def sample_prompts(held_out: Tokens, context: int) -> list[Sequence[int]]:
         word = next((at + 1 for at in range(start, start + length) if data[at : at + 1] in BREAKS), start)
         prompts.append(data[min(word, len(data) - length) :][:length])
     return prompts
+
+
+def _tokens_from_a_word(held_out: TokenShards, start: int, length: int) -> list[int]:
+    """The token of a word that follows a space begins with the space."""
+    tokens: list[int] = held_out.take(np.arange(start, min(start + 2 * length, len(held_out)))).tolist()
+    starts = [at for at in range(len(tokens) - length + 1) if held_out.tokenizer.decode([tokens[at]])[:1] == b" "]
+    word = starts[0] if starts else 0
+    return tokens[word : word + length]
 
 
 @torch.no_grad()

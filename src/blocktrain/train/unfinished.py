@@ -50,7 +50,9 @@ def trained_so_far(run: RunDirectory) -> SoFar:
     spec = _as_deep_as(run.spec, set(tensors))
     for block in set(range(spec.model.blocks)) - tensors.keys():  # independent blocks; an initial one has no opinion
         tensors[block] = build_block(spec, block).state_dict()
-    return SoFar(spec, {block: tensors[block] for block in range(spec.model.blocks)}, _where(run.spec, steps, spec))
+    exported = any(entry.steps for entry in run.manifest().blocks.values())
+    where = _where(run.spec, steps, spec, exported)
+    return SoFar(spec, {block: tensors[block] for block in range(spec.model.blocks)}, where)
 
 
 def _weights(state: Mapping[str, Tensor], block: int) -> dict[str, Tensor]:
@@ -70,11 +72,13 @@ def _as_deep_as(spec: RunSpec, trained: set[int]) -> RunSpec:
     return spec.with_(**shape, **{"train.steps": 1})
 
 
-def _where(spec: RunSpec, steps: Mapping[int, int], now: RunSpec) -> str:
-    if not steps:
+def _where(spec: RunSpec, steps: Mapping[int, int], now: RunSpec, exported: bool) -> str:
+    """`exported` blocks were trained elsewhere, by a swarm; those of the model that a run starts from have no steps."""
+    if not steps and not exported:
         return "no step is saved yet; the model that it starts from answers"
-    newest = max(steps)
-    phase = spec.phases[newest]
     depth = f"blocks 0 to {now.model.blocks - 1} of {spec.model.blocks}" if now.model.blocks > 1 else "block 0 alone"
     answers = "" if now.model.blocks == spec.model.blocks else f"; {depth} answer"
-    return f"phase {newest + 1} of {len(spec.phases)}, step {steps[newest]} of {phase.steps}{answers}"
+    if not steps:
+        return f"exported before its first phase ended{answers}"
+    newest = max(steps)
+    return f"phase {newest + 1} of {len(spec.phases)}, step {steps[newest]} of {spec.phases[newest].steps}{answers}"

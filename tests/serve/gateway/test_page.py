@@ -158,6 +158,17 @@ def test_the_end_of_a_long_prompt_is_continued_and_the_page_says_so(visit, open_
     expect(page.locator("#status")).to_contain_text("the first 32 bytes of the prompt were not read")
 
 
+def test_what_is_written_after_a_long_prompt_is_in_view(visit, open_gateway):
+    page = visit(open_gateway)
+    ask(page, prompt="7 bottles\n" * 60)
+    assert written(page)
+    assert page.evaluate("() => { const it = document.querySelector('#output'); return it.scrollTop > 0; }")
+    assert page.evaluate(
+        "() => document.querySelector('#written').getBoundingClientRect().bottom"
+        " <= document.querySelector('#output').getBoundingClientRect().bottom"
+    )
+
+
 def test_a_fault_in_the_middle_keeps_what_came(visit, opened, forward):
     forward.faults[4] = StageUnreachable("the stage went away: try again")
     page = visit(opened(forward))

@@ -81,6 +81,13 @@ def test_a_full_disk_is_an_event_a_status_and_the_worker_s_message(house, member
     assert member.send(lease, member.payload(lease)).status_code == 200
 
 
+def test_a_disk_that_others_fill_up_shows_in_the_status_at_once(house, full_disk):
+    said = "the coordinator's disk is full: 0 bytes are left. Its operator must free space on it"
+    assert house.ask("GET", "/v1/status").json()["storage"]["problem"] == said
+    full_disk["free"] = 50 * GIB
+    assert house.ask("GET", "/v1/status").json()["storage"]["problem"] is None
+
+
 @pytest.mark.parametrize("full, age_s", [(False, UNWANTED_S), (True, UNWANTED_FULL_S)])
 def test_garbage_is_deleted_by_time_without_a_merge_and_sooner_on_a_full_disk(house, full_disk, full, age_s):
     full_disk["free"] = 0 if full else 50 * GIB

@@ -217,12 +217,12 @@ def test_a_deadline_grows_with_the_spread(middle_s, offsets, wider):
 @pytest.mark.parametrize(
     "times_s, seconds, reason",
     [
-        ([], 60, "the ceiling: 0 rounds timed, 3 needed to learn from"),
-        ([8, 8], 60, "the ceiling: 2 rounds timed, 3 needed to learn from"),
+        ([], 60, "the longest allowed, until 3 rounds are timed"),
+        ([8, 8], 60, "the longest allowed, until 3 rounds are timed"),
         ([8, 8, 8], 12, "median 8.0 s, spread 0.0 s of 3 rounds"),
         ([8, 9, 10, 11, 500], 16, "median 10.0 s, spread 1.0 s of 5 rounds"),
-        ([0.1, 0.1, 0.1], 1, "the floor: median 0.1 s, spread 0.0 s of 3 rounds"),
-        ([50, 50, 50], 60, "the ceiling: median 50.0 s, spread 0.0 s of 3 rounds"),
+        ([0.1, 0.1, 0.1], 1, "the shortest allowed; median 0.1 s, spread 0.0 s of 3 rounds"),
+        ([50, 50, 50], 60, "the longest allowed; median 50.0 s, spread 0.0 s of 3 rounds"),
         ([500] * 99 + [8] * 32, 12, "median 8.0 s, spread 0.0 s of 32 rounds"),
     ],
 )

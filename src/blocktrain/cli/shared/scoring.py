@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from blocktrain.cli.console import say
 from blocktrain.cli.shared.progress import evaluation_progress, preparing_progress
 from blocktrain.data.corpus import Corpus, load_corpus
@@ -85,12 +87,12 @@ def text_of(run: RunDirectory, elsewhere: str | None = None) -> Corpus:
     try:
         with preparing_progress() as report:
             text = load_corpus(corpus, run.spec.model.context, report)
-    except CorpusError as error:
+    except CorpusError:
         if elsewhere is not None:
             raise
         sha256 = run.manifest().corpus_sha256
         raise CorpusError(
-            f'{run.path} was trained on the text "{corpus.name}" (sha256 {sha256[:12]}…), which is not here ({error}): '
+            f'{run.path} was trained on the text "{corpus.name}" (sha256 {sha256[:12]}…), which is not here: '
             f"name the file or folder with --corpus PATH"
         ) from None
     if elsewhere is None and text.sha256 != run.manifest().corpus_sha256:
@@ -109,8 +111,9 @@ def measure(
     missing: Collection[int] = (),
     max_windows: int | None = None,
     so_far: SoFar | None = None,
+    device: torch.device | None = None,
 ) -> Measured:
-    model = (so_far.model() if so_far else load_model(run)).to(pick_device())
+    model = (so_far.model() if so_far else load_model(run)).to(device or pick_device())
     with evaluation_progress(f"{run.path} on {split}") as report:
         scores = evaluate(model, text.split(split), missing=missing, max_windows=max_windows, report=report)
     return Measured(run, text.sha256, scores, so_far.where if so_far else None)

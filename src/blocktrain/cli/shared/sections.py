@@ -26,7 +26,7 @@ from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.coordinator.watching.curves import answer_of
 from blocktrain.train.flops import run_flops
 
-MOST_EVENTS = 100
+MOST_EVENTS = 30
 SAMPLES_SHOWN = 5  # moments after the first
 MINUTES = "minutes since the first update"
 SINCE_START = "minutes since the first evaluation"
@@ -320,7 +320,7 @@ def _bytes(contributions: Sequence[Record], started_s: float) -> Section:
 
 def _events(events: Sequence[Record]) -> Section:
     rows = [[_when(each["at_s"]), each["kind"], each["text"]] for each in events[-MOST_EVENTS:]]
-    return Section("Events", "" if rows else "None are recorded here.", None, ["when", "what", ""], rows)
+    return Section("Events", "The newest." if rows else "None are recorded here.", None, ["when", "what", ""], rows)
 
 
 def _when(at_s: float) -> str:

@@ -21,7 +21,7 @@ from blocktrain.figures import Line
 from blocktrain.io.files import write_whole
 from blocktrain.io.private import LEDGER_FILE
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.coordinator.watching.curves import samples_of
+from blocktrain.swarm.coordinator.watching.curves import MAX_EVALUATIONS, samples_of, thinned
 from blocktrain.swarm.coordinator.watching.status import status_for
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.migrations.upgrading import upgrade_ledger
@@ -54,13 +54,14 @@ def story_of_ledger(folder: Path, url: str | None = None) -> SwarmStory:
         run = ledger.run()
         if run is None:
             raise CheckpointError(f"the ledger of {folder} holds no run: give the --dir of blocktrain coordinator")
+        evaluations = ledger.evaluations(limit=MAX_EVALUATIONS)
         return SwarmStory(
             RunSpec.model_validate_json(run.spec),
             list(all_pages(lambda after: [asdict(each) for each in ledger.contributions(after)])),
             [asdict(each) for each in ledger.workers()],
-            [asdict(each) for each, _ in those_that_count(ledger.evaluations())],
+            [asdict(each) for each, _ in thinned([*those_that_count(evaluations)])],
             [asdict(each) for each in ledger.events()],
-            samples_of(ledger.sampled(MOST_SAMPLES), ledger.evaluations()),
+            samples_of(ledger.sampled(MOST_SAMPLES), evaluations),
         )
 
 
@@ -70,9 +71,22 @@ def save_story(client: CoordinatorClient, folder: Path) -> None:
     contributions = [
         {"update": {name: each["update"][name] for name in SAVED}} for each in all_pages(client.contributions)
     ]
-    story = {"contributions": contributions, "workers": status["workers"], "evaluations": status["evaluations"]}
+    evaluations = [*_earlier(client.curves()["held_out"], status["evaluations"]), *status["evaluations"]]
+    story = {"contributions": contributions, "workers": status["workers"], "evaluations": evaluations}
     story["samples"] = status["samples"]
     write_whole(folder / STORY_FILE, json.dumps({**story, "events": []}).encode())
+
+
+def _earlier(points: Sequence[Record], newest: Sequence[Record]) -> list[Record]:
+    """The points of the curve that are older than the newest evaluations, which are all that a status has, as such."""
+    older = [point for point in points if newest and point["at_s"] < newest[0]["at_s"]]
+    return [{"at_s": point["at_s"], "scores": [*_scores(point)]} for point in older]
+
+
+def _scores(point: Record) -> Iterator[Record]:
+    for block, loss in point["blocks"].items():
+        yield {"path": point["path"], "reading": f"block {block}", "nats_per_byte": loss}
+    yield {key: point[key] for key in ("path", "reading", "nats_per_byte")}
 
 
 def story_of_export(folder: Path, spec: RunSpec) -> SwarmStory | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import typer
 
-from blocktrain.cli.console import counted, quantity, sample_lines, say, show_table, wrapped
+from blocktrain.cli.console import counted, quantity, sample_lines, say, show_table
 from blocktrain.cli.options import EXIT_INTERRUPTED, Budget, require_positive
 from blocktrain.cli.shared.metrics import report_to, tensorboard_log
 from blocktrain.cli.shared.progress import RunPlan, preparing_progress, training_progress
@@ -182,7 +182,7 @@ def describe(spec: RunSpec, device: torch.device | None = None) -> None:
     """Prints what will be trained, before it takes its time."""
     model, parameters = spec.model, parameters_of_blocks(spec)
     kind = (device or pick_device()).type
-    wrap(f"{spec.name}: {shape_of(model)}, context {model.context}, {_objective(spec)}, on {kind}")
+    say(f"{spec.name}: {shape_of(model)}, context {model.context}, {_objective(spec)}, on {kind}", indent=2)
     each = ", ".join(f"block {block}: {count:,}" for block, count in enumerate(parameters))
     fact("parameters", f"{sum(parameters):,} ({each})")
     if model.physical_layers is not None:
@@ -199,12 +199,7 @@ def describe(spec: RunSpec, device: torch.device | None = None) -> None:
 
 
 def fact(name: str, text: str) -> None:
-    wrap(f"  {name:<12}{text}", indent=14)
-
-
-def wrap(line: str, indent: int = 2) -> None:
-    """Says one line; on a narrow terminal several, below each other."""
-    say(*wrapped(line, indent, stream=sys.stderr).split("\n"))
+    say(f"  {name:<12}{text}", indent=14)
 
 
 def about_tables(spec: RunSpec) -> str:

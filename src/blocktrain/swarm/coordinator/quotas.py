@@ -52,6 +52,14 @@ class Quotas:
         self.state = replace(self.state, problem=self._shortage(0))
         return self.state
 
+    def now(self) -> StorageState:
+        """As it was measured, with a shortage of this moment: the disk may fill up between two measurements, and the
+        ledger then records nothing."""
+        try:
+            return replace(self.state, problem=self.state.problem or self._shortage(0))
+        except StorageError as error:
+            return replace(self.state, problem=str(error))
+
     def _shortage(self, more_bytes: int) -> str | None:
         total, disk = self._limits.total_bytes, self._blobs.disk_bytes()
         if total is not None and self.state.used_bytes + more_bytes > total:

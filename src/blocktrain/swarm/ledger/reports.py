@@ -82,7 +82,7 @@ class ReportsPart(LedgerPart):
                 return False
             row = {"lease": lease, "split": split, "scores": scores, "combine": weights, "at_s": now_s}
             connection.execute(t.insert_into(t.evaluations), row)
-            data = {"lease": lease, "samples": list(samples)}
+            data = {"lease": lease, "samples": list(samples), "nats_per_byte": loss}
             measured = "" if loss is None else f"{loss:.4f} nats/byte on "
             insert_event(connection, "evaluated", f"{measured}the {split} split", now_s, data)
             return True

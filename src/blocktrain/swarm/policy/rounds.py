@@ -291,15 +291,15 @@ def learned_limit_s(past_round_times_s: Sequence[float], spec: SwarmSpec) -> tup
     """Seconds that a round of a phase may take, and why: from the times (`Round.took_s`) of its last rounds."""
     recent = past_round_times_s[-WINDOW:]
     if len(recent) < MIN_SAMPLES:
-        return spec.deadline_ceiling_s, f"the ceiling: {len(recent)} rounds timed, {MIN_SAMPLES} needed to learn from"
+        return spec.deadline_ceiling_s, f"the longest allowed, until {MIN_SAMPLES} rounds are timed"
     middle = median(recent)
     spread = median(abs(seconds - middle) for seconds in recent)
     learned = middle + max(spec.deadline_spreads * spread, SLACK_SHARE * middle)
     origin = f"median {middle:.1f} s, spread {spread:.1f} s of {len(recent)} rounds"
     if learned < spec.deadline_floor_s:
-        return spec.deadline_floor_s, f"the floor: {origin}"
+        return spec.deadline_floor_s, f"the shortest allowed; {origin}"
     if learned > spec.deadline_ceiling_s:
-        return spec.deadline_ceiling_s, f"the ceiling: {origin}"
+        return spec.deadline_ceiling_s, f"the longest allowed; {origin}"
     return learned, origin
 
 

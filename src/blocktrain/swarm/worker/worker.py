@@ -70,7 +70,8 @@ UPLOAD_SHARE = 0.1  # of the time until the deadline, kept for the upload
 class WorkReport:
     """What a worker reports while it works."""
 
-    # "lease", "step", "submitted", "standing", "refused", "wait", "sample", "evaluated", "vetted" or "finished"
+    # "lease", "step", "submitted", "standing", "refused", "wait", "sample", "evaluated", "vetted" or "finished";
+    # the command line adds "away"
     kind: str
     text: str
     loss: float | None = None

@@ -29,6 +29,7 @@ def test_an_export_remembers_its_text_by_name_and_hash_and_no_path(run, finished
     result = run("eval", tmp_path / "model")
     assert result.exit_code == 2
     assert 'was trained on the text "text.txt" (sha256 ' in result.stderr
+    assert "which is not here: name the file or folder with --corpus PATH" in result.stderr
     assert "name the file or folder with --corpus PATH" in result.stderr
     monkeypatch.chdir(finished.text.parent)
     assert run("eval", tmp_path / "model").exit_code == 0  # where the text is, its name is enough

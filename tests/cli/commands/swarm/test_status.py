@@ -18,6 +18,15 @@ def test_status_shows_phases_workers_and_the_loss(run, finished):
     assert "held-out loss: " in result.stdout
 
 
+def test_status_says_that_the_disk_of_the_coordinator_is_full(run, finished, monkeypatch):
+    real = CoordinatorClient.status
+    full = {"problem": "the coordinator's disk is full: 0 bytes are left. Its operator must free space on it"}
+    assert "disk is full" not in run("status", finished.invite).stdout
+    monkeypatch.setattr(CoordinatorClient, "status", lambda client: {**real(client), "storage": full})
+    lines = run("status", finished.invite).stdout.splitlines()
+    assert lines[2] == f"{full['problem']}; until then nothing more is taken in"
+
+
 def test_status_is_json_for_programs(run, finished):
     facts = json.loads(run("status", finished.invite, "--json").stdout)
     assert [phase["finished"] for phase in facts["phases"]] == [True] * 3

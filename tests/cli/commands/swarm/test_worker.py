@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import stat
 from datetime import datetime, timedelta
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.status import Status
 
 from blocktrain.cli.commands.swarm.devices import chosen_devices
 from blocktrain.cli.commands.swarm.worker import (
@@ -14,6 +17,7 @@ from blocktrain.cli.commands.swarm.worker import (
     Shift,
     StandingEverySoOften,
     WorkLines,
+    WorkStatus,
     standing_of,
 )
 from blocktrain.cli.shared.training import check_memory
@@ -50,7 +54,7 @@ def test_the_cache_is_where_the_user_has_it(monkeypatch, tmp_path):
 
 
 def test_why_a_coordinator_cannot_go_on_is_printed_once_if_it_says_so(capsys):
-    shift = Shift(lambda _: None, stop=lambda: False, once=False, url="http://there")
+    shift = Shift(WorkLines(), stop=lambda: False, once=False, url="http://there")
     for _ in range(3):
         shift.failed(CoordinatorUnreachable("the coordinator's disk is full", answered=True))
         shift.unreachable(0.0)
@@ -62,12 +66,12 @@ def test_why_a_coordinator_cannot_go_on_is_printed_once_if_it_says_so(capsys):
 
 
 def test_an_unreachable_coordinator_and_its_return_are_printed_once(capsys):
-    shift = Shift(lambda _: None, stop=lambda: False, once=False, url="http://there")
+    shift = Shift(WorkLines(), stop=lambda: False, once=False, url="http://there")
     for _ in range(3):
         shift.unreachable(0.0)
     for _ in range(2):
         shift.report(WorkReport("wait", "why"))
-    said = capsys.readouterr().err.splitlines()
+    said = [line for line in capsys.readouterr().err.splitlines() if "there" in line]
     assert [line.split("http://there ")[1][:12] for line in said] == ["does not ans", "answers agai"]
 
 
@@ -88,6 +92,22 @@ def test_a_reason_to_wait_is_printed_once_while_its_seconds_count_down(capsys):
     for text in ("round 3 has 2.5 s left", "round 3 has 1.5 s left", "the run is paused", "the run is paused"):
         lines(WorkReport("wait", text))
     assert capsys.readouterr().err.splitlines() == ["wait: round 3 has 2.5 s left", "wait: the run is paused"]
+
+
+@pytest.mark.parametrize(
+    "kind, shown",
+    [
+        ("lease", "fetching what the lease needs"),
+        ("step", "text"),
+        ("submitted", "asking for work"),
+        ("away", "waiting for the coordinator"),
+    ],
+)
+def test_a_terminal_shows_below_a_printed_line_what_happens_next_and_not_the_line_again(kind, shown):
+    console = Console(file=StringIO())
+    status = Status("joining", console=console)
+    WorkStatus(status)(WorkReport(kind, "text"))
+    assert (status.status, console.file.getvalue().count("text")) == (shown, kind != "step")
 
 
 def test_a_lease_a_first_step_and_a_submission_are_printed(capsys):

@@ -94,6 +94,14 @@ def test_the_report_of_a_swarm_names_workers_by_their_aliases(run, swarm_folders
     assert "alert(1)" not in page
 
 
+def test_a_comparison_says_that_the_loss_of_a_coordinator_was_measured_by_its_workers(run, swarm_folders, tmp_path):
+    swarm, model = swarm_folders
+    options = ["--corpus", swarm.parent / "text.txt", "--out", tmp_path / "compared", "--max-windows", 2]
+    mixed = run("compare", swarm, model, *options).stderr
+    assert f"note: {swarm}: the loss is the last evaluation by its workers" in mixed
+    assert "note: " not in run("compare", swarm, swarm, *options).stderr
+
+
 def test_the_page_needs_no_network(run, swarm_folders, tmp_path):
     page = page_of(run, swarm_folders[0], "--out", tmp_path / "page.html")
     assert 'src="http' not in page

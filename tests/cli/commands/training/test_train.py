@@ -183,7 +183,7 @@ def test_a_finished_run_is_trained_further_into_another_directory(run, trained, 
 @pytest.mark.parametrize(
     "options, complaint",
     [
-        (["--set", "train.steps=9"], "to train its model further, add --from"),
+        (["--set", "train.steps=9"], "to train its model further, give --from"),
         (["--set", "train.freeze=[0]"], "give that model with --from, or leave train.freeze out"),
     ],
 )

@@ -36,6 +36,27 @@ def test_without_workers_the_page_says_how_to_join(visit, running):
     expect(page.locator("#blocks .crew").first).to_be_visible()
 
 
+def test_a_full_disk_is_said_at_the_top(visit, running, monkeypatch):
+    house, url = running
+    page = visit(url, TOKENS["viewer"])
+    expect(page.locator("#shortage")).to_be_hidden()
+    monkeypatch.setattr(house.blobs, "disk_bytes", lambda: (2**40, 0))
+    house.member().lease()
+    expect(page.locator("#shortage")).to_have_text(re.compile("^The coordinator's disk is full: 0 bytes are left"))
+
+
+def test_the_unit_of_the_rate_stands_below_it_where_a_long_one_does_not_wrap(visit, running):
+    house, url = running
+    member = house.member()
+    for _ in range(2):
+        house.now_s += 10
+        member.work()
+        house.coordinator.loop.tick()
+    page = visit(url, TOKENS["viewer"])
+    expect(page.locator("#rate")).to_have_text(re.compile(r"^[\d.]+$"))
+    expect(page.locator("#rate-of")).to_have_text(re.compile("^k?B/s, all workers together$"))
+
+
 def test_a_worker_that_dies_is_shown_as_late_and_why(visit, running):
     house, url = running
     dead, alive = house.member(), house.member()
@@ -55,7 +76,7 @@ def test_a_worker_that_dies_is_shown_as_late_and_why(visit, running):
     expect(row).to_contain_text("phase 1, round 0: it closed without")
     expect(page.locator("#blocks .version").first).to_have_text("version 1")
     expect(page.locator("#news")).to_contain_text("late")
-    expect(page.locator("#rounds")).to_contain_text("the ceiling: 1 rounds timed, 3 needed to learn from")
+    expect(page.locator("#rounds")).to_contain_text("the longest allowed, until 3 rounds are timed")
 
 
 def test_an_admin_pauses_resumes_and_copies_the_invite(visit, running):

@@ -68,6 +68,29 @@ def test_the_time_that_is_left_is_known_when_a_round_has_closed(house, member):
     assert house.ask("GET", "/v1/status").json()["time_left_s"] == pytest.approx(status["time_left_s"] - 3)
 
 
+def test_the_time_that_is_left_of_a_run_that_stands_still_is_not_zero(house, member):
+    member.work()
+    house.now_s += 10
+    member.work()
+    house.coordinator.loop.tick()
+    house.now_s += 100_000
+    left_s = house.ask("GET", "/v1/status").json()["time_left_s"]
+    house.now_s += 1_000
+    assert house.ask("GET", "/v1/status").json()["time_left_s"] == left_s > 0
+
+
+def test_the_time_that_is_left_is_known_when_a_phase_begins_after_another(house, member):
+    house.coordinator.loop.tick()
+    while house.ledger.phases()[-1].phase == 0:
+        lease = member.lease()
+        house.now_s += 10
+        member.send(lease, member.payload(lease))
+        house.coordinator.loop.tick()
+    status = house.ask("GET", "/v1/status").json()
+    assert [phase["finished"] for phase in status["phases"]] == [True, False]
+    assert status["time_left_s"] > 0
+
+
 def events(house, **page: int) -> list[dict]:
     return house.ask("GET", "/v1/events", "viewer", params=page).json()
 

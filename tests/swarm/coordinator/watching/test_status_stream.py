@@ -190,7 +190,7 @@ def test_a_deadline_is_told_with_its_reason(house, member):
         member.work()
     round = house.ask("GET", "/v1/status", "viewer").json()["phases"][0]["round"]
     assert round["limit_s"] == house.spec.swarm.deadline_ceiling_s
-    assert round["limit_reason"] == "the ceiling: 0 rounds timed, 3 needed to learn from"  # the clock stood still
+    assert round["limit_reason"] == "the longest allowed, until 3 rounds are timed"  # the clock stood still
 
 
 def test_an_alias_is_the_same_everywhere_and_not_the_name(house, member):

@@ -13,7 +13,7 @@ from os import environ
 from pathlib import Path
 from typing import TypeVar
 
-from blocktrain.cli.console import duration, say, wrapped
+from blocktrain.cli.console import duration, say
 from blocktrain.cli.shared.address_file import POLL_S
 from blocktrain.cli.shared.signals import interrupts_delayed
 from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
@@ -33,7 +33,7 @@ class DemoFailed(BlockTrainError):
 def tell(text: str) -> None:
     """Sentences are wrapped. Indented lines are addresses and commands, which people copy."""
     for line in text.split("\n"):
-        say(*[line] if line.startswith("  ") else wrapped(line, stream=sys.stderr).split("\n"))
+        say(line)
 
 
 class Process:

@@ -131,7 +131,7 @@ class Killing:
         self._worker.kill()
         self._state, self._lease = "dead", lease
         doing = "between two leases" if lease is None else f"in the middle of phase {lease[0] + 1}, round {lease[1]}"
-        lost = "Nothing is lost" if lease is None else "Lost are the steps of one lease, and nothing else"
+        lost = "Nothing is lost" if lease is None else "Only the steps of this lease are lost"
         tell(f"kill -9 {self._worker.pid}: {self._worker.name} is dead, {doing}. {lost}.")
 
 

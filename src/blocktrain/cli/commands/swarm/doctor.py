@@ -267,11 +267,7 @@ def _plans(findings: Findings, spec: RunSpec) -> list[PhasePlan]:
     from blocktrain.swarm.worker.capacity import TransferRates, measure_speeds, plan
     from blocktrain.train.trainer import pick_device
 
-    say(
-        *wrapped(
-            f"measuring some training steps of {spec.name}: a large model takes a minute", stream=sys.stderr
-        ).split("\n")
-    )
+    say(f"measuring some training steps of {spec.name}: a large model takes a minute")
     rates = TransferRates(findings.rates.get("download"), findings.rates.get("upload"))
     speeds = measure_speeds(spec, findings.memory_bytes, findings.text, pick_device())
     return plan(spec, findings.memory_bytes, speeds, rates, findings.limits_s)
@@ -298,7 +294,7 @@ def _show(findings: Findings, plans: Sequence[PhasePlan], spec: RunSpec, asked: 
         if check.remedy:
             print(wrapped(visible(f"{'':<{width + 8}}→ {check.remedy}"), width + 10))
     if asked and (left_out := _not_tried(findings)):
-        say(*wrapped(f"not checked after that: {', '.join(left_out)}", stream=sys.stderr).split("\n"))
+        say(f"not checked after that: {', '.join(left_out)}")
     if plans:
         print()
         show_line(f"what this machine could do for {'the run' if asked else 'a run'} {spec.name} in a day:")
@@ -306,7 +302,7 @@ def _show(findings: Findings, plans: Sequence[PhasePlan], spec: RunSpec, asked: 
         for line in _ways_to_fit(spec, findings.memory_bytes):
             print(wrapped(line))
         note = "steps/s is estimated from a few measured steps, not compiled; traffic is an upper limit"
-        say(*wrapped(note, stream=sys.stderr).split("\n"))
+        say(note)
 
 
 def _ways_to_fit(spec: RunSpec, memory_bytes: int) -> list[str]:

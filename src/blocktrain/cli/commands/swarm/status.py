@@ -70,14 +70,18 @@ def _print(spec: RunSpec, facts: Mapping[str, Any], as_json: bool, indent: int |
     left = f", {duration(left_s)} left" if left_s else ""
     phases = f"{num_finished(facts)} of {counted(facts['num_phases'], 'phase')} finished"
     print(f"{visible(facts['name'])}: {phases}{paused}{left}\n")
+    if problem := facts.get("storage", {}).get("problem"):
+        print(wrapped(f"{visible(problem)}; until then nothing more is taken in\n"))
     show_table(
         ["phase", "blocks", "step", "version", "round", "deadline", "why"],
         phase_rows(spec.phases, facts),
+        spaced=False,
     )
     print()
     show_table(
         ["worker", "device", "steps/s", "updates", "share", "last seen"],
         worker_rows(facts["workers"], facts["now_s"]) or [["nobody yet", *[""] * 5]],
+        spaced=False,
     )
     for line in excluded_lines(facts["workers"]):
         print(wrapped(visible(line)))

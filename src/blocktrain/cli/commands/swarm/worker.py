@@ -45,6 +45,8 @@ LOOK_S = 10.0  # between two looks at the clock outside of the hours of work
 NAP_S = 0.1  # a sleep notices Ctrl-C after at most this time
 STANDING_EVERY_S = 60.0
 NO_LEASE = "this worker gets no lease of it"
+IN_PLACE = ("step", "wait")
+NEXT = {"lease": "fetching what the lease needs", "away": "waiting for the coordinator", "finished": "ending"}
 DONE = ("submitted", "refused", "evaluated", "vetted")  # the last report of a lease
 
 
@@ -215,12 +217,19 @@ class Shift:
         """Prints why the coordinator cannot go on, if it says so: for example that its disk is full."""
         if error.answered and str(error) != self._said:
             self._said, self._away = str(error), True
-            say(f"the coordinator at {self._url} cannot go on, trying again until it can (Ctrl-C stops): {error}")
+            self._tell(
+                f"the coordinator at {self._url} cannot go on, trying again until it can (Ctrl-C stops): {error}"
+            )
+
+    def _tell(self, text: str) -> None:
+        from blocktrain.swarm.worker.worker import WorkReport
+
+        self._show(WorkReport("away", text))
 
     def unreachable(self, seconds: float) -> None:
         """Sleeps between two attempts. A Ctrl-C then ends the worker at once: the coordinator may never come back."""
         if not self._away:
-            say(f"the coordinator at {self._url} does not answer: trying again until it does (Ctrl-C stops)")
+            self._tell(f"the coordinator at {self._url} does not answer: trying again until it does (Ctrl-C stops)")
         self._away = True
         self.sleep(seconds)
         if self._stop():
@@ -285,20 +294,22 @@ class WorkLines:
 
 
 class WorkStatus:
-    """On a terminal: the same lines, but steps and waits change in place."""
+    """On a terminal: the same lines, but steps and waits change in place. After any other line, what happens next."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
 
     def __call__(self, report: WorkReport) -> None:
-        self._status.update(line_of(report))
-        if report.kind not in ("step", "wait"):
+        if report.kind in IN_PLACE:
+            self._status.update(line_of(report))
+        else:
+            self._status.update(NEXT.get(report.kind, "asking for work"))
             self._status.console.print(line_of(report))
 
 
 def line_of(report: WorkReport) -> str:
     has_loss = report.loss is not None and report.kind != "evaluated"  # its text is the loss
-    kind = "" if report.kind == "step" else f"{report.kind}: "
+    kind = "" if report.kind in ("step", "away") else f"{report.kind}: "
     return visible(f"{kind}{report.text}") + (f", loss {report.loss:.3f} nats/byte" if has_loss else "")
 
 

@@ -131,6 +131,12 @@ def compare_runs(folders: Sequence[Path], out: Path, max_windows: int | None, co
     if texts:
         remedy = ": measure them on one with --corpus PATH" if corpus is None else ""
         say(f"warning: the runs were measured on different texts, so their losses cannot be compared{remedy}")
+    by_workers = [run.name for run in runs if run.corpus_sha256 is None]
+    if 0 < len(by_workers) < len(runs):
+        say(
+            f"note: {', '.join(by_workers)}: the loss is the last evaluation by its workers, on other windows than the "
+            f"runs that were measured now; blocktrain export its model to measure it like them"
+        )
     page, document = out / "compare.html", out / "compare.json"
     out.mkdir(parents=True, exist_ok=True)
     write_page(page, "Comparison", sections_of(ranked, rows, texts), _summary(ranked))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktrain.cli.console import say, show_table
-from blocktrain.cli.options import MaxWindows, require_positive
+from blocktrain.cli.machine import chosen_device, use_threads
+from blocktrain.cli.options import DeviceName, MaxWindows, Threads, require_positive
 from blocktrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def evaluate(
     corpus: Annotated[
         str | None, typer.Option(metavar="PATH", help="Measure on this text instead of the run's.")
     ] = None,
+    device: DeviceName = None,
+    threads: Threads = None,
 ) -> None:
     """Measure the loss of trained runs on held-out text.
 
@@ -38,12 +41,15 @@ def evaluate(
     from blocktrain.cli.shared.scoring import half_trained, measure, open_trained, text_of
     from blocktrain.io.checkpoint import RunDirectory
 
-    measured = []
+    use_threads(threads)
+    own_device, measured = chosen_device(device), []
     for path in runs:
         so_far = half_trained(path, left_out)
         run = RunDirectory.open(path) if so_far else open_trained(path, left_out)
         text = text_of(run, corpus)
-        measured.append(measure(run, text, split, missing=left_out, max_windows=max_windows, so_far=so_far))
+        measured.append(
+            measure(run, text, split, missing=left_out, max_windows=max_windows, so_far=so_far, device=own_device)
+        )
     if as_json:
         print(json.dumps(_document(measured, split, left_out, max_windows), indent=2))
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktrain.cli.console import quantity, say, show_table, wrapped
+from blocktrain.cli.console import quantity, say, show_table
 from blocktrain.cli.options import before_its_text
 from blocktrain.presets import PRESETS
 
@@ -48,8 +48,7 @@ def presets(
         print(json.dumps([asdict(cost) for cost in costs], indent=2))
         return
     show_table(COLUMNS, [cells(cost) for cost in costs])
-    for line in notes():
-        say(*wrapped(line).split("\n"))
+    say(*notes())
 
 
 def cost_of(name: str, spec: RunSpec) -> Cost:

@@ -7,15 +7,18 @@ from typing import Annotated
 
 import typer
 
+from blocktrain.cli.machine import chosen_device, use_threads
 from blocktrain.cli.options import (
     Budget,
     BudgetOption,
     Changes,
     CorpusSource,
+    DeviceName,
     Out,
     Preset,
     Seed,
     TensorBoard,
+    Threads,
     Toml,
     read_spec,
     warn_about_text,
@@ -32,6 +35,8 @@ def reference(
     work: BudgetOption = Budget.EQUAL,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Number of steps, instead of --work.")] = None,
     tensorboard: TensorBoard = None,
+    device: DeviceName = None,
+    threads: Threads = None,
 ) -> None:
     """Train the same model end to end, for comparison.
 
@@ -40,10 +45,12 @@ def reference(
 
     from blocktrain.cli.shared.training import describe, open_text, show_parameters_side_by_side, train_into, twin_of
 
+    use_threads(threads)
+    own_device = chosen_device(device)
     warn_about_text(spec)
     spec, text = open_text(spec)
     twin = twin_of(spec, work, steps)
-    describe(twin)
+    describe(twin, own_device)
     show_parameters_side_by_side(spec, twin)
-    train_into(out, twin, text, tensorboard=tensorboard)
+    train_into(out, twin, text, tensorboard=tensorboard, device=own_device)
     print(f"{out} holds the reference; next: blocktrain eval RUN {quote(str(out))}")

@@ -17,6 +17,9 @@ export function showHero(status, curves, text_unit) {
   byId("up").textContent = bytes(status.traffic.up_bytes);
   byId("down").textContent = bytes(status.traffic.down_bytes);
   byId("down-since").textContent = `since the coordinator started at ${clock(status.traffic.down_since_s)}`;
+  const shortage = status.storage?.problem ?? "";
+  byId("shortage").textContent = shortage && `${shortage.charAt(0).toUpperCase()}${shortage.slice(1)}. Until then nothing more is taken in.`;
+  byId("shortage").hidden = !shortage;
   showTimeLeft(status);
   showRate(status, curves, text_unit);
   showPhases(status);
@@ -31,8 +34,10 @@ function showTimeLeft(status) {
 
 function showRate(status, curves, text_unit) {
   const rate = textPerSecond(curves);
-  byId("rate").textContent = rate === null ? "–" : `${textAmount(rate, text_unit)}/s`;
-  byId("rate-of").textContent = finished(status) ? "in the last rounds" : rate === null ? "known after two rounds" : "all workers together";
+  const [amount, unit] = rate === null ? ["–", ""] : textAmount(rate, text_unit).split(" ");
+  byId("rate").textContent = amount;
+  const whose = finished(status) || status.paused ? "in the last rounds" : "all workers together";
+  byId("rate-of").textContent = rate === null ? "known after two rounds" : `${unit}/s, ${whose}`;
 }
 
 export function showLoss(heldOut) {

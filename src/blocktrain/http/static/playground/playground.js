@@ -150,6 +150,7 @@ function startWith(prompt) {
   byId("given").textContent = prompt;
   byId("written").replaceChildren();
   byId("empty").hidden = true;
+  byId("output").scrollTop = byId("output").scrollHeight; // a long prompt would hide what is written
 }
 
 function begin() {

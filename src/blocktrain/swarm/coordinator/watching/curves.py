@@ -49,10 +49,10 @@ def samples_of(events: Sequence[Event], evaluations: Sequence[Evaluation]) -> li
     tellers = [(each.worker, each.versions) for each, _ in those_that_count(evaluations)]
     left_out = {each.lease for each in evaluations if (each.worker, each.versions) not in tellers}
     return [
-        {"at_s": event.at_s, "nats_per_byte": (answer or {}).get("nats_per_byte"), "samples": event.data["samples"]}
+        {"at_s": event.at_s, "nats_per_byte": answer["nats_per_byte"], "samples": event.data["samples"]}
         for event in events
         if event.data.get("samples") and event.data["lease"] not in left_out
-        for answer in [answers.get(event.data["lease"])]
+        for answer in [answers.get(event.data["lease"]) or {"nats_per_byte": event.data.get("nats_per_byte")}]
     ]
 
 

@@ -67,8 +67,8 @@ class Watching:
                 "down_bytes": self.traffic.totals()[0],
                 "down_since_s": self._started_s,
             },
-            "time_left_s": None if run.paused else time_left_s(self._spec, phases, records, now_s),
-            "storage": asdict(self._quotas.state),
+            "time_left_s": None if run.paused else time_left_s(self._spec, phases, self._timed(phases, records), now_s),
+            "storage": asdict(self._quotas.now()),
             "audits": self._audits(),
             "evaluations": [
                 {**asdict(evaluation), "confirmed": confirmed}
@@ -77,6 +77,15 @@ class Watching:
             "samples": samples_of(sampled, evaluations),
             "events": [asdict(event) for event in self._ledger.events(limit=NEWS)],
         }
+
+    def _timed(
+        self, phases: Sequence[PhaseRecord], records: Mapping[int, Sequence[RoundRecord]]
+    ) -> Mapping[int, Sequence[RoundRecord]]:
+        """The rounds that show the speed of the run: those of the phase before until one of the open ones closes."""
+        finished = [phase.phase for phase in phases if phase.finished]
+        if not finished or any(record.closed_s is not None for of_phase in records.values() for record in of_phase):
+            return records
+        return {**records, finished[-1]: self._ledger.rounds(finished[-1], WINDOW + 1)}
 
     def _phase(self, phase: PhaseRecord, records: Sequence[RoundRecord], now_s: float) -> dict[str, Any]:
         planned = self._spec.phases[phase.phase]
@@ -238,10 +247,12 @@ def time_left_s(
     spec: RunSpec, phases: Sequence[PhaseRecord], records: Mapping[int, Sequence[RoundRecord]], now_s: float
 ) -> float | None:
     """Until every phase is trained, at the speed of the recent rounds. None before a round has closed. A step of a
-    later phase runs more blocks, so steps are weighed by the layers they pass through."""
-    work_per_s, newest_s = 0.0, 0.0
+    later phase runs more blocks, so steps are weighed by the layers they pass through. It counts down while a round
+    goes on, and not below what is left after it: a run that stands still has not ended."""
+    work_per_s, newest_s, begun = 0.0, 0.0, 0.0
     for phase, of_phase in records.items():
         closed = [record for record in of_phase if record.closed_s is not None]
+        begun += sum(record.round.steps * step_work(spec, phase) for record in of_phase if record.closed_s is None)
         if closed:
             first, last_s = closed[0].round, max(record.closed_s or 0.0 for record in closed)
             began_s = min((lease.granted_s for lease in first.leases), default=first.opened_s)
@@ -252,7 +263,7 @@ def time_left_s(
     left = sum((x.steps - done.get(x.index, 0)) * step_work(spec, x.index) for x in spec.phases)
     if left <= 0:
         return 0.0
-    return max(0.0, left / work_per_s - (now_s - newest_s)) if work_per_s else None
+    return left / work_per_s - min(now_s - newest_s, min(begun, left) / work_per_s) if work_per_s else None
 
 
 def step_work(spec: RunSpec, phase: int) -> int:
