@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 
 import httpx
 
-READ_BYTES = 2**20  # of an answer, at once
+READ_BYTES = 2**18  # of an answer, at most at once: what has come is kept when the connection breaks
 
 
 class Connections:
@@ -63,17 +63,20 @@ class _Body(httpx.SyncByteStream):
 
     def __iter__(self) -> Iterator[bytes]:
         with _as_httpx(self._request):
-            while chunk := self._answer.read(READ_BYTES):
+            while chunk := self._answer.read1(READ_BYTES):
                 yield chunk
             if self._answer.length:
                 raise httpx.RemoteProtocolError(f"the connection ended {self._answer.length} bytes too soon")
 
     def close(self) -> None:
-        is_kept = self._answer.isclosed() and not self._answer.will_close and self._connection.sock is not None
-        if is_kept and not self._answer.length:
+        answer, was_read = (
+            self._answer,
+            self._answer.length == 0 or (self._answer.length is None and self._answer.isclosed()),
+        )
+        answer.close()
+        if was_read and not answer.will_close:
             self._idle.append(self._connection)
         else:
-            self._answer.close()
             self._connection.close()
 
 
