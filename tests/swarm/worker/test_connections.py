@@ -66,6 +66,11 @@ def answering(*answers: bytes) -> Talk:
     return talk
 
 
+def keep(response: httpx.Response, got: bytearray) -> None:
+    for chunk in response.iter_bytes():
+        got += chunk
+
+
 def whole(body: bytes) -> bytes:
     return OK % len(body) + body
 
@@ -104,8 +109,7 @@ def test_the_bytes_before_a_connection_broke_are_given_and_then_the_error():
     with server.asked() as connections:
         response, got = connections.send(server.get(), stream=True), bytearray()
         with pytest.raises(httpx.RemoteProtocolError, match=f"ended {len(BODY) - 1000} bytes too soon"):
-            for chunk in response.iter_bytes():
-                got += chunk
+            keep(response, got)
         response.close()
     assert got == BODY[:1000]
 
