@@ -122,9 +122,8 @@ def drive(cell: Cell) -> None:
             groups = {"central": [coordinator.pid], **workers}
             with Memory(lambda: groups) as memory:
                 measured, errors = leader.run(cell.rounds)
-    swarm = spec.swarm.model_dump(
-        mode="json", include={"averaging", "update", "download", "round_steps", "deadline_floor_s"}
-    )
+    told = {"averaging", "update", "download", "round_steps", "deadline_floor_s"}
+    swarm = spec.swarm.model_dump(mode="json", include=told)
     write_result(cell, measured, errors, memory, {"swarm": swarm, "numpy": np.__version__, "torch": torch.__version__})
 
 
