@@ -37,9 +37,11 @@ DOWNLOADS = {"fp32": "fp32"}  # with any other codec the mean comes as the swarm
 
 
 def swarm_spec(spec: RunSpec, codec: str, workers: int, trains: bool) -> RunSpec:
-    """Every round has an update of every worker, nobody is late and nothing is evaluated. Where nothing is trained, a
-    round is one step of every worker's lease and the end is far."""
+    """Every round has an update of every worker, nobody is late and nothing is evaluated. All updates count the same,
+    as on the other sides: steps of independent noise would be left out as pointing elsewhere. Where nothing is trained,
+    a round is one step of every worker's lease and the end is far."""
     changes = {
+        "swarm.averaging": "mean",
         "swarm.min_updates": workers,
         "swarm.update": codec,
         "swarm.download": DOWNLOADS.get(codec, spec.swarm.download),
@@ -120,7 +122,8 @@ def drive(cell: Cell) -> None:
             groups = {"central": [coordinator.pid], **workers}
             with Memory(lambda: groups) as memory:
                 measured, errors = leader.run(cell.rounds)
-    swarm = spec.swarm.model_dump(mode="json", include={"update", "download", "round_steps", "deadline_floor_s"})
+    told = {"averaging", "update", "download", "round_steps", "deadline_floor_s"}
+    swarm = spec.swarm.model_dump(mode="json", include=told)
     write_result(cell, measured, errors, memory, {"swarm": swarm, "numpy": np.__version__, "torch": torch.__version__})
 
 

@@ -40,14 +40,16 @@ def section(document: Document) -> str:
     parts = [
         "## Comparison with Flower and hivemind",
         f"{_told(rows)} Every worker sends the published tensors plus its own step and gets the mean of all workers. "
-        "The steps are the same on every side. The last column shows the distance of the mean from the exact one, as a "
-        "share of the mean step. Seconds and bytes are medians over the rounds after the first. Memory is the peak of "
-        "a process with its children, with shared pages counted once; hivemind has no central process. Flower runs in "
-        "two ways: as documented, with a SuperLink and SuperNodes that start one process per message (their "
-        "connections to their apps are on loopback too), and with its older, deprecated gRPC streams, which are "
-        "faster. Flower has no lossy codec of its own: its fp16 is numpy's cast before and after. Our int8 downloads "
-        "the mean as a difference in int6, our vector as the others' updates. vector sends a hundredth of the step and "
-        "keeps the rest for later rounds, so its error in one round is not an error of the sum.",
+        "The steps are the same on every side, and so is the rule, the plain mean: our default, `screened`, leaves out "
+        "steps that point elsewhere than the others, as the independent noise of eight workers does. The last column "
+        "shows the distance of the mean from the exact one, as a share of the mean step. Seconds and bytes are medians "
+        "over the rounds after the first. Memory is the peak of a process with its children, with shared pages counted "
+        "once; hivemind has no central process. Flower runs in two ways: as documented, with a SuperLink and "
+        "SuperNodes that start one process per message (their connections to their apps are on loopback too), and with "
+        "its older, deprecated gRPC streams, which are faster. Flower has no lossy codec of its own: its fp16 is "
+        "numpy's cast before and after. Our int8 downloads the mean as a difference in int6, our vector as the others' "
+        "updates. vector sends a hundredth of the step and keeps the rest for later rounds, so its error in one round "
+        "is not an error of the sum.",
         "A profiler shows why ours is behind in some rows. In small rounds it is the cost of safety: signed messages, "
         "a ledger in a database, and files that are synced before an update is acknowledged; the others keep "
         "everything in memory. In float32 every byte goes up to a coordinator and down again, which workers behind "

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
@@ -98,10 +98,26 @@ def encode_chunks(tensors: Mapping[str, Array], metadata: Mapping[str, str] | No
         # A view, if the tensor is contiguous.
         parts.append(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
         begin, end = end, end + parts[-1].nbytes
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = _entry(tensor.dtype, tensor.shape, begin, end)
+    return [memoryview(_encoded_header(header)), *parts]
+
+
+def encode_joined(name: str, arrays: Sequence[Array], metadata: Mapping[str, str]) -> bytes:
+    """One flat tensor of this name, which consists of these flat arrays of one type: the same bytes as those of their
+    concatenation, copied once."""
+    dtype, size = arrays[0].dtype, sum(array.size for array in arrays)
+    header = {_METADATA: dict(sorted(metadata.items())), name: _entry(dtype, (size,), 0, size * dtype.itemsize)}
+    return b"".join([_encoded_header(header), *(np.ascontiguousarray(array).view(np.uint8).data for array in arrays)])
+
+
+def _entry(dtype: np.dtype[Any], shape: Sequence[int], begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def _encoded_header(header: Mapping[str, Any]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)  # the tensors start aligned
-    return [memoryview(struct.pack("<Q", len(text)) + text), *parts]
+    return struct.pack("<Q", len(text)) + text
 
 
 def decode(

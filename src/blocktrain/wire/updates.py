@@ -35,7 +35,7 @@ from blocktrain.errors import ConfigError, TensorError
 from blocktrain.wire.codecs.base import MAX_MAGNITUDE, PIECE, Codec, Values, check_parts, damaged, within
 from blocktrain.wire.codecs.floats import Float32
 from blocktrain.wire.codecs.table import codec_type
-from blocktrain.wire.safetensors import Array, Encoded, Floats, decode, encode
+from blocktrain.wire.safetensors import Array, Encoded, Floats, decode, encode, encode_joined
 
 FORMAT = "1"
 COURSE_SHARE = 0.5  # of a block's last change, expected of the next one; a power of two, so that the product is exact
@@ -54,9 +54,11 @@ def encode_update(before: Named, after: Named, codec: Codec, earlier: Named | No
         require_same_shapes(before, earlier)
     metadata = codec.describe() | ({"from_course": "1"} if earlier is not None and not codec.lossless else {})
     layout = _Layout(tensor_shapes(after))
+    metadata |= {"update": FORMAT, "layout": layout.name}
     values = _Differences(layout, None if codec.lossless else before, after, earlier)
-    parts = codec.encode(values, layout.size)
-    return encode(parts, {"update": FORMAT, "layout": layout.name, **metadata})
+    if codec.lossless:
+        return encode_joined(Float32.part, values.arrays(0, layout.size), metadata)
+    return encode(codec.encode(values, layout.size), metadata)
 
 
 def course(earlier: Array, base: Array) -> Floats:
@@ -251,6 +253,11 @@ class _Differences:
         self._earlier = None if earlier is None else flattened(earlier)
 
     def slice(self, begin: int, end: int) -> Floats:
+        parts = self.arrays(begin, end)
+        return parts[1] if len(parts) == 2 else np.concatenate(parts)
+
+    def arrays(self, begin: int, end: int) -> list[Floats]:
+        """An empty array, and the slice tensor by tensor."""
         parts, position = [np.empty(0, np.float32)], begin
         for name, (first, last) in self._spans[bisect_right(self._spans, begin, key=lambda span: span[1][1]) :]:
             if position >= end:
@@ -258,7 +265,7 @@ class _Differences:
             until = min(end, last)
             parts.append(_require_sane(name, self._piece(name, position - first, until - first)))
             position = until
-        return parts[1] if len(parts) == 2 else np.concatenate(parts)
+        return parts
 
     def _piece(self, name: str, begin: int, end: int) -> Floats:
         after = self._after[name][begin:end]

@@ -27,6 +27,8 @@ from blocktrain.wire.safetensors import Floats, by_block, encode_chunks
 from blocktrain.wire.updates import EncodedUpdate, encode_difference, in_order, max_update_bytes, read_update
 
 Named = tuple[str, Floats]
+FLOAT32_BYTES = 4
+REMEMBERED_BYTES = 2**18  # of each file that is read for a merge: a piece of the largest tensors
 LEFT_OUT = {  # why a rule left an update out, for people
     "screened": "it points elsewhere than the other updates of its round, or moved far less in as many steps",
     "krum": "it is further from its neighbours than the other updates of its round",
@@ -116,11 +118,10 @@ class Merger:
     def _lightly(self, merged: Iterator[Named], updates: Sequence[Update]) -> Iterator[Named]:
         """The same items. What was read of the bases for one tensor does not stay in memory beside the next."""
         bases = {key for update in updates for key in update.base.items()}
-        files = [self._blobs.get(self._blocks.version(*key).sha256) for key in bases]
+        soon = _Forgetting([self._blobs.get(self._blocks.version(*key).sha256) for key in bases])
         for item in merged:
             yield item
-            for data in files:
-                forget(data)
+            soon.was_read(item[1].size * FLOAT32_BYTES)
 
     def _recipe(self, round: Round, updates: Sequence[Update], parts: Sequence[WeightedUpdate]) -> Recipe | None:
         """How workers can compute the versions from the updates, if downloading those takes fewer bytes than
@@ -177,8 +178,10 @@ class Merger:
             encoded, data = self._read(update.id, update.phase)
             base, earlier = self._blocks.around(encoded, update.base)
 
+            soon = _Forgetting([data])
+
             def alone(piece: Floats) -> Floats:
-                forget(data)  # only one piece of one update is in memory
+                soon.was_read(piece.size * FLOAT32_BYTES)
                 return piece
 
             return lambda name: map(alone, encoded.pieces(name, base.get(name), earlier.get(name)))
@@ -191,6 +194,22 @@ class Merger:
         update = read_update(data, self._blocks.shapes(phase), expected=self._blocks.codec(phase))
         forget(data)
         return update, data
+
+
+class _Forgetting:
+    """Mapped files of which no more than a part stays in memory. To forget each small tensor by itself would take
+    longer than to read it."""
+
+    def __init__(self, files: Sequence[memoryview]) -> None:
+        self._files, self._read_bytes = files, 0
+
+    def was_read(self, num_bytes: int) -> None:
+        """Of each file, at most so many bytes."""
+        self._read_bytes += num_bytes
+        if self._read_bytes >= REMEMBERED_BYTES:
+            self._read_bytes = 0
+            for data in self._files:
+                forget(data)
 
 
 def _block_of(name: str) -> int:

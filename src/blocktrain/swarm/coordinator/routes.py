@@ -114,13 +114,8 @@ def _add_lease_route(
     async def lease(asked: LeaseRequest, request: Request, prefer: Annotated[str, Header()] = "") -> Response:
         """With `Prefer: wait=2` (RFC 7240) the answer comes as soon as there is work, at the latest after 2 s. With
         `BlockTrain-Holds`, small blobs that a lease names and the worker lacks come with it."""
-        reply = await _lease_or_wait(coordinator, asked, request, prefer, clock)
-        holds = request.headers.get(HOLDS_HEADER)
-        if holds is not None and isinstance(reply, TrainLease):
-            body = await run_in_threadpool(coordinator.with_blobs, reply, Held.parse(holds), asked.worker)
-            if body is not None:
-                return Response(body, media_type=MEDIA_TYPE)
-        return _json(reply)
+        reply, body = await _lease_or_wait(coordinator, asked, request, prefer, clock)
+        return _json(reply) if body is None else Response(body, media_type=MEDIA_TYPE)
 
     service.include_router(leases)
 
@@ -248,14 +243,22 @@ def _json(message: Message) -> Response:
 
 async def _lease_or_wait(
     coordinator: Coordinator, asked: LeaseRequest, request: Request, prefer: str, clock: Callable[[], float]
-) -> LeaseReply:
-    """A worker that disconnects while it waits gets no lease, because its round would wait for it."""
-    token = request.headers.get("authorization", "").partition(" ")[2].strip()
+) -> tuple[LeaseReply, bytes | None]:
+    """The reply, and the same with blobs if it comes with some. A worker that disconnects while it waits gets no lease,
+    because its round would wait for it."""
+    token, holds = request.headers.get("authorization", "").partition(" ")[2].strip(), request.headers.get(HOLDS_HEADER)
     waiting = WaitingRequest(coordinator, asked, prefer, clock, token)
+
+    def ask() -> tuple[LeaseReply, bytes | None]:
+        reply = waiting.ask()
+        if holds is None or not isinstance(reply, TrainLease):
+            return reply, None
+        return reply, coordinator.with_blobs(reply, Held.parse(holds), asked.worker)
+
     while True:
-        reply = await run_in_threadpool(waiting.ask)
+        answer = await run_in_threadpool(ask)
         if waiting.ask_again_in_s is None:
-            return reply
+            return answer
         await coordinator.bell.after(waiting.rung, waiting.ask_again_in_s)
         if await request.is_disconnected():
-            return reply
+            return answer

@@ -7,11 +7,13 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
+from functools import lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, Self, TypeVar
+from urllib.request import getproxies
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
@@ -20,6 +22,7 @@ from blocktrain.errors import CoordinatorUnreachable, RequestRefused, TensorErro
 from blocktrain.io.files import mapped, written_whole
 from blocktrain.swarm.worker.answers import TIMEOUT_S, reached, require_success, trusted
 from blocktrain.swarm.worker.bucket_access import BucketAccess
+from blocktrain.swarm.worker.connections import Connections
 from blocktrain.wire.attached import HOLDS_HEADER, MEDIA_TYPE, Held, read_attached
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
@@ -29,6 +32,7 @@ from blocktrain.wire.messages import (
     EvaluationNotice,
     LeaseReply,
     LeaseRequest,
+    Message,
     ModelManifest,
     Received,
     RunInfo,
@@ -43,7 +47,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGER = 0.5, 30.0, 1.5  # the next pause is so 
 SEND_BYTES = 2**20  # of an upload, given to the socket at once
 FEW_BYTES = 4 * 2**20  # an upload up to this size is sent without asking first how much of it has arrived
 WAITING = {"Prefer": "wait=2"}  # the coordinator may wait 2 s for work before it answers; Ctrl-C waits as long
+JSON = {"Content-Type": "application/json"}
 LEASE_REPLY: TypeAdapter[LeaseReply] = TypeAdapter(LeaseReply)
+
+_url_of = lru_cache(256)(httpx.URL)  # parsing one takes as long as sending a small request
+_adapter_of: Callable[[Any], TypeAdapter[Any]] = lru_cache(64)(TypeAdapter)
 
 
 class CoordinatorClient:
@@ -66,7 +74,7 @@ class CoordinatorClient:
         self._direct = BucketAccess(transport, clock, say, tls=invite.tls)
         self._headers = {"Authorization": f"Bearer {invite.access_token}"}
         self._places, self._at = invite.places, 0
-        self._connections: dict[int, httpx.Client] = {}
+        self._connections: dict[int, httpx.Client | Connections] = {}
         self._attached: dict[str, memoryview] = {}  # hash: bytes that came with the last lease
         self._patiently(lambda: self._http)
 
@@ -76,17 +84,16 @@ class CoordinatorClient:
         return self._places[self._at]
 
     @property
-    def _http(self) -> httpx.Client:
+    def _http(self) -> httpx.Client | Connections:
         if self._at not in self._connections:
-            pinned = self._place.tls and self._transport is None
-            self._connections[self._at] = httpx.Client(
-                base_url=self._place.url,
-                headers=self._headers,
-                timeout=TIMEOUT_S,
-                transport=self._transport,
-                verify=trusted(self._place) if pinned else True,
-            )
+            self._connections[self._at] = self._connect(self._place)
         return self._connections[self._at]
+
+    def _connect(self, place: Invite) -> httpx.Client | Connections:
+        context = trusted(place) if place.tls and self._transport is None else None
+        if self._transport is None and not getproxies():
+            return Connections(place.host, place.port, TIMEOUT_S, context)
+        return httpx.Client(timeout=TIMEOUT_S, transport=self._transport, verify=context or True)
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +115,7 @@ class CoordinatorClient:
         def ask() -> LeaseReply:
             asked = request()
             self._headers[WORKER_HEADER] = asked.worker
-            response = self._once("POST", "/v1/leases", json=asked.model_dump(mode="json"), headers=headers)
+            response = self._once("POST", "/v1/leases", asked, headers=headers)
             self._attached = {}
             if response.headers.get("Content-Type") != MEDIA_TYPE:
                 return self._read(response, "/v1/leases", LEASE_REPLY)
@@ -127,19 +134,19 @@ class CoordinatorClient:
         if len(payload) <= FEW_BYTES and not self._direct.is_used:
             told = notice(_blob_of(payload))
             text = told.model_dump_json().encode()
-            params, body = {"notice": len(text)}, text + payload
-            return told, self._ask("PUT", "/v1/updates", UpdateReceipt, params=params, content=body)
+            path, body = f"/v1/updates?notice={len(text)}", text + payload
+            return told, self._ask("PUT", path, UpdateReceipt, content=body)
         told = notice(self.upload(payload, lease))
         return told, self.submit(told)
 
     def submit(self, notice: UpdateNotice) -> UpdateReceipt:
-        return self._ask("POST", "/v1/updates", UpdateReceipt, json=notice.model_dump(mode="json"))
+        return self._ask("POST", "/v1/updates", UpdateReceipt, message=notice)
 
     def submit_evaluation(self, notice: EvaluationNotice) -> None:
-        self._send("POST", "/v1/evaluations", json=notice.model_dump(mode="json"))
+        self._send("POST", "/v1/evaluations", message=notice)
 
     def submit_vetting(self, notice: VetNotice) -> None:
-        self._send("POST", "/v1/vettings", json=notice.model_dump(mode="json"))
+        self._send("POST", "/v1/vettings", message=notice)
 
     def manifest(self) -> ModelManifest:
         return self._ask("GET", "/v1/manifest", ModelManifest)
@@ -148,7 +155,7 @@ class CoordinatorClient:
         return dict(self._send("GET", "/v1/status").json())
 
     def events(self, after: int = 0) -> list[dict[str, Any]]:
-        return list(self._send("GET", "/v1/events", params={"after": after}).json())
+        return list(self._send("GET", f"/v1/events?after={after}").json())
 
     def curves(self) -> dict[str, Any]:
         return dict(self._send("GET", "/v1/curves").json())
@@ -157,17 +164,17 @@ class CoordinatorClient:
         self._send("POST", "/v1/pause" if paused else "/v1/resume")
 
     def ban(self, order: BanOrder) -> str:
-        return self._ask("POST", "/v1/bans", OrderReply, json=order.model_dump(mode="json")).done
+        return self._ask("POST", "/v1/bans", OrderReply, message=order).done
 
     def roll_back(self, order: RollbackOrder) -> str:
-        return self._ask_once("POST", "/v1/rollbacks", OrderReply, json=order.model_dump(mode="json")).done
+        return self._ask_once("POST", "/v1/rollbacks", OrderReply, message=order).done
 
     def contributions(self, after: int = 0) -> list[dict[str, Any]]:
-        return list(self._send("GET", "/v1/contributions", params={"after": after}).json())
+        return list(self._send("GET", f"/v1/contributions?after={after}").json())
 
     def merges(self, phase: int, first: int = 0) -> list[dict[str, Any]]:
         """The merged rounds of a phase from this one on."""
-        return list(self._send("GET", "/v1/merges", params={"phase": phase, "first": first}).json())
+        return list(self._send("GET", f"/v1/merges?phase={phase}&first={first}").json())
 
     def download(self, blob: Blob, cache: Path) -> memoryview:
         """The bytes of a blob: those that came with the lease, or mapped from its file in the cache. A broken download
@@ -203,8 +210,8 @@ class CoordinatorClient:
                 digest.update(wanted)
 
         preference = self._direct.preference()
-        asked = {**headers, **self._headers, **preference}
-        with reached(self._place), self._http.stream("GET", path, headers=asked) as response:
+        request = self._request("GET", path, {**headers, **preference})
+        with reached(self._place), closing(self._http.send(request, stream=True)) as response:
             redirected = bool(preference) and response.has_redirect_location
             if not response.is_success and not redirected:
                 response.read()
@@ -227,8 +234,7 @@ class CoordinatorClient:
 
     def _received(self, path: str, payload: bytes) -> int:
         """How many bytes have arrived: all, if the coordinator names a place in its bucket and they get there."""
-        params, headers = {"size": len(payload)}, self._direct.preference()
-        answer = self._send("GET", path, params=params, headers=headers)
+        answer = self._send("GET", f"{path}?size={len(payload)}", headers=self._direct.preference())
         url = answer.headers.get(UPLOAD_HEADER)
         if url and self._direct.put(url, payload):
             return len(payload)
@@ -237,9 +243,9 @@ class CoordinatorClient:
     def _send_rest(self, path: str, payload: bytes, offset: int) -> int:
         """Sends the rest. Returns how many bytes the coordinator then has: all, or fewer if the connection broke."""
         chunks = (payload[start : start + SEND_BYTES] for start in range(offset, len(payload), SEND_BYTES))
-        headers, params = {"Content-Length": str(len(payload) - offset)}, {"offset": offset, "size": len(payload)}
+        headers, there = {"Content-Length": str(len(payload) - offset)}, f"{path}?offset={offset}&size={len(payload)}"
         try:
-            received = self._ask_once("PUT", path, Received, params=params, content=chunks, headers=headers).received
+            received = self._ask_once("PUT", there, Received, content=chunks, headers=headers).received
         except (CoordinatorUnreachable, RequestRefused) as error:
             if isinstance(error, RequestRefused) and error.code != "offset":
                 raise
@@ -257,9 +263,10 @@ class CoordinatorClient:
         return self._read(self._once(method, path, **options), path, answer)
 
     def _read(self, response: httpx.Response, path: str, answer: TypeAdapter[Answer] | type[Answer]) -> Answer:
-        adapter = answer if isinstance(answer, TypeAdapter) else TypeAdapter(answer)
+        adapter = answer if isinstance(answer, TypeAdapter) else _adapter_of(answer)
         try:
-            return adapter.validate_json(response.content)
+            read: Answer = adapter.validate_json(response.content)
+            return read
         except ValidationError as error:
             raise RequestRefused(
                 f"{self._place.url}{path} sent an answer that this version cannot read ({error.errors()[0]['msg']}): "
@@ -289,12 +296,25 @@ class CoordinatorClient:
             self._sleep(after_s + pause_s * random.uniform(0.5, 1.0))
             pause_s = min(LONGER * pause_s, LONGEST_PAUSE_S)
 
-    def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
-        headers = {**self._headers, **options.pop("headers", {})}
+    def _once(self, method: str, path: str, message: Message | None = None, **options: Any) -> httpx.Response:
         with reached(self._place):
-            response = self._http.request(method, path, headers=headers, **options)
+            response = self._http.send(self._request(method, path, message=message, **options), stream=False)
         require_success(response)
         return response
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        content: bytes | Iterable[bytes] | None = None,
+        message: Message | None = None,
+    ) -> httpx.Request:
+        if message is not None:
+            content, headers = message.model_dump_json().encode(), {**JSON, **headers}
+        return httpx.Request(
+            method, _url_of(self._place.url + path), headers={**self._headers, **headers}, content=content
+        )
 
 
 def _blob_of(payload: bytes) -> Blob:

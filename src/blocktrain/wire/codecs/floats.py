@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,16 +25,17 @@ from blocktrain.wire.safetensors import Array, Floats
 
 class Float32(Codec):
     name, lossless = "fp32", True
+    part: ClassVar[str] = "values"
 
     def parts(self, size: int) -> dict[str, PartType]:
-        return {"values": (np.dtype(np.float32), (size,))}
+        return {self.part: (np.dtype(np.float32), (size,))}
 
     def encode(self, values: Values, size: int) -> dict[str, Array]:
-        return {"values": values.slice(0, size)}
+        return {self.part: values.slice(0, size)}
 
     def decode(self, parts: Mapping[str, Array], size: int) -> Values:
-        require_within(parts["values"], MAX_MAGNITUDE, "values")
-        return _PlainValues(parts["values"])
+        require_within(parts[self.part], MAX_MAGNITUDE, self.part)
+        return _PlainValues(parts[self.part])
 
 
 @dataclass(frozen=True)

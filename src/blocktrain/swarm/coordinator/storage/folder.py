@@ -44,12 +44,15 @@ class Folder:
 
     def state(self, key: str) -> FileState:
         """Changes with every write to the file."""
-        stat = (self._path / key).stat()
+        stat = self._stat(key)
         return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def size(self, key: str) -> int:
         """Without obstore: that takes a hundredth of the time."""
-        return os.stat(f"{self._path}/{key}").st_size  # noqa: PTH116 (every lease names blobs with their sizes)
+        return self._stat(key).st_size
+
+    def _stat(self, key: str) -> os.stat_result:
+        return os.stat(f"{self._path}/{key}")  # noqa: PTH116 (every request looks at some blobs)
 
     def read(self, key: str) -> memoryview:
         """The bytes, mapped."""
