@@ -138,11 +138,11 @@ def point(shape: Shape, spec: RunSpec, mtbf_s: float, seed: int, scratch: Path) 
 
 def means(seeds: Sequence[Document]) -> Document:
     """Of both shares, the rest added up; `least` is the share of the computed steps in the worst seed."""
-    found: Document = {}
+    found: dict[str, Any] = {}
     for side in ("swarm", "restarted"):
         runs = [each[side] for each in seeds]
-        found[side] = {key: statistics.mean(run[key] for run in runs) for key in ("of_steps", "of_time")}
-        found[side]["least"] = min(run["of_steps"] for run in runs)
+        shares = {key: statistics.mean(run[key] for run in runs) for key in ("of_steps", "of_time")}
+        found[side] = shares | {"least": min(run["of_steps"] for run in runs)}
     for key in ("worker_failures", "coordinator_failures"):
         found["swarm"][key] = sum(each["swarm"][key] for each in seeds)
     restarted = [each["restarted"] for each in seeds]
