@@ -202,8 +202,15 @@ class Round:
         )
         return replace(self, leases=leases)
 
-    def with_late(self, update: LateUpdate) -> Round:
-        return self if update in self.late else replace(self, late=(*self.late, update))
+    def with_late(self, update: LateUpdate, owed: int = 0, delivered: int = 0) -> Round:
+        """The round with this update, after which its worker owes and has delivered so many."""
+        if update in self.late:
+            return self
+        leases = tuple(
+            replace(x, owed=owed, delivered=delivered) if x.worker == update.worker and x.reported_s is None else x
+            for x in self.leases
+        )
+        return replace(self, leases=leases, late=(*self.late, update))
 
 
 @dataclass(frozen=True)
