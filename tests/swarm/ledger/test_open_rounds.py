@@ -118,7 +118,7 @@ def test_what_a_failed_transaction_changed_is_not_in_what_is_read_after_the_next
     with not_kept(started) as transaction:
         lease(transaction, ADA)
         assert transaction.open_rounds()[0].lease_of(ADA) is not None
-    lease(other, BOB)  # as many changes as there would have been
+    report(other, BOB)  # two changes: the first has the place of the one that was not kept
     assert started.open_rounds() == other.open_rounds() == read_anew(where)
     assert [x.worker for x in started.open_rounds()[0].leases] == [BOB, EVE]
 
