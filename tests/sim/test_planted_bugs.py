@@ -13,6 +13,7 @@ import pytest
 from blocktrain.sim.seeds import report, run_seed, scratch
 from blocktrain.swarm.coordinator import server
 from blocktrain.swarm.coordinator.merging import Merger
+from blocktrain.swarm.ledger import open_rounds
 from blocktrain.swarm.ledger import rounds as ledger_rounds
 from blocktrain.swarm.ledger.database import LedgerPart
 from blocktrain.swarm.ledger.ledger import Ledger
@@ -103,6 +104,11 @@ def starts_on_a_ledger_that_lost_acknowledged_updates(patch: pytest.MonkeyPatch)
     patch.setattr(server, "_require_head", lambda *_: None)
 
 
+def misses_a_change_that_another_coordinator_made(patch: pytest.MonkeyPatch) -> None:
+    with_changes = open_rounds._with_changes
+    patch.setattr(open_rounds, "_with_changes", lambda round, changes: with_changes(round, changes[:-1]))
+
+
 PLANTED = [  # the bug, the first of the seeds that are tried, and the invariants that it may break
     (merges_an_update_twice, 1, {"updates are merged once"}),
     (forgets_to_expire_leases, 0, {"leases expire"}),
@@ -111,6 +117,11 @@ PLANTED = [  # the bug, the first of the seeds that are tried, and the invariant
     (loses_waiting_updates_on_restart, 6, {"acknowledged updates are merged", "no round waits past its ceiling"}),
     (starts_on_a_ledger_that_lost_acknowledged_updates, 73, {"no unexpected errors"}),
     (measures_durations_with_the_wall_clock, 625, {"no round waits past its ceiling"}),
+    (
+        misses_a_change_that_another_coordinator_made,
+        4,
+        {"no work is given twice", "a new coordinator has the same state"},
+    ),
 ]
 MOST_SEEDS = 30
 

@@ -22,7 +22,7 @@ from blocktrain.swarm.coordinator.blocks import Blocks
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.ledger.ledger import Ledger
-from blocktrain.swarm.ledger.queries import OpenRounds
+from blocktrain.swarm.ledger.open_rounds import OpenRounds
 from blocktrain.swarm.ledger.records import MergeWeight, Standing
 from blocktrain.swarm.policy.rounds import LONGEST_LIMITS
 from blocktrain.swarm.verify import HashedBlobs

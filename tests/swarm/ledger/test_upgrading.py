@@ -63,15 +63,19 @@ def opened(place: Place) -> Any:
 
 
 def facts(place: Place) -> dict[str, list[dict[str, Any]]]:
-    """All rows of all tables, as they are."""
+    """All rows of all tables, as they are. Marks are no facts: they say what changed since somebody looked."""
     with opened(place) as database, database.reading() as connection:
         there = MetaData()
         there.reflect(connection)
         return {
-            table.name: sorted((dict(row) for row in connection.execute(select(table)).mappings()), key=str)
+            table.name: sorted((_without_mark(row) for row in connection.execute(select(table)).mappings()), key=str)
             for table in there.sorted_tables
             if table.name not in ("alembic_version", "events")
         }
+
+
+def _without_mark(row: Any) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "mark"}
 
 
 def description(connection: Connection) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import LedgerPart, changed
 from blocktrain.swarm.ledger.drivers.connection import Connection
+from blocktrain.swarm.ledger.open_rounds import LOCKED, mark_after
 from blocktrain.swarm.ledger.queries import WAITING, insert_event, lease_of, update_of
 from blocktrain.swarm.ledger.records import Audit, AuditLease, AuditSummary, LeaseRecord, NewUpdate
 from blocktrain.swarm.policy.audits import AuditVerdict
@@ -213,13 +214,17 @@ class AuditsPart(LedgerPart):
 
     def leave_out(self, connection: Connection, chosen: Any, reason: str, now_s: float) -> int:
         """Waiting updates that fit the condition will not be merged. Their leases are free again."""
-        query = select(t.updates.c.number, t.updates.c.phase).where(WAITING, chosen)
-        rows = connection.execute(query).all()
-        for row in rows:
-            connection.execute(t.insert_into(t.left_out), {"number": row.number, "reason": reason, "at_s": now_s})
-        for phase in {row.phase for row in rows}:
-            self._open.change(connection, phase)
-        return len(rows)
+        phases = connection.execute(select(t.updates.c.phase).where(WAITING, chosen).distinct()).scalars().all()
+        # No merge ends between what is read here and what is written.
+        rounds = [connection.execute(LOCKED, {"of_phase": phase}).one_or_none() for phase in sorted(phases)]
+        numbers = connection.execute(select(t.updates.c.number).where(WAITING, chosen)).scalars().all()
+        for number in numbers:
+            connection.execute(t.insert_into(t.left_out), {"number": number, "reason": reason, "at_s": now_s})
+        for round in filter(None, rounds):
+            mark, of_phase = mark_after(round.mark), t.updates.c.phase == round.phase
+            connection.execute(update(t.updates).where(of_phase, t.updates.c.number.in_(numbers)).values(mark=mark))
+            self._open.change(connection, round, mark)
+        return len(numbers)
 
     def left_out(self) -> dict[str, str]:
         """Update: why it will not be merged."""

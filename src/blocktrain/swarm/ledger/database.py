@@ -24,7 +24,7 @@ from blocktrain.swarm.ledger.drivers.connection import Connection, Rows
 from blocktrain.swarm.ledger.drivers.postgres import open_engine
 from blocktrain.swarm.ledger.drivers.sqlite import SqliteFile, is_busy, set_up
 from blocktrain.swarm.ledger.migrations.schema import prepare
-from blocktrain.swarm.ledger.queries import OpenRounds
+from blocktrain.swarm.ledger.open_rounds import OpenRounds
 
 LOCK_TIMEOUT_S = 30.0
 SCHEMA = re.compile("[a-z_][a-z0-9_]{0,62}")

@@ -1,12 +1,10 @@
-"""Queries that several parts of the ledger use inside a transaction, in SQL that SQLite and PostgreSQL both know, and a
-cache of open rounds. They turn rows into records. Next: rounds.py and updates.py, which use them."""
+"""Queries that several parts of the ledger use inside a transaction, in SQL that SQLite and PostgreSQL both know. They
+turn rows into records. Next: rounds.py and updates.py, which use them; open_rounds.py, which keeps open rounds."""
 
 from __future__ import annotations
 
-import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -42,8 +40,8 @@ NEWEST_VERSIONS = (
 IS_LEFT_OUT = select(t.left_out.c.number).where(t.left_out.c.number == t.updates.c.number).exists()
 WAITING = and_(t.updates.c.merged_round.is_(None), t.updates.c.refused.is_(None), ~IS_LEFT_OUT)
 
-_ACCEPTED = and_(t.updates.c.lease == t.leases.c.id, t.updates.c.refused.is_(None))
-HAS_REPORTED = select(t.updates.c.number).where(_ACCEPTED).correlate(t.leases).exists()
+ACCEPTED = and_(t.updates.c.lease == t.leases.c.id, t.updates.c.refused.is_(None))
+HAS_REPORTED = select(t.updates.c.number).where(ACCEPTED).correlate(t.leases).exists()
 STATE = case((HAS_REPORTED, "reported"), else_=t.leases.c.state)
 
 OPEN = t.rounds.c.closed_s.is_(None)
@@ -75,25 +73,25 @@ _NEWEST_LEASES = _NEWEST_LEASE.limit(bindparam("at_most"))
 _EVALUATION_LEASE = _NEWEST_LEASE.where(t.evaluation_leases.c.number == bindparam("of_number"))
 _RUN = select(*t.columns(t.run, "id"))
 _NEWEST_EVALUATIONS = EVALUATIONS.limit(bindparam("at_most"))
-_UPDATE = select(t.updates).where(t.updates.c.id == bindparam("of_id"))
-_LEASE = select(*t.columns(t.leases, "state"), STATE.label("state")).where(t.leases.c.id == bindparam("of_id"))
+UPDATE_FACTS = t.columns(t.updates, "mark")
+_UPDATE = select(*UPDATE_FACTS).where(t.updates.c.id == bindparam("of_id"))
+_LEASE = select(*t.columns(t.leases, "state", "mark"), STATE.label("state")).where(t.leases.c.id == bindparam("of_id"))
 _LOCKED_PHASE = select(t.phases).where(t.phases.c.phase == bindparam("of_phase")).with_for_update()
 
-OPEN_ROUNDS = select(t.rounds).where(t.rounds.c.closed_s.is_(None))
-MARK = update(t.rounds).where(and_(t.rounds.c.phase == bindparam("of_phase"), t.rounds.c.closed_s.is_(None)))
-MARK_KNOWN = MARK.where(t.rounds.c.mark == bindparam("known"))
-
 _NUMBERS: BindParameter[int] = bindparam("numbers", expanding=True)
+LEASE_FACTS = (  # of a lease, its accepted update and its worker's track record: what `lease_from` reads
+    *(t.leases.c[name] for name in ("round", "shard", "worker", "steps", "granted_s", "due_s")),
+    t.leases.c.deadline_at_s.label("deadline_at_s"),
+    t.updates.c.received_s,
+    t.updates.c.merged_round,
+    t.updates.c.steps.label("steps_done"),
+    func.coalesce(t.track_records.c.owed, 0).label("owed"),
+    func.coalesce(t.track_records.c.delivered, 0).label("delivered"),
+)
 _LEASES_WITH_UPDATES = (
-    select(
-        *t.columns(t.leases),
-        t.updates.c.received_s,
-        t.updates.c.merged_round,
-        t.updates.c.steps.label("steps_done"),
-        func.coalesce(t.track_records.c.owed, 0).label("owed"),
-        func.coalesce(t.track_records.c.delivered, 0).label("delivered"),
-    )
-    .outerjoin(t.updates, _ACCEPTED)
+    select(*LEASE_FACTS)
+    .select_from(t.leases)
+    .outerjoin(t.updates, ACCEPTED)
     .outerjoin(t.track_records, t.track_records.c.worker == t.leases.c.worker)
     .where(t.leases.c.phase == bindparam("of_phase"), t.leases.c.round.in_(_NUMBERS))
     .where(~IS_LEFT_OUT)  # for its round, such a lease never was
@@ -101,7 +99,7 @@ _LEASES_WITH_UPDATES = (
 )
 _UPDATES_TAKEN_IN = (
     select(t.leases.c.worker, t.leases.c.round, t.leases.c.shard, t.updates.c.merged_round)
-    .join(t.updates, _ACCEPTED)
+    .join(t.updates, ACCEPTED)
     .where(t.updates.c.phase == bindparam("of_phase"))
     .where(or_(t.updates.c.merged_round.is_(None), t.updates.c.merged_round.in_(_NUMBERS)), ~IS_LEFT_OUT)
     .order_by(t.updates.c.number)
@@ -116,8 +114,6 @@ _AUDITS_SENT = select(t.audit_leases.c.payload).join(_OPEN_AUDITS, _OPEN_AUDITS.
 
 FEW_ROWS = 32  # a statement for so many is kept, and compiled once
 ROWS = 1000  # that one statement inserts: no database allows endless parameters
-
-Change = Callable[[Round], Round]
 
 
 def run_of(connection: Connection) -> Run | None:
@@ -179,13 +175,17 @@ def track_record_of(connection: Connection, worker: str) -> TrackRecord:
     return TrackRecord(**row._asdict()) if row else TrackRecord()
 
 
-def change_track_record(connection: Connection, worker: str, change: Callable[[TrackRecord], TrackRecord]) -> None:
+def change_track_record(
+    connection: Connection, worker: str, change: Callable[[TrackRecord], TrackRecord]
+) -> TrackRecord:
+    """The new one."""
     row = connection.execute(_TRACK_RECORD, {"of_worker": worker}).one_or_none()
     record = change(TrackRecord(**row._asdict()) if row else TrackRecord())
     if row:
         connection.execute(_KEEP_RECORD, {"of_worker": worker, **vars(record)})
     else:
         connection.execute(t.insert_into(t.track_records), {"worker": worker, **vars(record)})
+    return record
 
 
 def lock_phase(connection: Connection, phase: int) -> PhaseRecord | None:
@@ -241,15 +241,21 @@ def rounds_of(connection: Connection, rows: Sequence[Any]) -> tuple[RoundRecord,
     asked = {"of_phase": phase, "numbers": numbers}
     for x in connection.execute(_LEASES_WITH_UPDATES, asked):
         reported = x.received_s is not None and (open_number if x.merged_round is None else x.merged_round) == x.round
-        facts = (x.shard, x.worker, x.steps, x.granted_s, x.due_s, x.deadline_at_s)
-        report = (x.received_s, min(x.steps_done, x.steps)) if reported else (None, 0, x.owed, x.delivered)
-        leases[x.round].append(Lease(*facts, *report))
+        leases[x.round].append(lease_from(x, reported))
     late: dict[int, list[LateUpdate]] = defaultdict(list)
     for one in connection.execute(_UPDATES_TAKEN_IN, asked):
         taken_in = open_number if one.merged_round is None else one.merged_round
         if taken_in is not None and one.round < taken_in:
             late[taken_in].append(LateUpdate(one.worker, one.round, one.shard))
     return tuple(_record(row, leases[row.number], late[row.number]) for row in rows)
+
+
+def lease_from(row: Any, reported: bool) -> Lease:
+    """Of a row of `LEASE_FACTS`, as its round has it."""
+    facts = (row.shard, row.worker, row.steps, row.granted_s, row.due_s, row.deadline_at_s)
+    if reported:
+        return Lease(*facts, row.received_s, min(row.steps_done, row.steps))
+    return Lease(*facts, None, 0, row.owed, row.delivered)
 
 
 def _record(row: Any, leases: Sequence[Lease], late: Sequence[LateUpdate]) -> RoundRecord:
@@ -271,41 +277,3 @@ def _record(row: Any, leases: Sequence[Lease], late: Sequence[LateUpdate]) -> Ro
 def audited_blobs(connection: Connection) -> set[str | None]:
     """The results that open audits compare. The versions that they were built on are young enough to be kept anyway."""
     return {*connection.execute(_AUDITED).scalars(), *connection.execute(_AUDITS_SENT).scalars()}
-
-
-def new_mark() -> str:
-    return secrets.token_hex(8)
-
-
-class OpenRounds:
-    """Open rounds as this process last saw them, so that an unchanged round is not read again with all its leases. A
-    round gets a new, unique `mark` whenever it, its leases or its updates change. What is cached is therefore right
-    whichever process writes, and whether or not a transaction is kept. Each phase has one open round at most."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[str, Round]] = {}  # phase: a mark and the round as it was then
-
-    def all(self, connection: Connection) -> dict[int, Round]:
-        return {row.phase: self.of(connection, row) for row in connection.execute(OPEN_ROUNDS).all()}
-
-    def of(self, connection: Connection, row: Any) -> Round:
-        mark, round = self._known.get(row.phase, ("", None))
-        if round is None or mark != row.mark:
-            round = rounds_of(connection, [row])[0].round
-            self._known[row.phase] = row.mark, round
-        return round
-
-    def change(self, connection: Connection, phase: int, change: Change | None = None, **values: Any) -> None:
-        """Marks the open round of the phase as changed and writes these values to its row. Without `change`, which
-        makes the cached round the new one, it is read again."""
-        known, round = self._known.get(phase, ("", None))
-        values = {"of_phase": phase, "mark": new_mark(), **values}
-        if change is None or round is None or not connection.execute(MARK_KNOWN, {"known": known, **values}).rowcount:
-            connection.execute(MARK, values)
-            return
-        self._known[phase] = values["mark"], _in_order(change(round))
-
-
-def _in_order(round: Round) -> Round:
-    """Its leases in the order that the database has."""
-    return replace(round, leases=tuple(sorted(round.leases, key=lambda lease: (lease.granted_s, lease.worker))))

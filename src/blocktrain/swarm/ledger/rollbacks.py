@@ -12,7 +12,8 @@ from sqlalchemy import select, update
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.audits import AuditsPart
 from blocktrain.swarm.ledger.database import changed
-from blocktrain.swarm.ledger.queries import IS_OPEN, insert_event, insert_round, lock_phase, new_mark
+from blocktrain.swarm.ledger.open_rounds import first_mark
+from blocktrain.swarm.ledger.queries import IS_OPEN, insert_event, insert_round, lock_phase
 from blocktrain.swarm.ledger.records import NewVersion, RollbackRecord
 from blocktrain.swarm.ledger.rounds import EXPIRE
 from blocktrain.swarm.policy.rounds import Round
@@ -51,7 +52,7 @@ class RollbacksPart(AuditsPart):
                 connection.execute(t.insert_into(t.rollbacks), row)
             position = {"step": following.step_start, "finished": False}
             connection.execute(update(t.phases).where(t.phases.c.phase == closed.phase).values(**position))
-            insert_round(connection, following, new_mark())
+            insert_round(connection, following, first_mark(following.phase, following.number))
             insert_event(connection, "rolled back", f"phase {closed.phase + 1}: {reason}", now_s, {"worker": worker})
             return True
 

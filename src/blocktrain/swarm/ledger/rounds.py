@@ -1,5 +1,5 @@
 """How far the training is: phases, rounds and leases, and the merge that changes all of them at once. A part of the
-ledger. Next: versions.py, the versions that merges make; queries.py, which keeps open rounds in memory; tables.py."""
+ledger. Next: versions.py, the versions that merges make; open_rounds.py, which keeps open rounds in memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from blocktrain.swarm.aliases import alias_of
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, changed, retry_on_conflict
 from blocktrain.swarm.ledger.drivers.connection import Connection
+from blocktrain.swarm.ledger.open_rounds import first_mark, mark_after
 from blocktrain.swarm.ledger.queries import (
     HAS_REPORTED,
     IS_OPEN,
@@ -24,7 +25,6 @@ from blocktrain.swarm.ledger.queries import (
     insert_round,
     lease_of,
     lock_phase,
-    new_mark,
     phases_of,
     rounds_of,
 )
@@ -124,7 +124,7 @@ class RoundsPart(LedgerPart):
                 return False
             row = {"phase": first.phase, "step": first.step_start, "finished": False}
             connection.execute(t.insert_into(t.phases), row)
-            insert_round(connection, first, new_mark())
+            insert_round(connection, first, first_mark(first.phase, first.number))
             return True
 
     def phases(self) -> tuple[PhaseRecord, ...]:
@@ -190,7 +190,6 @@ class RoundsPart(LedgerPart):
             "deadline_at_s": deadline_at_s,
             "extensions": t.rounds.c.extensions + 1,
             "reason": reason,
-            "mark": new_mark(),
         }
         with self._writing() as connection:
             extend = CHANGE_OPEN.where(t.rounds.c.deadline_at_s == round.deadline_at_s).values(**values)
@@ -229,7 +228,7 @@ class RoundsPart(LedgerPart):
             position = {"step": step, "finished": next_round is None}
             connection.execute(MOVE, {"of_phase": phase, **position})
             if next_round:
-                insert_round(connection, next_round, new_mark())
+                insert_round(connection, next_round, first_mark(phase, next_round.number))
             data = {**_names(phase, number), "updates": len(update_ids)}
             insert_event(connection, "merged", f"phase {phase + 1}, round {number}: {reason}", now_s, data)
             return True
@@ -262,14 +261,15 @@ class RoundsPart(LedgerPart):
             )
             if unchanged and row.lease is not None:  # it was asked for again
                 return lease
+            mark = mark_after(row.mark)
             if row.lease is None:
-                connection.execute(t.insert_into(t.leases), vars(lease))
+                connection.execute(t.insert_into(t.leases), {**vars(lease), "mark": mark})
             else:
-                connection.execute(RENEW, {"of_id": id, **vars(lease)})
+                connection.execute(RENEW, {"of_id": id, **vars(lease), "mark": mark})
                 if grant.granted_s is None:  # the lease that it had missed its deadline
                     change_track_record(connection, grant.worker, TrackRecord.with_miss)
             after = decided_on.with_grant(grant, now_s)
-            self._open.change(connection, grant.phase, lambda _: after, deadline_at_s=after.deadline_at_s)
+            self._open.change(connection, row, mark, lambda _: after, deadline_at_s=after.deadline_at_s)
             return lease
 
     def lease(self, id: str) -> LeaseRecord | None:

@@ -172,9 +172,11 @@ rounds = Table(  # an open one may be extended; closing is once
     Column("extensions", Integer, nullable=False),
     _seconds("closed_s", nullable=True),
     Column("reason", Text, nullable=False),
-    Column("mark", String(32), nullable=False),  # another whenever the round, its leases or its updates change
+    Column("mark", String(32), nullable=False),  # another whenever its leases or its updates change (open_rounds.py)
 )
 _only("one_open_round_a_phase", rounds.c.phase, where=rounds.c.closed_s.is_(None))
+
+MARK = String(32).with_variant(String(32, collation="C"), "postgresql")  # compared byte by byte
 
 leases = Table(  # may be renewed, and change their state; one with an accepted update has reported, whatever it says
     "leases",
@@ -190,12 +192,14 @@ leases = Table(  # may be renewed, and change their state; one with an accepted 
     _seconds("due_s"),
     _seconds("deadline_s", key="deadline_at_s"),
     Column("state", String(16), nullable=False),
+    Column("mark", MARK),  # of the round, when it was given or renewed
     ForeignKeyConstraint(["phase", "round"], ["rounds.phase", "rounds.number"]),
     UniqueConstraint("phase", "round", "worker"),
     CheckConstraint("state IN ('open', 'reported', 'expired', 'released')"),  # no lease is released any more
 )
+Index("leases_by_mark", leases.c.mark)
 
-updates = Table(  # `merged_phase` and `merged_round` are set once
+updates = Table(  # `merged_phase` and `merged_round` are set once, `mark` again when it is left out
     "updates",
     tables,
     _number(),
@@ -217,12 +221,14 @@ updates = Table(  # `merged_phase` and `merged_round` are set once
     Column("signature", String(256), nullable=False),
     Column("merged_phase", Integer),
     Column("merged_round", Integer),
+    Column("mark", MARK),  # of the open round, since this update is part of it
     ForeignKeyConstraint(["merged_phase", "merged_round"], ["rounds.phase", "rounds.number"]),
     CheckConstraint("refused IS NULL OR merged_round IS NULL"),
 )
 _only("one_update_a_lease", updates.c.lease, where=updates.c.refused.is_(None))
 Index("updates_by_phase", updates.c.phase, updates.c.merged_round)
 Index("updates_by_worker", updates.c.worker)
+Index("updates_by_mark", updates.c.mark)
 
 merge_weights = Table(  # what each merged update weighed; a weight of 0 says that it was left out, and why
     "merge_weights",

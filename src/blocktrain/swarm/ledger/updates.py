@@ -1,5 +1,5 @@
-"""The updates of workers, from their arrival to their merge. A part of the ledger. Next: queries.py, which keeps
-open rounds in memory; tables.py."""
+"""The updates of workers, from their arrival to their merge. A part of the ledger. Next: open_rounds.py, which
+keeps open rounds in memory; tables.py."""
 
 from __future__ import annotations
 
@@ -13,30 +13,35 @@ from blocktrain.errors import LedgerConflict
 from blocktrain.swarm.ledger import tables as t
 from blocktrain.swarm.ledger.chain import START, ChainHead, link
 from blocktrain.swarm.ledger.database import PAGE, LedgerPart, retry_on_conflict
-from blocktrain.swarm.ledger.queries import WAITING, change_track_record, update_of
+from blocktrain.swarm.ledger.drivers.connection import Connection
+from blocktrain.swarm.ledger.open_rounds import mark_after
+from blocktrain.swarm.ledger.queries import OPEN, UPDATE_FACTS, WAITING, change_track_record, update_of
 from blocktrain.swarm.ledger.records import Contribution, MergeWeight, NewUpdate, RoundLoss, Update, Version
 from blocktrain.swarm.policy.rounds import LateUpdate, Round
+from blocktrain.swarm.policy.track_record import TrackRecord
 
-LEASED = (  # the lease, and its phase, locked until the transaction is over
-    select(t.leases.c.round, t.leases.c.shard, t.leases.c.granted_s, t.phases.c.finished)
-    .join(t.phases, t.phases.c.phase == t.leases.c.phase)
-    .where(t.leases.c.id == bindparam("of_lease"))
-    .with_for_update(of=t.phases)
-)
-SAME = select(t.updates).where(
+_LEASE_FACTS = (t.leases.c.round, t.leases.c.shard, t.leases.c.granted_s, t.phases.c.finished)
+_LEASED = select(*_LEASE_FACTS, t.rounds.c.phase, t.rounds.c.mark).where(t.leases.c.id == bindparam("of_lease"))
+_LEASED = _LEASED.join(t.phases, t.phases.c.phase == t.leases.c.phase)
+_OPEN_OF_PHASE = and_(t.rounds.c.phase == t.phases.c.phase, OPEN)
+# The lease, its phase and the phase's open round, both locked, in this order, until the transaction is over
+LEASED = _LEASED.join(t.rounds, _OPEN_OF_PHASE).with_for_update(of=(t.phases, t.rounds))
+LEASED_BEFORE = _LEASED.outerjoin(t.rounds, _OPEN_OF_PHASE).with_for_update(of=t.phases)  # there is no open round
+SAME = select(*UPDATE_FACTS).where(
     or_(
         t.updates.c.id == bindparam("of_id"),
         and_(t.updates.c.lease == bindparam("of_lease"), t.updates.c.refused.is_(None)),
     )
 )
-WAITING_OF = select(t.updates).where(WAITING, t.updates.c.phase == bindparam("of_phase")).order_by(t.updates.c.number)
+WAITING_OF = select(*UPDATE_FACTS).where(WAITING, t.updates.c.phase == bindparam("of_phase"))
+WAITING_OF = WAITING_OF.order_by(t.updates.c.number)
 HEAD = select(t.chain).order_by(t.chain.c.number.desc()).limit(1)
 NEWEST_LINK = select(t.chain.c.sha256).order_by(t.chain.c.number.desc()).limit(1)
 RECENT_ROUNDS = 4  # whose norms are compared with those of a new update: norms change with the learning rate
 _MERGED_IN = t.updates.c.merged_phase == bindparam("of_phase")
 _LAST_MERGED = select(func.max(t.updates.c.merged_round)).where(_MERGED_IN).scalar_subquery()
 _MERGED_IN_ROUND = and_(_MERGED_IN, t.updates.c.merged_round == bindparam("of_round"))
-MERGED_UPDATES = select(t.updates).where(_MERGED_IN_ROUND).order_by(t.updates.c.number)
+MERGED_UPDATES = select(*UPDATE_FACTS).where(_MERGED_IN_ROUND).order_by(t.updates.c.number)
 MERGE_WEIGHTS = (
     select(t.updates.c.id, t.merge_weights.c.weight, t.merge_weights.c.scale, t.merge_weights.c.reason)
     .join(t.updates, t.updates.c.number == t.merge_weights.c.number)
@@ -60,7 +65,7 @@ class UpdatesPart(LedgerPart):
         """The update as it is stored, and whether it was there already. An accepted one reports its lease. None if the
         phase is finished: nothing would merge the update any more."""
         with self._writing() as connection:
-            lease = connection.execute(LEASED, {"of_lease": new.lease}).one_or_none()
+            lease = _leased(connection, new.lease)
             same = connection.execute(SAME, {"of_id": new.id, "of_lease": new.lease}).all()
             if there := next((row for row in same if row.id == new.id), None):
                 return Update(**there._asdict()), True
@@ -68,12 +73,12 @@ class UpdatesPart(LedgerPart):
                 return None
             if new.refused is None and same:
                 raise _reported_before(new, same[0].id)
-            key = connection.execute(t.insert_into(t.updates), vars(new)).inserted_primary_key
-            if new.refused is None:
-                assert lease is not None, "the database refuses an update without a lease"
+            mark = mark_after(lease.mark) if new.refused is None and lease is not None else None
+            key = connection.execute(t.insert_into(t.updates), {**vars(new), "mark": mark}).inserted_primary_key
+            if mark is not None:
                 took_s = new.received_s - lease.granted_s
-                change_track_record(connection, new.worker, lambda known: known.with_delivery(new.steps, took_s))
-                self._open.change(connection, new.phase, _reported(lease, new))
+                after = change_track_record(connection, new.worker, lambda x: x.with_delivery(new.steps, took_s))
+                self._open.change(connection, lease, mark, _reported(lease, new, after))
             assert key is not None
             previous = connection.execute(NEWEST_LINK).scalar() or START
             sha256 = link(previous, key.number, new)
@@ -132,7 +137,7 @@ class UpdatesPart(LedgerPart):
         """Who contributed what, in order. `after` is the number of the last update of the previous page."""
         more = (t.workers.c.name.label("worker_name"), t.leases.c.round.label("leased_round"), t.leases.c.shard)
         query = (
-            select(t.updates, *more)
+            select(*UPDATE_FACTS, *more)
             .join(t.workers, t.workers.c.id == t.updates.c.worker)
             .join(t.leases, t.leases.c.id == t.updates.c.lease)
             .where(t.updates.c.number > after)
@@ -143,7 +148,7 @@ class UpdatesPart(LedgerPart):
             return tuple(
                 Contribution(Update(**fields), worker_name, round, shard)
                 for *values, worker_name, round, shard in connection.execute(query)
-                for fields in [dict(zip(t.updates.c.keys(), values, strict=True))]
+                for fields in [dict(zip((x.name for x in UPDATE_FACTS), values, strict=True))]
             )
 
     def round_losses(self) -> tuple[RoundLoss, ...]:
@@ -168,13 +173,23 @@ class UpdatesPart(LedgerPart):
             return tuple(RoundLoss(**row._asdict()) for row in connection.execute(query))
 
 
-def _reported(lease: Any, new: NewUpdate) -> Callable[[Round], Round]:
+def _leased(connection: Connection, id: str) -> Any:
+    """Where a merge replaced the open round while its row was waited for, PostgreSQL finds none; then, with the phase
+    locked, no other merge can."""
+    of_lease = {"of_lease": id}
+    lease = connection.execute(LEASED, of_lease).one_or_none() or connection.execute(LEASED, of_lease).one_or_none()
+    return lease or connection.execute(LEASED_BEFORE, of_lease).one_or_none()
+
+
+def _reported(lease: Any, new: NewUpdate, after: TrackRecord) -> Callable[[Round], Round]:
     """How the update changes the open round: as a report of that round, or as a late update."""
     late = LateUpdate(new.worker, lease.round, lease.shard)
 
     def change(round: Round) -> Round:
         own = lease.round == round.number
-        return round.with_report(new.worker, new.steps, new.received_s) if own else round.with_late(late)
+        if own:
+            return round.with_report(new.worker, new.steps, new.received_s)
+        return round.with_late(late, after.owed, after.delivered)
 
     return change
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import count
 from math import inf
 
 from blocktrain.spec import Phase, SwarmSpec
@@ -198,10 +197,12 @@ def _time_left_s(
     if not others:
         return FILL_SHARE * round.limit_s
     time_left_s = FILL_SHARE * (round.deadline_at_s - now_s)
-    wanted = len(others) < spec.min_updates or round.deadline_at_s > max(x.deadline_at_s for x in others)
+    wanted = len(others) < spec.min_updates or round.deadline_at_s > max([x.deadline_at_s for x in others])
     usual_s = open.pace_s(round) if open.usual_steps_per_s and not worker.owed else 0.0
-    reported_at_s = max(*(x.due_s for x in others), min(x.granted_s for x in others) + usual_s)
-    return time_left_s if wanted else min(time_left_s, reported_at_s - now_s)
+    if wanted:
+        return time_left_s
+    reported_at_s = max(*[x.due_s for x in others], min([x.granted_s for x in others]) + usual_s)
+    return min(time_left_s, reported_at_s - now_s)
 
 
 def _retry_s(round: Round, awaited: Sequence[Lease], now_s: float) -> float:
@@ -214,4 +215,4 @@ def _retry_s(round: Round, awaited: Sequence[Lease], now_s: float) -> float:
 
 
 def _lowest_free(taken: Collection[int]) -> int:
-    return next(shard for shard in count() if shard not in taken)
+    return min(set(range(len(taken) + 1)).difference(taken))
