@@ -236,7 +236,7 @@ class Auditing:
         in_round = {x.worker for x in round.reported} | {x.worker for x in round.late}
         who = ledger.participants(present | in_round | auditing)
         counts = (len({who[worker] for worker in workers}) for workers in (in_round, present, auditing))
-        return waits_for_auditors(*counts)
+        return waits_for_auditors(*counts, disputed=ledger.has_dispute())
 
     # What is no longer possible
 
