@@ -49,8 +49,9 @@ class BodyLimit:
         announced = headers.get("content-length", "0")
         if self.length_required and ("transfer-encoding" in headers or not re.fullmatch("[0-9]+", announced)):
             raise CheckFailed(411, "length", "the body's length is missing: send it as Content-Length")
-        is_upload = scope["method"] == "PUT" and self.max_upload_bytes
-        limit = self.max_upload_bytes if is_upload else self.of_path.get(scope["path"], self.max_bytes)
+        limit = self.of_path.get(scope["path"], self.max_bytes)
+        if scope["method"] == "PUT" and self.max_upload_bytes:
+            limit = self.max_upload_bytes
         if len(announced) > 15 or not announced.isdecimal() or int(announced) > limit:
             raise _too_large(limit)
 
