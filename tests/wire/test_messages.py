@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from blocktrain.serve.chain import messages as between_stages
 from blocktrain.wire import messages, people_messages, recipes
-from blocktrain.wire.messages import Message, UpdateNotice
+from blocktrain.wire.messages import EvaluationNotice, Message, UpdateNotice
 
 MODELS = {
     f"{module.__name__}.{name}": model
@@ -57,3 +57,10 @@ def test_a_number_beyond_belief_is_refused(changes):
     assert UpdateNotice.model_validate(notice())
     with pytest.raises(ValidationError):
         UpdateNotice.model_validate(notice(**changes))
+
+
+@pytest.mark.parametrize("wrong", [{"scores": [1] * 10**5}, {"combine": {"stack": ["x"] * 10**5}}])
+def test_a_message_of_many_wrong_numbers_is_refused_for_the_first_of_them(wrong):
+    with pytest.raises(ValidationError) as refused:
+        EvaluationNotice.model_validate({"lease": "1", "worker": "ab" * 32, "scores": [], "combine": {}, **wrong})
+    assert len(refused.value.errors()) == 1

@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -43,12 +43,15 @@ class BodyLimit:
     max_bytes: int
     max_upload_bytes: int | None = None  # of PUT requests, if that is different
     length_required: bool = False  # otherwise a body of unknown length is read up to `max_bytes`
+    of_path: Mapping[str, int] = field(default_factory=dict)  # paths with another limit: their length is announced
 
     def check(self, scope: Scope, headers: Headers) -> None:
         announced = headers.get("content-length", "0")
         if self.length_required and ("transfer-encoding" in headers or not re.fullmatch("[0-9]+", announced)):
             raise CheckFailed(411, "length", "the body's length is missing: send it as Content-Length")
-        limit = self.max_upload_bytes if scope["method"] == "PUT" and self.max_upload_bytes else self.max_bytes
+        limit = self.of_path.get(scope["path"], self.max_bytes)
+        if scope["method"] == "PUT" and self.max_upload_bytes:
+            limit = self.max_upload_bytes
         if len(announced) > 15 or not announced.isdecimal() or int(announced) > limit:
             raise _too_large(limit)
 

@@ -20,8 +20,9 @@ PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # Ed25519
 Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 Natural = Annotated[int, Field(ge=0, lt=2**53, strict=True)]  # neither true nor 1.0 nor "1"
 InQuery = Annotated[int, Field(ge=0, lt=2**53)]  # the same, written as text
-Name = Annotated[str, Field(min_length=1, max_length=100)]
-TensorName = Annotated[str, Field(min_length=1, max_length=200)]
+NO_NUL = "^[^\x00]*$"  # PostgreSQL stores no text that has one
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL)]
+TensorName = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NUL)]
 Seconds = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]  # a span, or since 1970
 MAX_LOSS = 1e4  # nats per byte; a model that knows nothing has 5.5
 MAX_SCORE = 1e9
@@ -29,7 +30,8 @@ Loss = Annotated[float, Field(ge=0, le=MAX_LOSS)]
 Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
 Steps = Annotated[int, Field(ge=1, lt=2**53, strict=True)]
 Shape = Annotated[tuple[Natural, ...], Field(max_length=8)]
-Weights = dict[str, tuple[Score, ...]]  # of the composition, per path
+MAX_SCORES = 2**12  # of an evaluation: some readings and every block, per path
+Weights = dict[str, Annotated[tuple[Score, ...], Field(fail_fast=True)]]  # of the composition, per path
 
 
 class Message(BaseModel):
@@ -212,13 +214,15 @@ class UpdateReceipt(Signed):
 class Sample(Message):
     """A prompt of held-out text and how the evaluated model continues it, for people to read."""
 
-    prompt: Annotated[str, Field(max_length=100, pattern="^[^\x00]*$")]
-    text: Annotated[str, Field(max_length=200, pattern="^[^\x00]*$")]
+    prompt: Annotated[str, Field(max_length=100, pattern=NO_NUL)]
+    text: Annotated[str, Field(max_length=200, pattern=NO_NUL)]
 
 
 class EvaluationNotice(SignedByWorker):
     lease: Name
-    scores: tuple[dict[str, str | Natural | Score], ...]  # the status shows them
+    scores: Annotated[  # the status shows them
+        tuple[dict[str, str | Natural | Score], ...], Field(max_length=MAX_SCORES, fail_fast=True)
+    ]
     combine: Weights
     samples: Annotated[tuple[Sample, ...], Field(max_length=4)] = ()  # and these
 

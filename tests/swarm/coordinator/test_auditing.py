@@ -132,6 +132,19 @@ def test_who_has_computed_an_audit_joins_the_round_that_waited_for_it(new_house)
     assert (joined.trained, joined.shard) == (lease.trained, lease.shard + 1)
 
 
+@pytest.mark.parametrize("lie, merged", [(1.0, True), (-1.0, False)])
+def test_in_a_dispute_a_round_waits_for_a_worker_that_computes_an_audit(new_house, lie, merged):
+    """Liars that send audits of others at once are most of the rounds in which honest workers compute these audits."""
+    house = new_house(**ALWAYS | {"swarm.min_updates": 1})
+    members, newcomers = [house.member() for _ in range(4)], [house.member() for _ in range(9)]
+    one_round(members)
+    work(members[0], lie=lie)
+    assert is_audit(members[1].lease())
+    before = house.weights()
+    one_round(newcomers)
+    assert (house.weights() != before) == merged
+
+
 def test_no_key_audits_another_of_its_own_participant(audited):
     audited.ledger.add_access_token("eve", "worker", "eves-token", 0.0)
     eves = [audited.member() for _ in range(3)]

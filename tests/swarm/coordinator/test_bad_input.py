@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -208,10 +208,13 @@ ROWS: dict[str, tuple[Attempt, int, str, str]] = {
     "broken JSON": (
         ask("POST", "/v1/leases", content=b'{"protocol": 1,', headers=JSON), 422, "malformed", "correct the request",
     ),
-    "bottomless JSON": (ask("POST", "/v1/leases", content=b"[" * 10**5, headers=JSON), 422, "malformed", "correct"),
+    "bottomless JSON": (ask("POST", "/v1/leases", content=b"[" * 10**4, headers=JSON), 422, "malformed", "correct"),
     "a name that is no text": (
         ask("POST", "/v1/leases", content=b'{"\\ud800": 1}', headers=JSON), 422, "malformed", "correct the request",
     ),
+    "a name with NUL": (ask_for_work(name="a\0b"), 422, "malformed", "body.name"),
+    "a device with NUL": (ask_for_work(device="\0"), 422, "malformed", "body.device"),
+    "a path with NUL": (upload("0-0-%00"), 422, "malformed", "path.lease_id"),
     "an upload without a lease": (upload("1-1-nobody"), 404, "lease", "ask for one"),
     "an upload larger than updates are": (upload(size=2**40), 413, "oversized", "takes at most"),
     "a part beyond its upload": (upload(num_bytes=20, size=10), 413, "oversized", "send no more than that"),
@@ -308,30 +311,49 @@ def test_after_bad_input_the_same_worker_goes_on(house, member, attempt):
         ("PUT", "/v1/leases/nobodys/uploads/{sha256}?offset=0&size=10", {"content-length": "10"}, 404, "lease"),
         ("PUT", "/v1/leases/{lease}/uploads/{sha256}?offset=0&size=10", {"transfer-encoding": "gzip"}, 411, "length"),
         ("POST", "/v1/updates", {"content-length": str(2**21)}, 413, "oversized"),
+        ("POST", "/v1/leases", {"content-length": str(2**15)}, 413, "oversized"),
+        ("POST", "/v1/vettings", {"content-length": str(2**15)}, 413, "oversized"),
         ("POST", "/v1/updates", {"content-length": "-1"}, 411, "length"),
         ("POST", "/v1/updates", {"transfer-encoding": "chunked"}, 411, "length"),
     ],
 )  # fmt: skip
 def test_a_body_that_is_not_wanted_is_refused_before_it_is_read(house, member, method, path, headers, status, code):
-    target, _, query = path.format(lease=member.lease().lease, sha256=NOBODY).partition("?")
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("the body was read")
+
+    target = path.format(lease=member.lease().lease, sha256=NOBODY)
+    start, body = answered(house, method, target, headers, receive)
+    assert start["status"] == status
+    assert json.loads(body["body"])["code"] == code
+
+
+def test_a_worker_that_announces_a_request_and_leaves_is_no_error_of_the_coordinator(house):
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    start, _ = answered(house, "POST", "/v1/leases", {"content-length": "900"}, receive)
+    assert start["status"] == 400
+
+
+def answered(
+    house: Any, method: str, target: str, headers: dict[str, str], receive: Callable[[], Awaitable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """What the service sends to a request whose body is received like this."""
+    path, _, query = target.partition("?")
     said = {"authorization": "Bearer the-token-of-the-worker", **headers}
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
         "method": method,
-        "path": target,
+        "path": path,
         "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in said.items()],
     }
     sent: list[dict[str, Any]] = []
 
-    async def receive() -> dict[str, Any]:
-        raise AssertionError("the body was read")
-
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
     asyncio.run(house.service(scope, receive, send))
-    assert sent[0]["status"] == status
-    assert json.loads(sent[1]["body"])["code"] == code
+    return sent

@@ -14,7 +14,7 @@ from blocktrain.swarm.policy.audits import (
     votes_needed,
     waits_for_auditors,
 )
-from blocktrain.swarm.policy.standing import KeyStanding, refusal_of, vote_shares, weight_factor
+from blocktrain.swarm.policy.standing import KeyStanding, refusal_of, votes_of, weight_factor
 
 SPEC = SwarmSpec(audit_tolerance=0.1)
 SAME, OTHER = 0.01, 1.5
@@ -83,7 +83,13 @@ def test_a_run_whose_leases_cannot_be_repeated_has_no_audits(changes):
     [(2, 6, 4, True), (4, 6, 2, True), (5, 6, 1, False), (2, 6, 0, False), (1, 1, 0, False), (9, 16, 3, True)],
 )
 def test_a_round_waits_for_auditors_while_a_third_of_the_workers_could_decide_it(updates, present, auditing, waits):
-    assert waits_for_auditors(updates, present, auditing) == waits
+    assert waits_for_auditors(updates, present, auditing, disputed=False) == waits
+
+
+@pytest.mark.parametrize("auditing, waits", [(3, True), (1, True), (0, False)])
+def test_in_a_dispute_a_round_waits_for_every_auditor(auditing, waits):
+    """Seven liars of sixteen are the majority of a round that three honest workers, who audit, are missing in."""
+    assert waits_for_auditors(16 - auditing, 16, auditing, disputed=True) == waits
 
 
 @pytest.mark.parametrize(
@@ -102,8 +108,8 @@ def test_newcomers_and_suspects_weigh_little(standing, whole):
     assert weight_factor(standing, spec) == (1.0 if whole else spec.newcomer_weight)
 
 
-def test_the_keys_of_one_participant_vote_like_one_of_them():
-    assert vote_shares({"ada": "ada", "key 1": "eve", "key 2": "eve"}) == {"ada": 1.0, "key 1": 0.5, "key 2": 0.5}
+def test_the_updates_of_one_participant_vote_like_one_of_them():
+    assert votes_of(["ada", "eve", "eve"]) == [1.0, 0.5, 0.5]
 
 
 def test_the_user_of_an_excluded_worker_reads_why():

@@ -306,6 +306,13 @@ def test_many_keys_of_one_participant_do_not_outvote_the_others():
     assert [part.scale for part in by_participant] == [1.0] * 4 + [0.0] * 6
 
 
+def test_liars_of_good_standing_do_not_outvote_more_participants_without_any():
+    """Two liars that passed an audit, of each other perhaps, weigh four times as much as four newcomers."""
+    table = parts(honest_and(4, *[LIES["turned around"]] * 2))
+    weighed = weigh([replace(x, weight=1 if k < 4 else 4) for k, x in enumerate(table)], {"tensor": 200}, SwarmSpec())
+    assert [part.scale for part in weighed] == [1.0] * 4 + [0.0] * 2
+
+
 def test_many_long_updates_of_one_participant_do_not_make_the_others_short():
     table = [replace(x, vote=1 if k < 4 else 0.1) for k, x in enumerate(parts(honest_and(4, *[np.full(200, 9.0)] * 8)))]
     assert all(part.scale for part in weigh(table, {"tensor": 200}, SwarmSpec())[:4])

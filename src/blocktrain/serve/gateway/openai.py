@@ -39,7 +39,7 @@ class CompletionRequest(Message):
     model_config = ConfigDict(strict=True)
 
     model: str | None = None  # the gateway serves one model, so the name is optional
-    prompt: str | list[str] | None = None
+    prompt: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -23,7 +23,7 @@ from blocktrain.swarm.coordinator.waiting import Bell
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import MergeWeight, Standing, Update
 from blocktrain.swarm.policy.rounds import Round, decide, learned_limit_s, next_round, open_phases, open_round
-from blocktrain.swarm.policy.standing import vote_shares, weight_factor
+from blocktrain.swarm.policy.standing import votes_of, weight_factor
 from blocktrain.swarm.run_clock import RunClock
 from blocktrain.wire.safetensors import continue_block, encode_chunks
 
@@ -219,9 +219,9 @@ class CoordinatorLoop:
 
     def _weights(self, phase: int, updates: Sequence[Update]) -> list[MergeWeight]:
         workers = {update.worker for update in updates}
-        standings, shares = self._ledger.key_standings(workers), vote_shares(self._ledger.participants(workers))
+        standings, participants = self._ledger.key_standings(workers), self._ledger.participants(workers)
         factors = [weight_factor(standings[update.worker], self._spec.swarm) for update in updates]
-        votes = [shares[update.worker] for update in updates]
+        votes = votes_of([participants[update.worker] for update in updates])
         return self._merger.weigh(phase, updates, self._ledger.recent_norms(phase), factors, votes)
 
     def _tidy(self, now_s: float) -> None:

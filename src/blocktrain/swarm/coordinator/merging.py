@@ -57,7 +57,7 @@ class Merger:
         votes: Sequence[float] = (),
     ) -> list[MergeWeight]:
         """What each update weighs in a merge, by the run's rule. `factors` are those of their workers' standing,
-        `votes` the shares of their weights that decide what is left out."""
+        `votes` those of their participants on what is left out."""
         parts = [self._part(update) for update in updates]
         for index, factor in enumerate(factors):
             parts[index] = replace(parts[index], weight=parts[index].weight * factor)

@@ -43,6 +43,7 @@ from blocktrain.swarm.ledger.records import ROLES
 from blocktrain.wire.attached import HOLDS_HEADER, MEDIA_TYPE, Held
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import (
+    NO_NUL,
     UPLOAD_HEADER,
     EvaluationNotice,
     LeaseReply,
@@ -56,9 +57,14 @@ from blocktrain.wire.messages import (
 )
 
 DEFAULT_RATE = Rate.per_second(300)  # generous: hundreds of workers may share one address and one access token
-BODY_LIMIT = BodyLimit(max_bytes=2**20, max_upload_bytes=2**40, length_required=True)  # intake.py limits each upload
+BODY_LIMIT = BodyLimit(  # intake.py limits each upload; a message with many wrong fields takes long to refuse
+    max_bytes=2**20,
+    max_upload_bytes=2**40,
+    length_required=True,
+    of_path={"/v1/leases": 2**14, "/v1/vettings": 2**14},
+)
 MAX_NOTICE_BYTES = 2**20
-LeaseId = Annotated[str, Path(min_length=1, max_length=100)]
+LeaseId = Annotated[str, Path(min_length=1, max_length=100, pattern=NO_NUL)]
 
 
 def build_service(
@@ -212,6 +218,8 @@ class _LeaseRoute(APIRoute):
         async def handle(request: Request) -> Response:
             try:
                 asked = LeaseRequest.model_validate_json(await request.body())
+            except ClientDisconnect:
+                return Response(status_code=400)
             except ValidationError as error:
                 raise RequestValidationError(
                     [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]

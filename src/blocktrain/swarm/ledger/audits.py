@@ -53,6 +53,7 @@ _SUSPECTS = (
     )
     .where(OPEN_AUDIT)
 )
+_DISPUTE = _SUSPECTS.limit(1)
 _AUDIT_LEASE = select(*t.columns(t.audit_leases)).where(t.audit_leases.c.id == bindparam("of_id"))
 _ASKED = (
     select(*t.columns(t.audit_leases))
@@ -161,6 +162,11 @@ class AuditsPart(LedgerPart):
                 reason = f"its result for {where}, shard {audit.lease.shard} is not what most other workers computed"
                 self._exclude(connection, liar, "quarantined", reason, now_s)
             return True
+
+    def has_dispute(self) -> bool:
+        """Whether an audit is open in which two workers contradict each other."""
+        with self._reading() as connection:
+            return connection.execute(_DISPUTE).first() is not None
 
     # Standing
 

@@ -72,10 +72,11 @@ def votes_needed(num_voters: int) -> int:
     return min(MOST_VOTES, max(2, num_voters // 2 + 1))
 
 
-def waits_for_auditors(num_updates: int, num_present: int, num_auditing: int) -> bool:
+def waits_for_auditors(num_updates: int, num_present: int, num_auditing: int, disputed: bool) -> bool:
     """Whether a round that could close should wait, until its deadline, for workers that compute audits. Without them
-    liars may be most of it: a third of the workers, while as many are away, decide what points elsewhere."""
-    return num_auditing > 0 and 3 * num_updates <= 2 * num_present
+    liars may be most of it: a third of the workers, while as many are away, decide what points elsewhere. In a dispute
+    somebody lies, and most workers compute the same lease: the round then waits for every one of them."""
+    return num_auditing > 0 and (disputed or 3 * num_updates <= 2 * num_present)
 
 
 def may_audit(participant: str, delivered: int, audited: str, asked: Sequence[str]) -> bool:

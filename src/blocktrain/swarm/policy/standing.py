@@ -7,7 +7,7 @@ Next: audits.py, which decides who lied; ../ledger/audits.py, which keeps the fa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,11 +33,12 @@ def weight_factor(standing: KeyStanding, spec: SwarmSpec) -> float:
     return spec.newcomer_weight if standing.suspected or not standing.passes else 1.0
 
 
-def vote_shares(participants: Mapping[str, str]) -> dict[str, float]:
-    """Worker: the share of its updates' weight with which it decides what is left out. `participants` says to whom a
-    key belongs: all keys of one participant that take part in a round together vote like one of them."""
-    keys = Counter(participants.values())
-    return {worker: 1 / keys[participant] for worker, participant in participants.items()}
+def votes_of(participants: Sequence[str]) -> list[float]:
+    """With how much each update of a merge decides what is left out, by the participants that sent them: each of them
+    has one vote, which its updates share. Standing does not count here. Liars can earn it from each other, or by honest
+    work before others have come, and would then decide, however few they are."""
+    updates = Counter(participants)
+    return [1 / updates[participant] for participant in participants]
 
 
 def refusal_of(standing: KeyStanding) -> str | None:

@@ -235,8 +235,8 @@ class Auditing:
         present = ledger.present_workers(now_s - PRESENT_S)
         in_round = {x.worker for x in round.reported} | {x.worker for x in round.late}
         who = ledger.participants(present | in_round | auditing)
-        counts = (len({who[worker] for worker in workers}) for workers in (in_round, present, auditing))
-        return waits_for_auditors(*counts)
+        updates, there, away = (len({who[worker] for worker in workers}) for workers in (in_round, present, auditing))
+        return waits_for_auditors(updates, there, away, ledger.has_dispute())
 
     # What is no longer possible
 

@@ -33,7 +33,7 @@ class WeightedUpdate:
     norm: float  # of the whole update, divided by the root of its steps
     scale: float = 1.0  # what a rule multiplies Δ with; 0: the update is left out
     steps: int = 1
-    vote: float = 1.0  # share of its weight with which it decides what is left out
+    vote: float = 1.0  # with which it decides what is left out, whatever it weighs
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def weigh(
     if rule.needs_products and len(parts) >= FEWEST:
         products = inner_products([replace(x, scale=s) for x, s in zip(parts, limits.tolist(), strict=True)], sizes)
     weights = np.array([part.weight for part in parts])
-    votes = weights * np.array([part.vote for part in parts])
+    votes = np.array([part.vote for part in parts])
     moved = movements([part.norm for part in parts], [part.steps for part in parts], votes)
     scales = rule.scales(Compared(weights, votes, limits, moved, products))
     return [replace(x, scale=s, weight=x.weight if s else 0.0) for x, s in zip(parts, scales.tolist(), strict=True)]
