@@ -96,5 +96,19 @@ def test_what_is_recovered_is_one_at_the_loss_of_end_to_end_training(report):
     assert [report._recovered(lines, kind) for kind in ("whole", "at-once", "default")] == [1.0, 0.0, 0.0]
 
 
+def test_nothing_is_recovered_where_a_model_that_fits_is_better_than_end_to_end(report):
+    lines = {"one-block": {"valid": 1.15}, "end-to-end": {"valid": 1.2}, "whole": {"valid": 1.3}}
+    assert report._recovered(lines, "whole") is None
+
+
+@pytest.mark.parametrize("source, goals", [("wikitext-2", 1), ("novels", 0)])
+def test_the_goal_of_an_hour_is_for_wikitext_alone(report, document, source, goals):
+    results = {
+        name: {**record, "spec": {**record["spec"], "corpus": {**record["spec"]["corpus"], "source": source}}}
+        for name, record in document["results"].items()
+    }
+    assert len(report._hour({**document, "results": results})) == goals
+
+
 def test_the_figure_has_one_line_per_way_of_training(depth, document):
     assert len(depth.figures(document)["depth"].data) == 3

@@ -60,7 +60,7 @@ class ProbeClient(CoordinatorClient):
 
     def _send_blanks(self, num_bytes: int) -> None:
         try:
-            self._once("POST", "/v1/leases", content=b" " * num_bytes, headers={"Content-Type": "application/json"})
+            self._once("POST", "/v1/updates", content=b" " * num_bytes, headers={"Content-Type": "application/json"})
         except RequestRefused as refused:
             if refused.code != "malformed":
                 raise
