@@ -115,7 +115,7 @@ def test_a_ledger_that_hangs_makes_the_service_unready_but_not_unhealthy(house, 
 
 
 @pytest.mark.parametrize("token, status", [("made-up", 401), ("the-token-of-the-viewer", 403)])
-@pytest.mark.parametrize("method, path", [("POST", "/v1/leases"), ("PUT", "/v1/leases/x/uploads/" + "0" * 64)])
+@pytest.mark.parametrize("method, path", [("POST", "/v1/evaluations"), ("PUT", "/v1/leases/x/uploads/" + "0" * 64)])
 def test_a_body_is_read_only_if_the_token_may_send_one(house, method, path, token, status):
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
     with (
