@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -80,6 +82,25 @@ def test_a_connection_is_used_again_when_its_answer_was_read_to_the_end():
     with server.asked() as connections:
         contents = [connections.send(server.get(), stream=False).content for _ in range(3)]
     assert (contents, server.accepted) == ([BODY, b"", b"three"], 1)
+
+
+@pytest.fixture
+def many_open_files():
+    """So many that the next one has a number above 1023, which select.select does not know."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    numbers = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for number in numbers:
+        os.close(number)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_connection_is_used_again_in_a_process_with_many_open_files(many_open_files):
+    server = Server(answering(whole(b"one"), whole(b"two")))
+    with server.asked() as connections:
+        assert [connections.send(server.get(), stream=False).content for _ in range(2)] == [b"one", b"two"]
+    assert server.accepted == 1
 
 
 def test_a_connection_that_the_coordinator_has_ended_is_replaced_before_it_is_used():

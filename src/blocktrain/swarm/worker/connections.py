@@ -4,7 +4,7 @@ redirects nor proxies. Next: client.py, which uses it."""
 
 from __future__ import annotations
 
-import select
+import selectors
 import ssl
 from collections import deque
 from collections.abc import Iterator
@@ -99,10 +99,11 @@ def _answer_of(connection: HTTPConnection, request: httpx.Request) -> HTTPRespon
 
 def _is_quiet(connection: HTTPConnection) -> bool:
     """Whether nothing has come since the last answer: what comes then is the end of the connection."""
-    try:
-        return connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]
-    except (OSError, ValueError):
+    if connection.sock is None:
         return False
+    with selectors.DefaultSelector() as selector:  # select.select knows no socket with a number above 1023
+        selector.register(connection.sock, selectors.EVENT_READ)
+        return not selector.select(0)
 
 
 @contextmanager
