@@ -217,8 +217,8 @@ def section(document: Document) -> str:
             "steps. Every row does the same work, which includes the second forward pass of a worker that holds one "
             f"block. Rows are scored on the first {first['max_windows']} windows of each split. Recovered depth is 1 "
             "at the loss of end-to-end training and 0 at that of the best model that fits the memory of one worker, "
-            "with all of the work: one block's layers, or two blocks' for the default. Where such a model is better than "
-            "end to end, depth does not pay yet at that budget, and there is nothing to recover.\n",
+            "with all of the work: one block's layers, or two blocks' for the default. Where such a model is better "
+            "than end to end, depth does not pay yet at that budget, and there is nothing to recover.\n",
             markdown(HEAD, cells(document)),
             *_swarm_section(document),
             *_cut_section(document),
