@@ -135,6 +135,39 @@ def test_the_bytes_before_a_connection_broke_are_given_and_then_the_error():
     assert got == BODY[:1000]
 
 
+def ending(answer: bytes, ended: threading.Event) -> Talk:
+    """One answer, and nothing after it; then the client has to end the connection."""
+
+    def talk(connection: socket.socket) -> None:
+        answering(answer)(connection)
+        connection.shutdown(socket.SHUT_WR)
+        if not connection.recv(1):
+            ended.set()
+
+    return talk
+
+
+def test_a_connection_that_broke_within_an_answer_is_closed():
+    ended = threading.Event()
+    server = Server(ending(OK % len(BODY) + BODY[:1000], ended))
+    with server.asked() as connections:
+        with pytest.raises(httpx.RemoteProtocolError):
+            connections.send(server.get(), stream=False)
+        assert ended.wait(TIMEOUT_S)
+
+
+def test_an_answer_that_is_read_after_the_end_leaves_no_connection():
+    ended = threading.Event()
+    server = Server(ending(whole(BODY), ended))
+    with server.asked() as connections:
+        response, got = connections.send(server.get(), stream=True), bytearray()
+        connections.close()
+        keep(response, got)
+        response.close()
+        assert ended.wait(TIMEOUT_S)
+    assert got == BODY
+
+
 def test_a_refusal_that_comes_before_the_whole_body_was_sent_is_read():
     def refuse(connection: socket.socket) -> None:
         head_of(connection)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import selectors
 import ssl
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 
@@ -21,7 +21,7 @@ class Connections:
 
     def __init__(self, host: str, port: int, timeout_s: float, context: ssl.SSLContext | None) -> None:
         self._host, self._port, self._timeout_s, self._context = host, port, timeout_s, context
-        self._idle = deque[HTTPConnection]()
+        self._idle, self._is_closed = deque[HTTPConnection](), False
 
     def send(self, request: httpx.Request, *, stream: bool) -> httpx.Response:
         """The answer; of a `stream`, the body is read when it is asked for. Raises httpx.TransportError."""
@@ -32,15 +32,26 @@ class Connections:
         except BaseException:
             connection.close()
             raise
-        body = _Body(answer, connection, self._idle, request)
+        body = _Body(answer, connection, self._keep, request)
         response = httpx.Response(answer.status, headers=answer.getheaders(), stream=body, request=request)
         if not stream:
-            response.read()
+            try:
+                response.read()
+            except BaseException:
+                response.close()
+                raise
         return response
 
     def close(self) -> None:
+        """Also a connection that another thread uses now is closed, when its answer was read."""
+        self._is_closed = True
         while self._idle:
             self._idle.pop().close()
+
+    def _keep(self, connection: HTTPConnection) -> None:
+        self._idle.append(connection)
+        if self._is_closed:
+            self.close()
 
     def _connection(self) -> HTTPConnection:
         while self._idle:
@@ -57,9 +68,13 @@ class _Body(httpx.SyncByteStream):
     """The body of an answer. When it was read to its end, its connection is kept."""
 
     def __init__(
-        self, answer: HTTPResponse, connection: HTTPConnection, idle: deque[HTTPConnection], request: httpx.Request
+        self,
+        answer: HTTPResponse,
+        connection: HTTPConnection,
+        keep: Callable[[HTTPConnection], None],
+        request: httpx.Request,
     ) -> None:
-        self._answer, self._connection, self._idle, self._request = answer, connection, idle, request
+        self._answer, self._connection, self._keep, self._request = answer, connection, keep, request
 
     def __iter__(self) -> Iterator[bytes]:
         with _as_httpx(self._request):
@@ -69,13 +84,11 @@ class _Body(httpx.SyncByteStream):
                 raise httpx.RemoteProtocolError(f"the connection ended {self._answer.length} bytes too soon")
 
     def close(self) -> None:
-        answer, was_read = (
-            self._answer,
-            self._answer.length == 0 or (self._answer.length is None and self._answer.isclosed()),
-        )
+        answer = self._answer
+        was_read = answer.length == 0 or (answer.length is None and answer.isclosed())
         answer.close()
         if was_read and not answer.will_close:
-            self._idle.append(self._connection)
+            self._keep(self._connection)
         else:
             self._connection.close()
 
