@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from io import BytesIO
 
 from blocktrain.errors import RequestRefused
-from blocktrain.swarm.worker.client import CoordinatorClient
+from blocktrain.swarm.worker.client import JSON, CoordinatorClient
 from blocktrain.wire.messages import Blob
 
 NO_LEASE = "/v1/leases/none/uploads/" + "0" * 64
@@ -60,7 +60,7 @@ class ProbeClient(CoordinatorClient):
 
     def _send_blanks(self, num_bytes: int) -> None:
         try:
-            self._once("POST", "/v1/updates", content=b" " * num_bytes, headers={"Content-Type": "application/json"})
+            self._once("POST", "/v1/updates", content=b" " * num_bytes, headers=JSON)
         except RequestRefused as refused:
             if refused.code != "malformed":
                 raise
