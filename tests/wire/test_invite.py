@@ -54,10 +54,10 @@ def test_an_invite_leads_to_its_coordinator():
         ("bt://host:1/" + "ab" * 32 + "#" + TOKEN, "fingerprint"),
         ("", "starts with"),
         ("bt://[::1:8000/#" + TOKEN, r"stands in brackets.*: copy the whole line"),
-        ("bt://[nonsense]:8000/#" + TOKEN, "its host is no address"),
+        ("bt://[nonsense]:8000/#" + TOKEN, "its host is not an address"),
         ("bt://a:1/,b/#" + TOKEN, "no host and port"),
         ("bt://a:1/" + ",b:2/" * 16 + "#" + TOKEN, "more than 16 coordinators"),
-        ("bt://ho\u2100st:1/#" + TOKEN, "its host is no address"),
+        ("bt://ho\u2100st:1/#" + TOKEN, "its host is not an address"),
     ],
 )
 def test_what_is_no_invite_is_refused_with_the_reason(text, complaint):

@@ -59,7 +59,7 @@ Seed = Annotated[int | None, typer.Option(metavar="N", help="Random seed.")]
 From = Annotated[
     Path | None,
     typer.Option(
-        "--from", metavar="MODEL", help="Start from this run or export; with its settings, unless others are given."
+        "--from", metavar="RUN", help="Start from this run directory, with its settings unless others are given."
     ),
 ]
 Changes = Annotated[
@@ -154,8 +154,8 @@ TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="
 ModelSource = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL",
-        help="A model directory, or the invite of a training run: bt://…#… in quotes, @FILE or - for stdin.",
+        metavar="RUN|INVITE",
+        help="Run directory of train, reference or export, or an invite: bt://…#… in quotes, @FILE or - for stdin.",
         envvar=INVITE_VARIABLE,
         callback=read_secret,
     ),
