@@ -143,7 +143,7 @@ MaxPerAddress = Annotated[
 ]
 TrustedProxies = Annotated[
     list[str] | None,
-    typer.Option("--trusted-proxy", metavar="ADDRESS", help="Believe X-Forwarded-For of this proxy. Repeatable."),
+    typer.Option("--trusted-proxy", metavar="ADDRESS", help="Trust X-Forwarded-For from this proxy. Repeatable."),
 ]
 TlsCert = Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain in PEM format.")]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key in PEM format.")]

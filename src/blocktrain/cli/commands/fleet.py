@@ -170,7 +170,7 @@ def _row(facts: dict[str, Any]) -> list[str]:
 
 @fleet.command(cls=Command, epilog="Example:  blocktrain fleet scale --workers 16")
 def scale(
-    workers: Annotated[int, typer.Option(metavar="N", help="How many there should be from now on.")],
+    workers: Annotated[int, typer.Option(metavar="N", help="The new number of workers.")],
     ray: RayAddress = "auto",
     name: FleetName = "fleet",
     grace: Grace = 300.0,

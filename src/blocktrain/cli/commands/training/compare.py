@@ -43,7 +43,7 @@ def compare(
     jobs: Jobs = 1,
     max_windows: MaxWindows = None,
 ) -> None:
-    """Compare blocks with the end-to-end reference, or compare existing runs.
+    """Compare blocks with end-to-end training, or compare existing runs.
 
     With settings: trains both, prints a table, and writes curves (HTML and PNG) and a JSON document to DIR. With run
     directories or those of coordinators: measures them, on the text of --corpus if it is given, prints a table, and

@@ -29,9 +29,7 @@ ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")  # HOST:PORT
 
 
 def generate(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run directory of train, reference or export, or the URL of a gateway.")
-    ],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the URL of a gateway.")],
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
     max_bytes: Annotated[int, typer.Option(metavar="N", help="How many bytes to generate.")] = 200,
     max_tokens: Annotated[
