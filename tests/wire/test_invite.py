@@ -73,7 +73,7 @@ def test_a_refused_invite_does_not_show_its_token():
 
 @pytest.mark.parametrize("text", ["", "b", "b:0", "b:1/short", "bt://b:1", "b:1,c:2"])
 def test_what_is_no_address_of_another_coordinator_is_refused(text):
-    with pytest.raises(ConfigError, match="no address of a coordinator: give HOST:PORT"):
+    with pytest.raises(ConfigError, match="not the address of a coordinator: give HOST:PORT"):
         parse_address(text, tls=False)
 
 
