@@ -1,4 +1,4 @@
-"""What do many clients at once get, while bad ones are among them? Workers that hand in updates without training and
+"""What do many clients at once get, while bad ones are among them? Workers that submit updates without training and
 clients of completions ask a real coordinator and a real `blocktrain serve` for some minutes; bad clients drip headers,
 send garbage, announce bodies that never come and leave in the middle. Counted: how long honest requests took, how many
 failed, and the memory and open files of coordinator and gateway on the way. Linux only.

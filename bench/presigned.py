@@ -86,7 +86,7 @@ class Rounds:
             if work.kind == "submitted":
                 submitted += 1
                 if submitted in (1, self._last):
-                    self.met.wait()  # all have handed in
+                    self.met.wait()  # all have submitted
                     self.met.wait()  # the counters are read
 
         with CoordinatorClient(self._invite, patience_s=LIMIT_S) as client:

@@ -1,5 +1,5 @@
 """What do several coordinators on one database and one bucket take and give? Real coordinator processes on a real
-PostgreSQL and a real S3 server; hundreds of connections ask for leases and hand in one small update each, divided among
+PostgreSQL and a real S3 server; hundreds of connections ask for leases and submit one small update each, divided among
 the coordinators. Beside the rates, which depend on the machine, everything that does not is counted on the way: SQL
 statements in PostgreSQL's log, rows in its tables, requests and bytes in a proxy before the bucket.
 
@@ -283,7 +283,7 @@ def section(document: Document) -> str:
         "## Several coordinators\n\n"
         "One run of the preset `tiny` on one PostgreSQL and one bucket (SeaweedFS), both on the same machine as the "
         "coordinators and their clients: all of them share its cores. Clients are divided among the coordinators; each "
-        "asks for a lease and hands in one update; one merge makes a version of all of them. Everything is "
+        "asks for a lease and submits one update; one merge makes a version of all of them. Everything is "
         "counted per update, with the share of the merge in it. Statements that idle coordinators send, which look "
         "for work of others, are subtracted.\n\n"
     )

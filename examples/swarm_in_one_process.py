@@ -57,7 +57,7 @@ def main() -> None:
         status = swarm.status()
         print(f"\n{'phase':<8}{'blocks':<10}{'steps':>6}")
         for phase in status["phases"]:
-            blocks = ", ".join(str(block + 1) for block in phase["blocks"])
+            blocks = ", ".join(str(block) for block in phase["blocks"])
             print(f"{phase['phase'] + 1:<8}{blocks:<10}{phase['step']:>6}")
         print(f"\n{'worker':<14}{'updates':>8}")
         for worker in sorted(status["workers"], key=lambda each: each["name"]):

@@ -42,7 +42,7 @@ def main() -> None:
     corpus = load_corpus(spec.corpus, spec.model.context)
     print(f"{spec.model.blocks} blocks, {spec.model.layers} layers, {len(corpus.train):,} bytes of training text")
     for phase in spec.phases:
-        print(f"  phase {phase.index + 1}: {phase.steps} steps, trains blocks {[block + 1 for block in phase.blocks]}")
+        print(f"  phase {phase.index + 1}: {phase.steps} steps, trains blocks {list(phase.blocks)}")
 
     # 2. The reference: as many end-to-end steps as take the same number of floating-point operations.
     reference = reference_of(spec, steps=equal_work_steps(spec))

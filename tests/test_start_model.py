@@ -26,7 +26,7 @@ def start(spec: RunSpec = OWN) -> StartModel:
         ({"model.blocks": 2}, "has model.blocks = 4 and this run has 2"),
         ({"model.layers": 8}, r"has model.layers = \[1, 1, 1, 1\] and this run has \[2, 2, 2, 2\]"),
         ({"model.table_rank": 8}, "has model.table_rank = None and this run has 8"),
-        ({"objective": Denoise()}, "was trained as stacked and this run trains denoise, whose blocks are others"),
+        ({"objective": Denoise()}, "was trained as stacked and this run trains denoise, whose blocks differ"),
         (TOKENS, "reads bytes and this text is read as bpe:512: leave corpus.tokenizer out"),
     ],
 )

@@ -1,5 +1,5 @@
 """Our side: a real coordinator process, and worker processes that are `swarm.worker.Worker` in all but one thing: what
-they hand in was not trained but given. They lease, fetch, encode, upload, announce, wait for the merge and fetch it.
+they submit was not trained but given. They lease, fetch, encode, upload, announce, wait for the merge and fetch it.
 
     python ours.py drive CELL            starts them and measures
     python ours.py work CELL NUMBER INVITE

@@ -1,5 +1,5 @@
 """How many workers can one coordinator serve? Hundreds of connections from a process of their own ask for leases and
-hand in small updates as fast as they are answered; beside them, the same connections ask a bare FastAPI route.
+submit small updates as fast as they are answered; beside them, the same connections ask a bare FastAPI route.
 
     python bench/swarms/load.py SETTINGS     the connections; prints latencies as JSON; swarm.py starts it
 
@@ -176,7 +176,7 @@ async def _reopened(clients: Sequence[Driven]) -> None:
 async def _updates(
     clients: Sequence[Driven], spec: RunSpec, session: Session, hand_in: HandIn = Driven.hand_in
 ) -> dict[str, Any]:
-    """Each client hands in one update, all of them at once; the last one in is answered when the round is merged."""
+    """Each client submits one update, all of them at once; the last one in is answered when the round is merged."""
     before = phase_tensors(spec)
     seeds = [int(client.member.id[:8], 16) for client in clients]  # other processes send other bytes
     payloads = [random_update(before, spec, seed) for seed in seeds]

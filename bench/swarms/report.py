@@ -61,10 +61,10 @@ def _origin(document: Document) -> str:
 
 
 def _share_table(rows: Sequence[Document]) -> str:
-    kinds = ("hand in and merge", "wait", "lease")
-    head = ["a worker's time", "workers", "codec up / down", "steps per round", "computing", "in CPU time", *kinds]
+    kinds = {"hand in and merge": "submit and merge", "wait": "wait", "lease": "lease"}  # in the file: on the page
+    head = ["a worker's time", "workers", "codec up / down", "steps per round", "computing", "in CPU time"]
     return markdown(
-        [*head, "bytes up per parameter", "bytes down per parameter"],
+        [*head, *kinds.values(), "bytes up per parameter", "bytes down per parameter"],
         [
             [
                 row["name"],

@@ -150,7 +150,7 @@ class MarkingClient(CoordinatorClient):
 
 
 def work(invite: Invite, coordinator: CoordinatorProcess, home: Path, num_rounds: int) -> list[RoundCost]:
-    """So many whole rounds of a worker; the next lease is handed in after a step."""
+    """So many whole rounds of a worker; the next lease is submitted after a step."""
     watch, step_cpu, traffic = Stopwatch(), Stopwatch(time.process_time), Traffic()
 
     def mark() -> Mark:

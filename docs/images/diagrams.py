@@ -167,7 +167,7 @@ START, DEADLINE, MERGED = 150.0, 520.0, 566.0
 
 def a_round() -> str:
     lanes = [text(24, y + 5, name) + stroke((130, y), (856, y), "lane") for name, y in LANES.items()]
-    says = "A round: three workers get leases, two hand in before the deadline, the third is merged a round later"
+    says = "A round: three workers get leases, two submit before the deadline, the third is merged a round later"
     first = [
         *lease(START, "worker A", 330, "trains 50 steps"),
         *lease(START + 14, "worker B", 300, "trains 40 steps"),

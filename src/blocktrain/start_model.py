@@ -71,13 +71,13 @@ class StartModel:
         own, new = self.spec.objective, spec.objective
         if isinstance(own, Denoise) != isinstance(new, Denoise):
             raise ConfigError(
-                f"the model in {self.path} was trained as {own.kind} and this run trains {new.kind}, whose blocks are "
-                f"others: give objective.kind={own.kind}"
+                f"the model in {self.path} was trained as {own.kind} and this run trains {new.kind}, whose blocks "
+                f"differ: give objective.kind={own.kind}"
             )
         if isinstance(own, Denoise) and self.spec.seed != spec.seed:
             raise ConfigError(
                 f"the codes of denoise follow from the seed, and the model in {self.path} has seed {self.spec.seed}: "
-                f"give --seed {self.spec.seed}; the windows of text are others even so"
+                f"give --seed {self.spec.seed}; the run still reads different windows of text"
             )
 
 

@@ -1,5 +1,5 @@
-"""What to answer to a setting that does not exist: the same key in another table, our name for one that people know
-from elsewhere, or the nearest key. Pure. Next: spec.py, which asks; settings.py, the keys that exist."""
+"""Suggestions for unknown setting names: the same key in another table, our name for one that people know from
+elsewhere, or the nearest key. Pure. Next: spec.py, which asks; settings.py, the keys that exist."""
 
 from __future__ import annotations
 

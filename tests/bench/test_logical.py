@@ -50,7 +50,7 @@ def test_the_sweep_takes_one_traversal_and_the_other_one_a_byte(document):
     assert len(written["traversal_seconds"]) == written["measured_bytes"]
 
 
-def test_the_evidence_of_every_byte_goes_over_the_wire(document):
+def test_the_logits_of_every_byte_go_over_the_wire(document):
     written = document["autoregressive"]
     in_half_precision = 256 * 2
     assert written["measured_wire_bytes"]["back"] > written["measured_bytes"] * in_half_precision

@@ -189,10 +189,10 @@ def test_an_unexpected_error_is_one_line_and_exit_code_1(run, trained, monkeypat
 @pytest.mark.parametrize(
     "out, words",
     [
-        ("text.txt", "holds something else than a page: name another file"),
+        ("text.txt", "is not a report page: name another file"),
         (".", "is a folder: name a file, for example report.html"),
-        ("nowhere/page.html", "is in no folder that exists: make nowhere, or name another file"),
-        ("text.txt/page.html", "is in no folder that exists: make text.txt"),
+        ("nowhere/page.html", "is in a folder that does not exist: make nowhere, or name another file"),
+        ("text.txt/page.html", "is in a folder that does not exist: make text.txt"),
     ],
 )
 def test_a_report_overwrites_no_file_that_is_not_a_page(run, trained, tmp_path, monkeypatch, out, words):
@@ -209,7 +209,9 @@ def test_an_older_report_is_written_anew(run, trained, tmp_path):
 
 
 def test_an_address_instead_of_the_url_of_a_gateway_is_corrected(run):
-    assert_refused(run("generate", "localhost:8000"), "localhost:8000 is no directory", "write http://localhost:8000")
+    assert_refused(
+        run("generate", "localhost:8000"), "localhost:8000 is not a directory", "write http://localhost:8000"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Every command in the documents is one that there is: its options and arguments parse, its target, script or extra
-exists. tests/e2e/test_tutorial.py runs the tutorial's; tests/test_api_page.py runs the examples in Python."""
+exists. So does every command that a message of the package names. tests/e2e/test_tutorial.py runs the tutorial's;
+tests/test_api_page.py runs the examples in Python."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import tomllib
@@ -28,6 +30,10 @@ COMMANDS = typer.main.get_command(app)
 INVITE = "bt://127.0.0.1:7000/#an-access-token"
 HELP = {"-h", "--help"}
 PLACEHOLDERS = {"COMMAND", "<name>", "…"}
+SOURCE = ROOT / "src" / "blocktrain"
+NAMED = re.compile(r"\bblocktrain ([a-z][a-z-]*)(?: ([a-z-]+))?")
+RENAMED = "blocktrain token is now called"  # the warning about an old name
+VERBS = {"cannot", "computes", "has", "on", "speaks", "stages", "that", "with", "writes"}  # of sentences on BlockTrain
 
 each_page = pytest.mark.parametrize("page", sorted(PAGES))
 
@@ -46,6 +52,17 @@ def lines(body: str) -> Iterator[list[str]]:
 def inline(page: str) -> Iterator[list[str]]:
     for code in INLINE.findall(FENCE.sub("", PAGES[page].read_text())):
         yield code.split()
+
+
+def literals(tree: ast.Module) -> Iterator[str]:
+    """Every text in the code, docstrings too; { } stands for what is put into one."""
+    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in joined for part in node.values}
+    for node in joined:
+        yield "".join(x.value if isinstance(x, ast.Constant) else "{ }" for x in node.values)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.value
 
 
 # What is checked of a command
@@ -125,6 +142,16 @@ def test_what_the_prose_names_is_there(page):
             assert {word for word in rest if word.startswith("--")} <= options_of(command), words
         elif words[0] in ("make", "python", "pip") and len(words) > 1:
             CHECKS[words[0]](words)
+
+
+def test_every_command_that_a_message_names_is_there():
+    for path in SOURCE.rglob("*.py"):
+        for text in literals(ast.parse(path.read_text())):
+            for name, subcommand in NAMED.findall(text.replace(RENAMED, "")):
+                command = COMMANDS.commands.get(name)
+                assert name in VERBS or (command and not command.hidden), f"there is no command {name}: {text}"
+                if subcommand and hasattr(command, "commands"):
+                    assert subcommand in command.commands, f"there is no command {name} {subcommand}: {text}"
 
 
 @each_page

@@ -83,5 +83,5 @@ def test_a_password_in_a_url_that_all_machines_would_see_is_refused(ledger):
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "-a", "a" * 41, "a/b"])
 def test_a_wrong_name_is_refused(name):
-    with pytest.raises(ConfigError, match="is no name of a fleet"):
+    with pytest.raises(ConfigError, match="is not a valid fleet name"):
         namespace_of(name)

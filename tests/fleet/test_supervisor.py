@@ -64,7 +64,7 @@ def test_two_of_one_folder_run_one_after_the_other(tmp_path):
     first = Watched(tmp_path, waits_for_stdin)
     first.until("running")
     second = Watched(tmp_path, waits_for_stdin)
-    second.until("waiting", "the process before it hands in")
+    second.until("waiting", "the process before it submits")
     assert first.stop(LIMIT_S)
     second.until("running")
     assert second.stop(LIMIT_S)

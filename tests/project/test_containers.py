@@ -91,6 +91,13 @@ def test_the_dockerfile_installs_the_torch_of_the_makefile_first():
     assert DOCKERFILE.index('"$TORCH"') < DOCKERFILE.index("COPY src")
 
 
+@pytest.mark.parametrize("path", ["deploy/README.md", "deploy/skypilot/worker.yaml"])
+def test_what_installs_blocktrain_installs_the_torch_of_the_makefile_first(path):
+    pinned = re.search(r"^TORCH := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    text = (ROOT / path).read_text()
+    assert 0 < text.index(f"pip install {pinned}") < text.index("pip install blocktrain")
+
+
 def test_the_image_runs_blocktrain_as_a_user_without_privileges():
     assert 'ENTRYPOINT ["blocktrain"]' in DOCKERFILE
     assert re.search(r"^USER blocktrain$", DOCKERFILE, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""deploy/: every command parses, every file that one uses is provided, every worker has time to hand in its work."""
+"""deploy/: every command parses, every file that one uses is provided, every worker has time to submit its work."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_the_command_of_the_batch_script_parses():
 
 
 STAND_INS = {
-    # Ends as a worker does: with 130 after a SIGTERM, when it has handed in.
-    "blocktrain": "trap 'echo handed in; exit 130' TERM\necho \"$@\"\nexec 3<> <(:)\nread -r _ <&3",
+    # Ends as a worker does: with 130 after a SIGTERM, when it has submitted.
+    "blocktrain": "trap 'echo submitted; exit 130' TERM\necho \"$@\"\nexec 3<> <(:)\nread -r _ <&3",
     "scontrol": 'echo "$@"',
 }
 
@@ -129,7 +129,7 @@ def test_a_job_whose_time_is_over_hands_in_and_is_queued_again(tmp_path):
     job = subprocess.Popen(["bash", SCRIPT], env=slurm, stdout=subprocess.PIPE, text=True)
     assert "@/h/.config/blocktrain/invite --home /h/.cache/blocktrain/slurm-3" in job.stdout.readline()
     job.terminate()
-    assert job.communicate()[0].splitlines() == ["handed in", "requeue 7"]
+    assert job.communicate()[0].splitlines() == ["submitted", "requeue 7"]
     assert job.returncode == 130
 
 

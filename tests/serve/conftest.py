@@ -169,7 +169,7 @@ def serve() -> type[Helpers]:
 
 @pytest.fixture
 def free_address() -> Iterator[str]:
-    """Nobody listens there, and no other process can take it."""
+    """Nothing listens there, and no other process can take it."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         yield f"tcp://127.0.0.1:{reserved.getsockname()[1]}"

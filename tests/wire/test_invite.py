@@ -54,10 +54,10 @@ def test_an_invite_leads_to_its_coordinator():
         ("bt://host:1/" + "ab" * 32 + "#" + TOKEN, "fingerprint"),
         ("", "starts with"),
         ("bt://[::1:8000/#" + TOKEN, r"stands in brackets.*: copy the whole line"),
-        ("bt://[nonsense]:8000/#" + TOKEN, "its host is no address"),
+        ("bt://[nonsense]:8000/#" + TOKEN, "its host is not an address"),
         ("bt://a:1/,b/#" + TOKEN, "no host and port"),
         ("bt://a:1/" + ",b:2/" * 16 + "#" + TOKEN, "more than 16 coordinators"),
-        ("bt://ho\u2100st:1/#" + TOKEN, "its host is no address"),
+        ("bt://ho\u2100st:1/#" + TOKEN, "its host is not an address"),
     ],
 )
 def test_what_is_no_invite_is_refused_with_the_reason(text, complaint):
@@ -73,7 +73,7 @@ def test_a_refused_invite_does_not_show_its_token():
 
 @pytest.mark.parametrize("text", ["", "b", "b:0", "b:1/short", "bt://b:1", "b:1,c:2"])
 def test_what_is_no_address_of_another_coordinator_is_refused(text):
-    with pytest.raises(ConfigError, match="no address of a coordinator: give HOST:PORT"):
+    with pytest.raises(ConfigError, match="not the address of a coordinator: give HOST:PORT"):
         parse_address(text, tls=False)
 
 

@@ -1,4 +1,4 @@
-"""Hints: what a command line that cannot be read gets beside the parser's own words. Next: main.py, which adds them."""
+"""Extra hints for command-line errors, beside the parser's own words. Next: main.py, which adds them."""
 
 from __future__ import annotations
 

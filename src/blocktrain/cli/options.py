@@ -59,7 +59,7 @@ Seed = Annotated[int | None, typer.Option(metavar="N", help="Random seed.")]
 From = Annotated[
     Path | None,
     typer.Option(
-        "--from", metavar="MODEL", help="Start from this run or export; with its settings, unless others are given."
+        "--from", metavar="RUN", help="Start from this run directory, with its settings unless others are given."
     ),
 ]
 Changes = Annotated[
@@ -143,7 +143,7 @@ MaxPerAddress = Annotated[
 ]
 TrustedProxies = Annotated[
     list[str] | None,
-    typer.Option("--trusted-proxy", metavar="ADDRESS", help="Believe X-Forwarded-For of this proxy. Repeatable."),
+    typer.Option("--trusted-proxy", metavar="ADDRESS", help="Trust X-Forwarded-For from this proxy. Repeatable."),
 ]
 TlsCert = Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain in PEM format.")]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key in PEM format.")]
@@ -154,8 +154,8 @@ TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="
 ModelSource = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL",
-        help="A model directory, or the invite of a training run: bt://…#… in quotes, @FILE or - for stdin.",
+        metavar="RUN|INVITE",
+        help="Run directory of train, reference or export, or an invite: bt://…#… in quotes, @FILE or - for stdin.",
         envvar=INVITE_VARIABLE,
         callback=read_secret,
     ),

@@ -144,7 +144,7 @@ def _require_reachable(address: str) -> None:
     """Ray itself would try for a long time."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
-        raise ConfigError(f'--ray "{address}" is no address of a Ray cluster: give HOST:PORT, or auto ({REMEDY})')
+        raise ConfigError(f'--ray "{address}" is not the address of a Ray cluster: give HOST:PORT, or auto ({REMEDY})')
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
     except OSError as error:

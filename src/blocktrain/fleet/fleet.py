@@ -112,7 +112,7 @@ def scale(name: str, workers: int, grace_s: float, say: Say) -> None:
 
 
 def down(name: str, grace_s: float, say: Say) -> FleetPlan | None:
-    """Serving ends first, then the workers hand in what they have done, then the coordinator ends. The run stays.
+    """Serving ends first, then the workers submit their work, then the coordinator ends. The run stays.
     Returns the plan if the coordinator still knew it."""
     found = members(name)
     plan: FleetPlan | None = _ask_all([each for each in found if each == COORDINATOR], "plan").get(COORDINATOR)
@@ -225,7 +225,7 @@ def _stop(found: Sequence[str], grace_s: float, say: Say) -> None:
         except ValueError:
             continue
     if late := [member for member in found if not ended.get(member)]:
-        say(f"ended without handing in what was begun: {', '.join(late)}")
+        say(f"ended without submitting what was begun: {', '.join(late)}")
     if in_time := [member for member in found if ended.get(member)]:
         say(f"stopped {', '.join(in_time)}")
 

@@ -59,7 +59,7 @@ class Member:
         return {"name": self._name, "node": own_node(), "process": os.getpid(), **facts}
 
     def stop(self, grace_s: float) -> bool:
-        """Returns when the command has ended: a worker has handed in what it has done."""
+        """Returns when the command has ended: a worker has submitted its work."""
         return self._supervisor.stop(grace_s)
 
     def access(self) -> FleetAccess | None:

@@ -96,7 +96,7 @@ class FleetPlan:
 def namespace_of(name: str) -> str:
     """Ray's namespace for the members of a fleet."""
     if not NAME.fullmatch(name):
-        raise ConfigError(f'--name "{name}" is no name of a fleet: use up to 40 small letters, digits and hyphens')
+        raise ConfigError(f'--name "{name}" is not a valid fleet name: use up to 40 small letters, digits and hyphens')
     return f"blocktrain-{name}"
 
 

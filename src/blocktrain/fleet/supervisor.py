@@ -1,5 +1,5 @@
 """One command of blocktrain, kept running in a folder of its own: started again when it ends, and asked to stop by the
-end of its stdin. The same happens when this process is killed, so a worker hands in what it has done in every case.
+end of its stdin. The same happens when this process is killed, so a worker submits its work in every case.
 No Ray here. Next: member.py, which uses it; cli/shared/signals.py, which turns the end of stdin into SIGTERM."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TAIL_BYTES = 2000
 TICK_S = 0.2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 STABLE_S = 30.0  # a command that ran this long did not fail at its start
-TAKEOVER_S = 120.0  # how long an earlier process of this folder may take to hand in what it has done
+TAKEOVER_S = 120.0  # how long an earlier process of this folder may take to submit its work
 # The shell stays between. When Ray ends an actor it kills the processes that the actor started, but not their children:
 # the command sees the end of its stdin instead, and stops in order.
 SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
@@ -149,7 +149,7 @@ class Supervisor:
     @contextmanager
     def _alone(self) -> Iterator[int | None]:
         """Holds the folder's lock. The command inherits it and keeps it when this process is killed, so that its
-        successor waits until the command has handed in what is done. Gives None if told to stop meanwhile."""
+        successor waits until the command has submitted what is done. Gives None if told to stop meanwhile."""
         lock = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, OWNER_ONLY)
         try:
             yield lock if self._acquired(lock) else None
@@ -162,7 +162,7 @@ class Supervisor:
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
-            self._set("waiting", "the process before it hands in what it has done")
+            self._set("waiting", "the process before it submits its work")
             if time.monotonic() > give_up_s:
                 process = os.pread(lock, 20, 0).decode().strip() or "unknown"
                 raise StorageError(

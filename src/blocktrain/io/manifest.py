@@ -1,4 +1,4 @@
-"""What a run directory says that it contains. Next: checkpoint.py, which writes it last."""
+"""The index of a run directory: what it contains. Next: checkpoint.py, which writes it last."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ class Checker:
         if lost := live - kept:
             raise Broken("what is needed is stored", f"{len(lost)} blobs are missing, one is {min(lost)[:12]}")
         if unwanted := kept - live:
-            raise Broken("storage is bounded", f"{len(unwanted)} blobs that nothing needs are kept for ever")
+            raise Broken("storage is bounded", f"{len(unwanted)} blobs that nothing needs are kept forever")
         blobs = coordinator.blobs
         held = {"uploads": len(list(blobs.storage.list("uploads"))), "staged": len(list(blobs.storage.list("staging")))}
         held["checked"] = max(0, len(blobs._checked) - len(kept))

@@ -173,7 +173,7 @@ class Planner:
         self._at(self.now_s + delay_s, lambda: self._ask(node))
 
     def _leave(self, node: _Node) -> None:
-        """Without a word. Another one joins."""
+        """Without notice. Another one joins."""
         node.is_gone = True
         self.result.left += 1
         self._join()

@@ -1,5 +1,5 @@
-"""Going on from a model: opens the directory of a trained or exported model and copies its blocks to a new run, which
-then trains them further. Next: start_model.py, what must fit; run.py, which trains."""
+"""Starts a run from the blocks of another model: opens the directory of a trained or exported model and copies its
+blocks to a new run, which then trains them further. Next: start_model.py, what must fit; run.py, which trains."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A run that is still trained, as the model that it is so far: its published blocks, and the saved progress of phases
-that have not ended. Only for looking at it. Next: run.py, which trains it; io/checkpoint.py, which holds it."""
+"""An unfinished run as a model: its published blocks, and the last saved progress of phases that have not
+ended. Only for looking at it. Next: run.py, which trains it; io/checkpoint.py, which holds it."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def parse_address(text: str, tls: bool) -> tuple[str, int, str | None]:
         place = _parse_one(f"{'bts' if tls else 'bt'}://{text.strip()}#{'x' * 16}")
     except ConfigError:
         raise ConfigError(
-            f'"{text}" is no address of a coordinator: give HOST:PORT as in its invite, with TLS and a certificate of '
-            f"its own HOST:PORT/SHA256"
+            f'"{text}" is not the address of a coordinator: give HOST:PORT as in its invite, with TLS and a '
+            f"certificate of its own HOST:PORT/SHA256"
         ) from None
     return place.host, place.port, place.fingerprint
 
@@ -84,7 +84,7 @@ def _parse_one(text: str) -> Invite:
     try:
         parts = urlsplit(text)
     except ValueError:  # a bracket of an IPv6 address is missing, or what it holds is no address
-        raise _refused("its host is no address (an IPv6 address stands in brackets, bt://[::1]:PORT/)") from None
+        raise _refused("its host is not an address (an IPv6 address stands in brackets, bt://[::1]:PORT/)") from None
     if parts.scheme not in ("bt", "bts"):
         raise _refused(f'it starts with "{parts.scheme}:"')
     try:

@@ -232,7 +232,7 @@ VetLosses = Annotated[tuple[Loss, ...], Field(max_length=MAX_VETTED)]
 
 class VetNotice(SignedByWorker):
     """The held-out losses of a vetting, in nats per token: of the version, of the common step, and for each update of
-    the version moved by it alone and of the common step with nothing in its place."""
+    the version moved by it alone and of the common step with it replaced by zero."""
 
     lease: Name
     base: Loss

@@ -17,7 +17,7 @@ NOBODY = ["--ray", "127.0.0.1:1"]
         (["up", "--preset", "tiny", "--stages", 9, *NOBODY], "--stages 9 does not fit a model of 4 blocks"),
         (["up", "--preset", "tiny", "--memory", "much", *NOBODY], "--memory much is not a size"),
         (["up", "--preset", "tiny", "--cpus", 0, *NOBODY], "--cpus 0 is too small"),
-        (["up", "--preset", "tiny", "--name", "My Fleet", *NOBODY], "is no name of a fleet"),
+        (["up", "--preset", "tiny", "--name", "My Fleet", *NOBODY], "is not a valid fleet name"),
         (["up", "--preset", "tiny", "--ledger", "postgresql://me:x@db/run", *NOBODY], "--ledger holds a password"),
         (["up", "--preset", "tiny", *NOBODY], "no Ray cluster answers at 127.0.0.1:1 (Connection refused): run this"),
         (["status", *NOBODY], "no Ray cluster answers at 127.0.0.1:1"),
@@ -25,7 +25,7 @@ NOBODY = ["--ray", "127.0.0.1:1"]
         (["scale", "--workers", 2, *NOBODY], "no Ray cluster answers at 127.0.0.1:1"),
         (["down", *NOBODY], "no Ray cluster answers at 127.0.0.1:1"),
         (["down", "--grace", 0, *NOBODY], "--grace 0 is too small"),
-        (["status", "--ray", "ray://head:10001"], "is no address of a Ray cluster: give HOST:PORT, or auto"),
+        (["status", "--ray", "ray://head:10001"], "is not the address of a Ray cluster: give HOST:PORT, or auto"),
     ],
 )
 def test_bad_input_gets_one_sentence_with_the_remedy(run, arguments, sentence):

@@ -96,7 +96,7 @@ def test_without_a_replica_the_error_names_the_stage_that_is_gone(serve):
             async with Pipeline([left.address, right.address], settings) as pipeline:
                 await kill(right)
                 await serve.until(lambda: not pipeline.links[right.address].alive)
-                with pytest.raises(StageUnreachable, match=f"{right.address}: nobody listens there"):
+                with pytest.raises(StageUnreachable, match=f"{right.address}: nothing listens there"):
                     await pipeline(TEXT)
 
     asyncio.run(main())

@@ -89,7 +89,7 @@ def test_a_traversal_arrives_as_it_was_sent():
 
 
 @pytest.mark.parametrize("wire", ROUNDING)
-def test_each_format_keeps_states_and_evidence_to_its_rounding(wire):
+def test_each_format_keeps_states_and_logits_to_its_rounding(wire):
     traversal, arrived = full_traversal(wire), sent(full_traversal(wire))
     for name in frames.FLOATS:
         before, after = getattr(traversal, name), getattr(arrived, name)
@@ -179,7 +179,7 @@ BAD = {
     "cut payload": ([tampered()[0], tampered()[1][:-1]], "second frame"),
     "pickle": ([tampered()[0], b"\x80\x04K\x01."], "second frame"),
     "no prompt": (with_tensors(tails=BYTES[None]), "without a prompt"),
-    "strange tensor": (with_tensors(prompt=BYTES, hat=BYTES), '"hat" is no part'),
+    "strange tensor": (with_tensors(prompt=BYTES, hat=BYTES), '"hat" is not part'),
     "prompt of floats": (with_tensors(prompt=torch.ones(3)), "bytes are expected"),
     "flat state": (with_tensors(prompt=BYTES, prompt_state=torch.ones(3)), "1 axes"),
     "integer state": (with_tensors(prompt=BYTES, prompt_state=torch.ones(1, 3, 2, dtype=torch.int64)), "expected"),

@@ -181,5 +181,5 @@ def test_a_link_can_be_closed_after_its_relay_has_hung_up(serve):
 
 @pytest.mark.parametrize("name", ["", "A", "a.b", "a" * 41])
 def test_a_wrong_name_is_refused(name):
-    with pytest.raises(ConfigError, match="is no name of a stage"):
+    with pytest.raises(ConfigError, match="is not a valid stage name"):
         relayed_address(name)

@@ -53,7 +53,7 @@ def test_stages_that_are_no_chain_are_refused_by_name(serve, name):
 
 def test_nobody_there_is_said(serve, free_address):
     async def main():
-        with pytest.raises(ConfigError, match=f"{free_address}: nobody listens there"):
+        with pytest.raises(ConfigError, match=f"{free_address}: nothing listens there"):
             async with Pipeline([free_address], replace(serve.quick, start_s=0.3)):
                 pass
 
@@ -72,7 +72,7 @@ def test_another_key_is_refused_and_said(serve, stage_has, gateway_has):
     async def main():
         keys = {None: None, 1: new_key(), 2: new_key()}
         async with Stage(serve.segment_of("stacked", range(4)), key=keys[stage_has]) as stage:
-            with pytest.raises(ConfigError, match="refuses our key, or is no stage"):
+            with pytest.raises(ConfigError, match="refuses our key, or is not a stage"):
                 async with Pipeline([stage.address], serve.quick, key=keys[gateway_has]):
                     pass
 
@@ -109,7 +109,7 @@ def test_a_peer_that_is_no_stage_is_said(serve, says):
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         async with server:
             address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            with pytest.raises(ConfigError, match="is no stage"):
+            with pytest.raises(ConfigError, match="is not a stage"):
                 async with Pipeline([address], serve.quick):
                     pass
 

@@ -114,7 +114,7 @@ def test_a_damaged_blob_is_detected_and_repaired_by_putting_it_again(folder, dam
 
 
 def test_a_file_that_was_cut_off_has_no_size_until_the_blob_is_put_again(folder):
-    """A worker that was told the size of the file asked for so many bytes for ever."""
+    """A worker that was told the size of the file asked for so many bytes forever."""
     Blobs(folder).put(DATA)
     (folder / "blobs" / SHA256).write_bytes(DATA[:-7])
     blobs = Blobs(folder)

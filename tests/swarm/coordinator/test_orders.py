@@ -61,7 +61,7 @@ def test_a_banned_worker_gets_no_work_and_reads_why_until_the_ban_is_lifted(hous
         ("bans", {"worker": "nobody", "lifted": True}, "no worker is called"),
         ("rollbacks", {}, "give a block and a version"),
         ("rollbacks", {"block": 3, "version": 0}, "block 3 is not being trained now"),
-        ("rollbacks", {"block": 0, "version": 9}, "version 9 of block 0 is no earlier version"),
+        ("rollbacks", {"block": 0, "version": 9}, "version 9 of block 0 is not an earlier version"),
         ("rollbacks", {"without": "nobody"}, "no worker is called"),
     ],
 )

@@ -91,8 +91,9 @@ def up(
 ) -> None:
     """Start a coordinator, workers, stages and a gateway on a Ray cluster.
 
-    Uses the cluster that this machine belongs to, or starts one here. Prints dashboard, gateway and invite, and ends;
-    the fleet runs on. The same command after fleet down continues the run."""
+    Uses the cluster that this machine belongs to, or starts one here.
+    Prints the URLs and the invite, then exits; the fleet keeps running.
+    The same command after fleet down continues the run."""
     namespace_of(name)  # refuses a wrong one
     require_positive("--workers", workers)
     require_above_zero("--poll", poll)
@@ -169,14 +170,14 @@ def _row(facts: dict[str, Any]) -> list[str]:
 
 @fleet.command(cls=Command, epilog="Example:  blocktrain fleet scale --workers 16")
 def scale(
-    workers: Annotated[int, typer.Option(metavar="N", help="How many there should be from now on.")],
+    workers: Annotated[int, typer.Option(metavar="N", help="The new number of workers.")],
     ray: RayAddress = "auto",
     name: FleetName = "fleet",
     grace: Grace = 300.0,
 ) -> None:
     """Change the number of workers.
 
-    Workers that are too many hand in what they have done and stop."""
+    Surplus workers submit their work and stop."""
     if workers < 0:
         raise ConfigError(f"--workers {workers} is too small: give 0 or more")
     require_above_zero("--grace", grace)
@@ -193,7 +194,7 @@ def scale(
 def down(ray: RayAddress = "auto", name: FleetName = "fleet", grace: Grace = 300.0) -> None:
     """Stop a fleet; its run stays where the coordinator keeps it.
 
-    Workers hand in what they have done first. A Ray cluster that fleet up started ends, too."""
+    Workers submit their work first. A Ray cluster that fleet up started ends, too."""
     require_above_zero("--grace", grace)
     from blocktrain.fleet.cluster import end, joined
 

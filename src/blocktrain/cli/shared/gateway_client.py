@@ -121,7 +121,7 @@ def read_event(line: str) -> StreamedPart | None:
 
 def _small_number(text: str) -> int:
     if len(text) > MAX_DIGITS or not text.lstrip("-").isdecimal():
-        raise ValueError(f"{text[:20]} is no number of a gateway")
+        raise ValueError(f"{text[:20]} is not a number that a gateway sends")
     return int(text)
 
 

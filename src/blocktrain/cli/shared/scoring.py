@@ -35,7 +35,7 @@ class Measured:
 
     @property
     def name(self) -> str:
-        return f"{self.run.path} (half trained)" if self.half_trained else str(self.run.path)
+        return f"{self.run.path} (unfinished)" if self.half_trained else str(self.run.path)
 
     @property
     def answer(self) -> Score:
@@ -74,7 +74,7 @@ def half_trained(path: Path, missing: Collection[int] = ()) -> SoFar | None:
     if missing or (is_whole and not any(run.progress_file(phase).exists() for phase in under_way)):
         return None
     found = trained_so_far(run)
-    say(f"{path} is half trained: {found.where}")
+    say(f"{path} is unfinished: {found.where}")
     return found
 
 

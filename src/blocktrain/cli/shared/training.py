@@ -103,12 +103,12 @@ def check_memory(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int, warn
             f"{phase_label(spec, phase)} needs about {quantity(whole, 'B')} of memory, {quantity(memory_bytes, 'B')}"
         )
         if plan.memory_bytes > memory_bytes:
-            least = f"{there} are available and {quantity(plan.memory_bytes, 'B')} is the least"
+            least = f"{there} is available; the minimum is {quantity(plan.memory_bytes, 'B')}"
             if warning is None:
                 raise ConfigError(f"{least}: use a smaller model or more blocks, or give more memory with --memory")
             say(f"{least}: {warning}")
             continue
-        say(f"{there} are available: it trains with {ways_of(spec, plan)}")
+        say(f"{there} is available: it trains with {ways_of(spec, plan)}")
 
 
 def ways_of(spec: RunSpec, plan: MemoryPlan) -> str:

@@ -185,7 +185,7 @@ def _traversal(head: Head, payload: bytes) -> Traversal:
         raise FrameError(f"the second frame: {error}") from None
     values: dict[str, Any] = {name: _value(name, tensors) for name in AXES if name in tensors}
     if unknown := tensors.keys() - AXES.keys() - {name + SCALE for name in FLOATS}:
-        raise FrameError(f'"{min(unknown)[:50]}" is no part of a traversal: {_AS_DESCRIBED}')
+        raise FrameError(f'"{min(unknown)[:50]}" is not part of a traversal: {_AS_DESCRIBED}')
     if "prompt" not in values:
         raise FrameError(f"a traversal without a prompt: {_AS_DESCRIBED}")
     _check_shapes(values)

@@ -102,10 +102,10 @@ class Link:
         if self.complaint:
             return f"{self.address}: {self.complaint}"
         if self.standing == "silent":
-            return f"{self.address}: nobody listens there; start the stage, or correct the address"
+            return f"{self.address}: nothing listens there; start the stage, or correct the address"
         if self.standing in ("reached", "refused"):
             return (
-                f"{self.address}: it refuses our key, or is no stage; give the stage and the gateway the same "
+                f"{self.address}: it refuses our key, or is not a stage; give the stage and the gateway the same "
                 f"--keys file, or none to both"
             )
         if self.welcome is None:

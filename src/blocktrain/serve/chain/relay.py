@@ -52,7 +52,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 def relayed_address(name: str) -> str:
     """The address of a stage that a relay reaches by this name."""
     if not NAME.fullmatch(name):
-        raise ConfigError(f'--name "{name}" is no name of a stage: use up to 40 small letters, digits and hyphens')
+        raise ConfigError(f'--name "{name}" is not a valid stage name: use up to 40 small letters, digits and hyphens')
     return f"tcp://{name}{RELAYED}:1"
 
 

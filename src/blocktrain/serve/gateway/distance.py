@@ -1,5 +1,5 @@
-"""Distant: a model as if its stages were on hosts that are far apart, to compare decoding modes on one machine. Only
-the waiting is simulated: the traversals are real. Next: completion.py, which uses it when a request asks for it."""
+"""Distant: adds simulated network delay to a model, to compare decoding modes on one machine. Only the waiting is
+simulated: the traversals are real. Next: completion.py, which uses it when a request asks for it."""
 
 from __future__ import annotations
 

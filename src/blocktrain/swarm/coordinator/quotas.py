@@ -82,7 +82,7 @@ class Quotas:
             if (wanted := sum(mine) + max(before, end)) > self._limits.token_bytes:
                 raise RequestRefused(
                     f"the unfinished uploads with this access token would have {wanted} bytes, at most "
-                    f"{self._limits.token_bytes} are kept: finish those, or ask for another token",
+                    f"{self._limits.token_bytes} are kept: finish those, or ask for another access token",
                     code="quota",
                 )
             self._unfinished[lease] = access_token, max(before, end)

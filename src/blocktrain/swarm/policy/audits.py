@@ -14,7 +14,7 @@ from typing import Literal
 from blocktrain.settings import SwarmSpec
 
 MOST_VOTES = 9  # that a side of a dispute needs, however many workers there are
-MOST_REPORTS = 2 * MOST_VOTES  # of one audit: workers that all contradict each other are not asked for ever
+MOST_REPORTS = 2 * MOST_VOTES  # of one audit: workers that all contradict each other are not asked forever
 NEWCOMER_PASSES = 1  # audits that a worker must have passed to be audited as rarely as others
 
 Outcome = Literal["passed", "failed", "undecided"]
@@ -55,12 +55,12 @@ def finding(
     sides = [{x, *(y for y in everyone if (x, y) in agree or (y, x) in agree)} for x in everyone]
     largest = max(sides, key=len)
     if len(largest) == len(everyone):
-        return AuditVerdict("passed", (), f"{len(reports)} of {len(reports)} workers got the same")
+        return AuditVerdict("passed", (), f"{len(reports)} of {len(reports)} workers got the same result")
     if len(largest) >= votes_needed(num_voters):
         liars = tuple(x for x in everyone if x not in largest)
         if audited in largest:
-            return AuditVerdict("passed", liars, f"{len(largest) - 1} of {len(reports)} workers got the same")
-        return AuditVerdict("failed", liars, f"{len(largest)} workers got the same, and something else than it sent")
+            return AuditVerdict("passed", liars, f"{len(largest) - 1} of {len(reports)} workers got the same result")
+        return AuditVerdict("failed", liars, f"{len(largest)} workers got the same result, which differs from its own")
     if not exhausted and len(reports) < MOST_REPORTS:
         return None
     return AuditVerdict("undecided", (), f"the largest of the sides has {len(largest)} of {len(everyone)} workers")

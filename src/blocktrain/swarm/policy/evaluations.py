@@ -14,7 +14,7 @@ from blocktrain.spec import Denoise, EndToEnd, RunSpec, usable_weights
 from blocktrain.wire.messages import MAX_LOSS
 
 EVALUATORS = 2  # that score each model at the same time
-MOST_LEASES = 5  # to evaluate one model: workers that contradict each other do not evaluate for ever
+MOST_LEASES = 5  # to evaluate one model: workers that contradict each other do not evaluate forever
 TOLERANCE_NATS = 0.02  # per byte, between the scores of two devices
 TOLERANCE_WEIGHT = 0.1  # between the fitted weights of two devices
 SAFE_WEIGHT, SAFE_SUM = (-1.0, 2.0), (0.25, 2.0)  # of weights that nobody has confirmed

@@ -1,5 +1,5 @@
 """Vetting: before a round is merged, workers score its updates on held-out text. Each update is tried alone, and in the
-common step with nothing in its place. What hurts in one of the two, far more than the other updates do, is left out.
+common step with it replaced by zero. What hurts in one of the two, far more than the other updates do, is left out.
 Scores are a function of public facts, so honest workers agree; where they do not, most workers decide. Pure: no clock,
 socket, disk or randomness.
 Next: audits.py, the other way to find lies; ../coordinator/trust/vetting.py, which asks workers."""
@@ -28,7 +28,7 @@ VettingOutcome = Literal["vetted", "undecided"]
 @dataclass(frozen=True)
 class VetReport:
     """Losses on held-out text: of the version itself, of the common step, and for each update, in order, of the version
-    moved by this update alone, and of the common step with nothing in its place."""
+    moved by this update alone, and of the common step with this update replaced by zero."""
 
     worker: str
     base: float

@@ -23,7 +23,7 @@ BAD_OPTIONS = {
     "open": (["--listen", "tcp://0.0.0.0:7001"], "make a key with blocktrain keys"),
     "relay without a name": (["--via", "tcp://127.0.0.1:1"], "give both --via and --name, or neither"),
     "relay without a key": (["--via", "tcp://relay:1", "--name", "a"], "make a key with blocktrain keys"),
-    "name": (["--via", "tcp://127.0.0.1:1", "--name", "A B"], "is no name of a stage"),
+    "name": (["--via", "tcp://127.0.0.1:1", "--name", "A B"], "is not a valid stage name"),
     "no key": (["--keys", "none.key"], "none.key cannot be read"),
     "threads": (["--threads", "0"], "--threads 0 is too small"),
     "poll": (["--poll", "0"], "--poll 0 is too small"),

@@ -111,7 +111,7 @@ def test_only_the_settings_that_differ_are_listed():
         (["."], ". is only one run: give the directories of two or more runs"),
         ([".", ".", "--preset", "tiny"], "directories and --preset were both given"),
         ([".", ".", "--seed", "1"], "--seed and --set change nothing in runs that exist"),
-        ([".", "missing"], "missing is no directory"),
+        ([".", "missing"], "missing is not a directory"),
         ([".", "."], "has neither spec.toml nor"),
     ],
 )

@@ -61,8 +61,8 @@ def test_a_run_with_untrained_blocks_is_measured_as_far_as_it_is_and_marked(run,
     assert run("train", *tiny, "--block", 0).exit_code == 0
     result = run("eval", tmp_path / "run")
     assert (result.exit_code, sorted(RunDirectory.open(tmp_path / "run").manifest().blocks)) == (0, [0, 1])
-    assert "is half trained: phase 1 of 3, step 3 of 3; blocks 0 to 1 of 4 answer" in result.stderr
-    assert f"{tmp_path / 'run'} (half trained)" in result.stdout
+    assert "is unfinished: phase 1 of 3, step 3 of 3; blocks 0 to 1 of 4 answer" in result.stderr
+    assert f"{tmp_path / 'run'} (unfinished)" in result.stdout
     assert run("eval", tmp_path / "run", "--missing", "2,3").exit_code == 0
     (record,) = json.loads(run("eval", tmp_path / "run", "--json").stdout)["runs"]
     assert record["half_trained"].startswith("phase 1 of 3")

@@ -89,7 +89,7 @@ def test_a_half_trained_run_writes_with_what_it_has_and_says_so(run, tiny, tmp_p
     assert run("train", *tiny, "--block", 0).exit_code == 0
     result = run("generate", tmp_path / "run", "--max-bytes", 5)
     assert result.exit_code == 0
-    assert "is half trained: phase 1 of 3, step 3 of 3; blocks 0 to 1 of 4 answer" in result.stderr
+    assert "is unfinished: phase 1 of 3, step 3 of 3; blocks 0 to 1 of 4 answer" in result.stderr
 
 
 @pytest.mark.parametrize("mode, read", [("autoregressive", 44), ("sweep", 44)])

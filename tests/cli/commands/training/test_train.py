@@ -153,7 +153,8 @@ def test_training_says_how_it_fits_the_memory(run, tiny, tmp_path, memory, said)
 def test_training_is_refused_if_no_way_fits_the_memory(run, tiny, tmp_path):
     result = run("train", *tiny, "--memory", "500kB")
     assert result.exit_code == 2
-    assert "is the least: use a smaller model or more blocks, or give more memory with --memory" in result.stderr
+    assert "is available; the minimum is " in result.stderr
+    assert ": use a smaller model or more blocks, or give more memory with --memory" in result.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -13,7 +13,7 @@ from blocktrain.cli.options import require_positive
 
 
 def distil(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A directory of train or export, with all blocks.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of train or export, with all blocks.")],
     stages: Annotated[int, typer.Option(help="Stages that will serve it: the first one drafts.")] = 3,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 100,
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="Train on this text instead of the run's.")] = None,
@@ -21,7 +21,8 @@ def distil(
     """Train a drafter for the first stage: faster serving.
 
     The drafter is one more block on the first stage, a copy of the block after it, trained to predict as the whole
-    model does. Give the number of stages that blocktrain serve will start, or run it on a copy for each number."""
+    model does. Give the number of stages that blocktrain serve will start. For other numbers of stages, distil a
+    copy of the model for each."""
     require_positive("--steps", steps)
 
     from blocktrain.cli.shared.scoring import open_trained, text_of

@@ -27,9 +27,7 @@ UNKNOWN = 404
 
 
 def push(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Directory of a trained run, or of blocktrain export.")
-    ],
+    model: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of train, reference or export.")],
     repo: Annotated[str, typer.Argument(metavar="REPO", help="Repository on the Hub: OWNER/NAME. Created if missing.")],
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     licence: Annotated[

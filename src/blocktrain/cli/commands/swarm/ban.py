@@ -22,7 +22,7 @@ def ban(
 ) -> None:
     """Exclude a worker from a run, or let it work again.
 
-    Needs an admin's invite. A banned worker gets no work, and what it sent and is not merged is left out."""
+    Needs an admin's invite. A banned worker gets no work, and its updates that are not merged yet are left out."""
     address = read_invite(invite, ADMIN_FILE)
 
     from blocktrain.swarm.worker.client import CoordinatorClient

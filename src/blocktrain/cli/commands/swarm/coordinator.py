@@ -66,7 +66,8 @@ BlobsPlace = Annotated[
     str | None, typer.Option(metavar="URL", help="Bucket (s3://, gs://, az://), instead of DIR/blobs.")
 ]
 ShowLeaderboard = Annotated[
-    bool, typer.Option("--leaderboard", help="Show contributions to everybody, without a token, at /leaderboard.")
+    bool,
+    typer.Option("--leaderboard", help="Show contributions to everybody, without an access token, at /leaderboard."),
 ]
 RequestRate = Annotated[
     float,

@@ -110,7 +110,7 @@ def _work(label: str, arguments: list[str]) -> None:
 
 
 def _stop_after(wait: Callable[[], Any]) -> None:
-    """Hands in what is done when the process that started this one is gone."""
+    """Submits what is done when the process that started this one is gone."""
     wait()
     signal.raise_signal(signal.SIGINT)
 

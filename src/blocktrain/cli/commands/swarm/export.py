@@ -34,8 +34,8 @@ def export(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SRC",
-            help="An invite: bt://…#… in quotes, @FILE or - for stdin. With --hf also the directory of a run.",
+            metavar="INVITE|RUN",
+            help="An invite: bt://…#… in quotes, @FILE or - for stdin. With --hf also a run directory.",
             callback=read_secret,
         ),
     ],
@@ -54,7 +54,7 @@ def export(
     """Download the newest model of a run, or convert a model.
 
     DIR gets one version of every block; eval, generate, serve and report read it. With --hf, the model becomes a folder
-    that Hugging Face's transformers loads; SRC may then be the directory of a run."""
+    that Hugging Face's transformers loads; a run directory can then be given instead of an invite."""
     for folder in (out, hf):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise CheckpointError(f"{folder} is a file: name a directory")

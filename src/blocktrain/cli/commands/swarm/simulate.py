@@ -14,7 +14,9 @@ from blocktrain.errors import ConfigError
 
 NumWorkers = Annotated[int, typer.Option(metavar="N", help="Number of workers.")]
 Churn = Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that leave per hour.")]
-Liars = Annotated[float, typer.Option(metavar="SHARE", help="Share of the workers that never deliver.")]
+Liars = Annotated[
+    float, typer.Option(metavar="SHARE", help="Share of the workers whose leases give no accepted update.")
+]
 StepsPerSecond = Annotated[float, typer.Option(metavar="X", help="Steps per second of the median worker.")]
 Spread = Annotated[float, typer.Option(metavar="X", help="Standard deviation of the logarithm of the speeds.")]
 DownMbit = Annotated[float, typer.Option(metavar="X", help="Download of a worker in Mbit/s.")]

@@ -32,7 +32,10 @@ def verify(
         bool, typer.Option("--repair", help="Merge damaged versions again. Stop the coordinator first.")
     ] = False,
     receipts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With an invite: a worker's receipts.jsonl, to be looked up.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With an invite: check that the run has every update in this receipts.jsonl."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of lines.")] = False,
 ) -> None:
@@ -41,7 +44,9 @@ def verify(
     Exits with 1 if something is wrong and was not repaired."""
     if is_invite(where):
         if repair or ledger_url or blobs:
-            raise ConfigError("--repair, --ledger and --blobs need the coordinator's directory: give that, no invite")
+            raise ConfigError(
+                "--repair, --ledger and --blobs need the coordinator's directory: give that instead of an invite"
+            )
         found = _verified_from_outside(where, receipts)
     else:
         from blocktrain.swarm.verify import verify as verified

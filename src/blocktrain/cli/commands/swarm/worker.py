@@ -54,9 +54,7 @@ Name = Annotated[str | None, typer.Option(metavar="NAME", help="Name for the run
 HomeFolder = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Directory for key and downloads. Default: ~/.cache/blocktrain.")
 ]
-CacheSize = Annotated[
-    str, typer.Option(metavar="SIZE", help="Maximum text to keep on disk, if the run's text is prepared.")
-]
+CacheSize = Annotated[str, typer.Option(metavar="SIZE", help="Disk space for the text of a prepared corpus.")]
 DeviceNames = Annotated[
     str | None,
     typer.Option(metavar="NAMES", help="One process per device: all GPUs with all, or names like cuda:0,cuda:1."),

@@ -30,7 +30,7 @@ RUNS_OUT = Path("comparison")
 def compare(
     given: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="RUN.toml|RUN", help="Settings to train, or directories of two or more runs."),
+        typer.Argument(metavar="RUN.toml|RUN", help="Settings to train, or two or more run directories."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Output directory. For runs the default is comparison/.")
@@ -43,10 +43,10 @@ def compare(
     jobs: Jobs = 1,
     max_windows: MaxWindows = None,
 ) -> None:
-    """Train blocks and reference, or take runs, and compare them.
+    """Compare blocks with end-to-end training, or compare existing runs.
 
-    With settings: trains both, prints a table, and writes curves (HTML and PNG) and a JSON document to DIR. With the
-    directories of runs or coordinators: measures them, on the text of --corpus if it is given, prints a table, and
+    With settings: trains both, prints a table, and writes curves (HTML and PNG) and a JSON document to DIR. With run
+    directories or those of coordinators: measures them, on the text of --corpus if it is given, prints a table, and
     writes a page with their curves and the settings that differ."""
     require_positive("--max-windows", max_windows)
     paths = given or []
@@ -81,7 +81,7 @@ def _compare_runs(
     files = [str(path) for path in paths if not path.is_dir()]
     if files or len(paths) < 2 or preset is not None:
         both = "directories and --preset were both given" if preset is not None else f"{paths[0]} is only one run"
-        wrong = f"{', '.join(files)} is no directory" if files else both
+        wrong = f"{', '.join(files)} is not a directory" if files else both
         raise ConfigError(f"{wrong}: give the directories of two or more runs, or one RUN.toml, or --preset")
 
     from blocktrain.cli.commands.training.compare_runs import compare_runs

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of train, reference or export.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories of train, reference or export.")
+    ],
     split: Annotated[str, typer.Option(help="Part of the text: train, valid or test.")] = "valid",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")] = False,
     max_windows: MaxWindows = None,
@@ -34,7 +36,7 @@ def evaluate(
 ) -> None:
     """Measure the loss of trained runs on held-out text.
 
-    A run whose training has not ended is measured as it is saved now, and marked as half trained."""
+    An unfinished run is measured with its last saved weights and marked as unfinished."""
     require_positive("--max-windows", max_windows)
     left_out = _blocks(missing)
 

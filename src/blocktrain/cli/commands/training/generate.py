@@ -29,7 +29,7 @@ ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")  # HOST:PORT
 
 
 def generate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The directory of a trained run, or the URL of a gateway.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the URL of a gateway.")],
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
     max_bytes: Annotated[int, typer.Option(metavar="N", help="How many bytes to generate.")] = 200,
     max_tokens: Annotated[
@@ -67,7 +67,7 @@ def generate(
 ) -> None:
     """Generate text with a trained model.
 
-    A run whose training has not ended writes with what is saved now."""
+    For an unfinished run, the last saved weights are used."""
     from blocktrain.cli.shared.gateway_client import generate_remotely, is_url
     from blocktrain.serve.decode.request import Request
 
@@ -81,7 +81,7 @@ def generate(
     if is_url(run):
         output = generate_remotely(run, request, stop or [], show, api_key, longest_bytes)
     elif ADDRESS.fullmatch(run) and not Path(run).exists():
-        raise ConfigError(f"{run} is no directory: if a gateway answers there, write http://{run}")
+        raise ConfigError(f"{run} is not a directory: if a gateway answers there, write http://{run}")
     else:
         output = asyncio.run(_generate_here(Path(run), request, longest_bytes, stop or [], show))
     print(json.dumps(asdict(output), indent=2) if as_json else "")
@@ -102,7 +102,7 @@ async def _generate_here(run: Path, request: Request, longest_bytes: int | None,
 
     if so_far := half_trained(run):
         tokenizer = load_run_tokenizer(RunDirectory.open(run))
-        forward = LocalForward.of(so_far.spec, so_far.tensors, "half trained", tokenizer)
+        forward = LocalForward.of(so_far.spec, so_far.tensors, "unfinished", tokenizer)
     else:
         forward = LocalForward.open(run)
     text, written, stats, stream = "", 0, DecodeStats(), TextStream(stop)

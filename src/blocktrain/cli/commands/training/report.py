@@ -19,7 +19,8 @@ QUICK_WINDOWS = 64  # of held-out text: takes seconds, not minutes
 
 def report(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Directory of train, reference or export, or a coordinator's --dir.")
+        Path,
+        typer.Argument(metavar="RUN", help="Run directory of train, reference or export, or a coordinator's --dir."),
     ],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page. Default: RUN/report.html.")] = None,
     ledger: LedgerUrl = None,
@@ -50,10 +51,10 @@ def require_page(out: Path) -> None:
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder: name a file, for example {out / 'report.html'}")
     if not out.parent.is_dir():
-        raise ConfigError(f"--out {out} is in no folder that exists: make {out.parent}, or name another file")
+        raise ConfigError(f"--out {out} is in a folder that does not exist: make {out.parent}, or name another file")
     try:
         with suppress(FileNotFoundError), out.open("rb") as file:
             if not file.read(len(PAGE_START)).lower().startswith(PAGE_START):
-                raise ConfigError(f"--out {out} holds something else than a page: name another file")
+                raise ConfigError(f"--out {out} is not a report page: name another file")
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be read ({error.strerror}): name another file") from None

@@ -121,7 +121,7 @@ def add_admin_routes(
     @service.get("/v1/invite", dependencies=role, responses=problems(404))
     def show_invite() -> InviteReply:
         if invite is None or ledger.role_of(invite.access_token) != "worker":
-            remedy = "make one with blocktrain token add"
+            remedy = "make one with blocktrain access-token add"
             raise RequestRefused(f"the invite for workers is missing or revoked: {remedy}", code="invite")
         return InviteReply(invite=str(invite))
 

@@ -60,7 +60,7 @@ class Orders:
         past = [x.round for x in self._ledger.rounds(opened.phase, limit=10**6) if x.round.base.get(block) == version]
         if not past or version == opened.base[block]:
             raise RequestRefused(
-                f"version {version} of block {block} is no earlier version of its open phase, whose newest is "
+                f"version {version} of block {block} is not an earlier version of its open phase, whose newest is "
                 f"{opened.base[block]}: choose one that blocktrain status and the events show",
                 code="order",
             )
