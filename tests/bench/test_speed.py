@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from blocktrain.data.prepare import Plan, prepare
 from blocktrain.spec import preset
 
 
@@ -32,6 +33,15 @@ def written(bench, tmp_path_factory, small_text):
 @pytest.fixture(scope="module")
 def document(written):
     return json.loads((written / "speed.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["tiny", "novels"])
+def test_a_prepared_corpus_brings_its_tokenizer_to_every_experiment(bench, tmp_path, name):
+    (tmp_path / "rows.txt").write_text("".join(f"{n} bottles of beer on wall {n * n}.\n\n" for n in range(3000)))
+    folder = prepare(Plan((str(tmp_path / "rows.txt"),), "bpe:300"), tmp_path / "corpus").folder
+    spec, corpus = bench("shared.experiment").with_text(preset(name).with_(**{"model.context": 64}), str(folder))
+    assert (spec.corpus.tokenizer, spec.model.vocabulary) == ("bpe:300", 300)
+    assert spec.corpus.tokenizer_sha256 == corpus.tokenizer.sha256
 
 
 def test_every_phase_and_the_reference_are_timed(document):
