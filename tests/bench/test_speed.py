@@ -44,6 +44,15 @@ def test_a_prepared_corpus_brings_its_tokenizer_to_every_experiment(bench, tmp_p
     assert spec.corpus.tokenizer_sha256 == corpus.tokenizer.sha256
 
 
+def test_prompts_are_taken_from_a_prepared_corpus_as_from_its_text(bench, tmp_path):
+    text = "".join(f"{n} bottles of beer on wall {n * n}.\n\n" for n in range(3000))
+    (tmp_path / "rows.txt").write_text(text)
+    folder = prepare(Plan((str(tmp_path / "rows.txt"),), "bpe:300"), tmp_path / "corpus").folder
+    _, corpus = bench("shared.experiment").with_text(preset("tiny"), str(folder))
+    found = bench("serving.models").held_out_texts(corpus, 3, 16, 16)
+    assert all((prompt + following).decode() in text for prompt, following in found)
+
+
 def test_every_phase_and_the_reference_are_timed(document):
     speed = document["speed"]
     assert [row["name"] for row in speed["steps"]] == ["phase 0", "phase 1", "phase 2", "end to end"]
