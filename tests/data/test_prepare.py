@@ -186,6 +186,12 @@ def test_a_source_is_the_same_in_every_spelling(rows, tmp_path):
     assert prepare(plan(f"{rows.parent}/.//{rows.name}"), tmp_path / "corpus").index == first.index
 
 
+def test_what_differs_from_an_unfinished_corpus_is_named_too(rows, tmp_path, monkeypatch):
+    killed_after_some_shards(rows, tmp_path / "corpus", monkeypatch)
+    with pytest.raises(ConfigError, match=r"settings \(its tokenizer is bpe:300, not bytes\): choose another"):
+        prepare(plan(rows, "bytes"), tmp_path / "corpus")
+
+
 @pytest.mark.parametrize(
     "changed, named",
     [
@@ -251,7 +257,7 @@ def test_shards_that_are_lost_after_a_kill_are_made_again(rows, tmp_path, monkey
         PreparedCorpus.open(tmp_path / "corpus").split(split).check()
 
 
-@pytest.mark.parametrize("name", ["progress.npz", "scan.json", "sketches.npz"])
+@pytest.mark.parametrize("name", ["progress.npz", "scan.json", "sketches.npz", "plan.json"])
 def test_cut_notes_of_a_killed_process_count_as_none(rows, tmp_path, monkeypatch, name):
     whole = prepare(plan(rows), tmp_path / "whole")
     killed_after_some_shards(rows, tmp_path / "corpus", monkeypatch)

@@ -9,16 +9,17 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from filelock import FileLock, Timeout
 
 from blocktrain.data.documents import LONGEST_SECTION, TEXT_COLUMN, documents, sections, source_facts
 from blocktrain.data.duplicates import content_hash
-from blocktrain.data.scan import Scan, scan
+from blocktrain.data.scan import UNREADABLE, Scan, scan
 from blocktrain.data.shards import (
     INDEX_FILE,
     SHARD_BYTES,
@@ -42,6 +43,7 @@ from blocktrain.io.files import make_folder, write_whole
 from blocktrain.io.private import cache_home
 from blocktrain.settings import BYTES, DATA_SET, TOKENIZER_FILE, CorpusSpec
 
+PLAN_FILE = "plan.json"  # in the work folder
 SHARE_FACTORS = (1, 2, 4, 7)  # of the held-out shares, tried in turn
 LARGEST_GROWN_SHARE = 0.35
 FIRST_STEP_BYTES = 32 * 2**20  # that a worker of a swarm fetches before its first step
@@ -85,6 +87,25 @@ class Plan:
         )
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What a folder was begun with."""
+
+    plan_sha256: str
+    sources: Sequence[str]
+    tokenizer: str
+
+    def save(self, work: Path) -> None:
+        write_whole(work / PLAN_FILE, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def load(cls, work: Path) -> Self | None:
+        """None if it was not saved, or cannot be read any more."""
+        with suppress(*UNREADABLE):
+            return cls(**json.loads((work / PLAN_FILE).read_text()))
+        return None
+
+
 Report = Callable[[PrepareReport], None]
 
 
@@ -95,19 +116,20 @@ def prepare(plan: Plan, out: Path, report: Report = lambda report: None) -> Prep
     make_folder(out)
     if (out / INDEX_FILE).exists():
         index = read_index(out)
-        _require_same_plan(out, index.plan_sha256, digest, _difference(index, plan))
+        _require_same_plan(out, Begun(index.plan_sha256, index.sources, index.tokenizer), plan, digest)
         return _whole(out)
     with _alone_in(out):
         work = out / WORK_FOLDER
         _require_empty(out)
         make_folder(work)
-        scanned = Scan.load(work)
-        if scanned is None:  # nothing is lost: another plan, perhaps the corrected one, may begin here
+        begun = Begun.load(work)
+        scanned = Scan.load(work) if begun else None
+        if begun is None or scanned is None:  # nothing is lost: another plan, perhaps the corrected one, may begin here
             shutil.rmtree(work)
             make_folder(work)
-            write_whole(work / "plan", digest.encode())
+            Begun(digest, plan.sources, plan.tokenizer).save(work)
         else:
-            _require_same_plan(out, (work / "plan").read_text(), digest)
+            _require_same_plan(out, begun, plan, digest)
         scanned = scanned or _scanned(plan, work, report)
         tokenizer = _tokenizer(plan, work, scanned, report)
         total, shard_bytes = sum(scanned.text_bytes.values()), min(plan.shard_bytes, _largest_shard(tokenizer))
@@ -243,18 +265,19 @@ def _require_outside(sources: tuple[str, ...], out: Path) -> None:
             raise ConfigError(f"{out} is inside the source {source}: choose an --out elsewhere")
 
 
-def _require_same_plan(out: Path, found: str, expected: str, difference: str = "") -> None:
-    if found != expected:
+def _require_same_plan(out: Path, begun: Begun, plan: Plan, digest: str) -> None:
+    if begun.plan_sha256 != digest:
         raise ConfigError(
-            f"{out} was prepared from other text or with other settings{difference}: choose another --out, or delete it"
+            f"{out} was prepared from other text or with other settings ({_difference(begun, plan)}): choose another "
+            f"--out, or delete it"
         )
 
 
-def _difference(index: CorpusIndex, plan: Plan) -> str:
-    """What is known of it."""
-    if index.tokenizer != plan.tokenizer:
-        return f" (its tokenizer is {index.tokenizer}, not {plan.tokenizer})"
-    there = replace(plan, sources=index.sources).normal_sources
+def _difference(begun: Begun, plan: Plan) -> str:
+    """As far as it is known."""
+    if begun.tokenizer != plan.tokenizer:
+        return f"its tokenizer is {begun.tokenizer}, not {plan.tokenizer}"
+    there = replace(plan, sources=tuple(begun.sources)).normal_sources
     if there != plan.normal_sources:
-        return f" (its source is {', '.join(there)})"
-    return " (a file has changed since, or a share, the column or the tokenizer's file is another)"
+        return f"its source is {', '.join(there)}"
+    return "a file has changed since, or a share, the column or the tokenizer's file is another"
