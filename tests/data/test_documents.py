@@ -153,7 +153,7 @@ def test_json_and_tables_among_texts_are_remarked_on_and_what_has_a_reader_is_no
         (tmp_path / name).write_bytes(data)
     remarks = sorted(remarks_on_texts([str(tmp_path)]))
     assert len(remarks) == 2
-    assert remarks[0].startswith(("a.txt, like 1 more of the 4 files, holds JSON", "e.json.gz, like 1 more of the 4"))
+    assert remarks[0].startswith(("a.txt, like 1 more of the 4 files, holds JSON", "e.json, like 1 more of the 4"))
     assert remarks[1].startswith("b.csv, one of 4 files, is a table")
 
 

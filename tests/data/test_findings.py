@@ -86,6 +86,19 @@ def test_json_lines_with_their_own_ending_need_no_new_name():
     assert finding.remedy.startswith("run blocktrain prepare a.jsonl --column body")
 
 
+@pytest.mark.parametrize(
+    "name, data, remedy",
+    [
+        ("a.json", LINES, "rename it to a.jsonl and run blocktrain prepare a.jsonl"),
+        ("a.json", json.dumps(RECORDS), "name one field, as in"),
+    ],
+)
+def test_json_lines_are_renamed_to_what_prepare_reads_and_a_document_is_not(name, data, remedy):
+    finding = examine(data.encode(), name)
+    assert finding is not None
+    assert finding.remedy.startswith(remedy)
+
+
 def test_a_table_is_known_by_its_ending():
     finding = examine(b"id,body\n1,Bears\n", "a.csv")
     assert finding is not None

@@ -51,10 +51,13 @@ class SourceFile:
     name: str  # inside the source
 
     @property
+    def unpacked_name(self) -> str:
+        return self.name.removesuffix(self.path.suffix) if self.is_compressed else self.name
+
+    @property
     def kind(self) -> str:
         """The suffix without the one of the compression."""
-        name = self.path.with_suffix("") if self.is_compressed else self.path
-        return name.suffix.lower()
+        return Path(self.unpacked_name).suffix.lower()
 
     @property
     def is_compressed(self) -> bool:
@@ -116,7 +119,7 @@ def remarks_on_texts(sources: Sequence[str]) -> tuple[str, ...]:
     for source in sources:
         if not source.startswith(DATA_SET):
             with _readable(source):
-                starts += [(file.name, _start_of(file.path)) for file in source_files(source) if file.is_text]
+                starts += [(file.unpacked_name, _start_of(file.path)) for file in source_files(source) if file.is_text]
     return remarks_on([(name, start) for name, start in starts if not strange_bytes(start, name)])
 
 

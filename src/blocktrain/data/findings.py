@@ -35,7 +35,7 @@ TEXT_CONTROLS = frozenset(b"\t\n\r\f\v\x1b")
 MOST_CONTROLS = 0.02  # share of control characters in a text
 MOST_DAMAGED = 0.05  # share of the bytes beyond ASCII
 MOST_NULS = 0.3  # every second byte of English UTF-16 is 0
-JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
+JSON_LINES_ENDINGS = (".jsonl", ".ndjson")
 CSV_ENDINGS = (".csv", ".tsv")
 
 
@@ -160,7 +160,8 @@ def _of_records(what: str, records: Sequence[dict[str, Any]], name: str, remedy:
         return Finding(f"{what} without text fields", "extract the text first")
     chosen = "text" if "text" in fields else max(fields, key=lambda field: _length(records, field))
     path = PurePath(name)
-    renamed = name if path.suffix in JSON_ENDINGS else str(path.with_suffix(".jsonl"))
+    is_named = path.suffix in JSON_LINES_ENDINGS or (path.suffix == ".json" and remedy is _data_set)
+    renamed = name if is_named else str(path.with_suffix(".jsonl"))
     rename = "" if renamed == name else f"rename it to {renamed} and "
     return Finding(
         f"{what} with the fields {', '.join(map(repr, fields[:5]))}, which the model would learn with the text",
