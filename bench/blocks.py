@@ -29,6 +29,7 @@ from shared.experiment import (
     num_threads,
     read_json,
     table,
+    with_text,
     write_json,
     write_pictures,
 )
@@ -74,8 +75,7 @@ ROWS = tuple(row_of(kind, blocks) for blocks in BLOCKS for kind in KINDS)
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     base = preset("tiny" if options.quick else "small").with_(**{"model.layers": LAYERS})
-    if options.corpus:
-        base = base.with_(**{"corpus.source": options.corpus})
+    base, _ = with_text(base, options.corpus)
     steps = options.steps or (3 if options.quick else STEPS)
     path = options.out / "blocks.json"
     rows = [row for row in ROWS if row.name in options.rows]

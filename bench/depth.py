@@ -19,13 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from blocktrain.data.corpus import load_corpus
 from blocktrain.data.windows import Tokens
 from blocktrain.spec import EndToEnd, RunSpec, Stacked, preset
 from blocktrain.train.reference import single_block_of
 from blocktrain.train.streamed import StreamedTrainer
 from blocktrain.train.trainer import BlockTrainer
-from shared.experiment import RESULTS, goal_lines, num_threads, read_json, table, write_json, write_pictures
+from shared.experiment import RESULTS, goal_lines, num_threads, read_json, table, with_text, write_json, write_pictures
 from training.depth_report import (
     CUT_HEAD,
     HEAD,
@@ -57,8 +56,7 @@ WHOLE = Stacked(schedule="whole", own_weight=0.0)
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     base = preset("tiny" if options.quick else "small").with_(**{"model.layers": LAYERS})
-    if options.corpus:
-        base = base.with_(**{"corpus.source": options.corpus})
+    base, _ = with_text(base, options.corpus)
     if options.width:
         base = base.with_(**{"model.width": options.width, "model.heads": options.width // 32})
     path = options.out / f"{options.name}.json"
@@ -140,7 +138,7 @@ def add_step_times(base: RunSpec, path: Path, quick: bool) -> None:
     document = read_json(path)
     if "step_seconds" in document:
         return
-    corpus = load_corpus(base.corpus, base.model.context)
+    base, corpus = with_text(base)
     found = {}
     for shape, settings in SHAPES.items():
         spec = base.with_(**({"model.layers": 4} if quick else settings), objective=WHOLE)

@@ -19,7 +19,6 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from blocktrain.data.corpus import load_corpus
 from blocktrain.figures import PALETTE
 from blocktrain.spec import preset
 from shared.experiment import (
@@ -33,6 +32,7 @@ from shared.experiment import (
     num_threads,
     portable,
     table,
+    with_text,
     write_json,
     write_pictures,
 )
@@ -50,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         measure_here(json.loads(options.measure))
         return
     spec = preset("tiny" if options.quick else options.preset).with_(seed=options.seed)
-    if options.corpus:
-        spec = spec.with_(**{"corpus.source": options.corpus})
-    corpus = load_corpus(spec.corpus, spec.model.context)
+    spec, corpus = with_text(spec, options.corpus)
     cases = quick_cases(spec) if options.quick else all_cases(spec)
     with num_threads(options.threads or (1 if options.quick else torch.get_num_threads())):
         document: dict[str, Any] = {

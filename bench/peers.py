@@ -31,7 +31,7 @@ import numpy as np
 
 from blocktrain.model.block import build_block
 from blocktrain.spec import RunSpec, preset
-from shared.experiment import RESULTS, machine, portable, read_json, write_json, write_pictures
+from shared.experiment import RESULTS, machine, portable, read_json, with_text, write_json, write_pictures
 from swarms.peers_report import figures, section, summary, verdicts
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
@@ -171,7 +171,8 @@ def _spec(size_mb: str, corpus: str) -> RunSpec:
     if size_mb != "small":
         return preset("tiny").with_(**shape)
     steps = ROUND_STEPS * (size.rounds + WARM_UP + 1)  # for a worker a round is over when the next one begins
-    return preset("small").with_(**shape, **{"swarm.round_steps": ROUND_STEPS, "train.steps": steps})
+    settings = {**shape, "swarm.round_steps": ROUND_STEPS, "train.steps": steps}
+    return with_text(preset("small").with_(**settings), corpus)[0]
 
 
 # --- one cell --------------------------------------------------------------------------------------------------------

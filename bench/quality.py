@@ -27,6 +27,7 @@ from shared.experiment import (
     markdown,
     read_json,
     table,
+    with_text,
     write_json,
     write_pictures,
 )
@@ -41,8 +42,7 @@ Lines = Sequence[Mapping[str, Any]]
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     base = preset("tiny").with_(**{"model.layers": 8}) if options.quick else preset("wikitext")
-    if options.corpus:
-        base = base.with_(**{"corpus.source": options.corpus})
+    base, _ = with_text(base, options.corpus)
     steps = options.steps or (12 if options.quick else 400)
     path = options.out / f"{options.name}.json"
     rows = [row for row in ROWS if row.name in options.rows]

@@ -18,7 +18,6 @@ import plotly.graph_objects as go
 import torch
 from plotly.subplots import make_subplots
 
-from blocktrain.data.corpus import load_corpus
 from blocktrain.figures import PALETTE
 from blocktrain.spec import preset
 from blocktrain.train.trainer import compile_pays
@@ -34,6 +33,7 @@ from shared.experiment import (
     num_threads,
     portable,
     table,
+    with_text,
     write_json,
     write_pictures,
 )
@@ -47,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would tell when it starts and stops
     spec = preset("tiny" if options.quick else options.preset).with_(seed=options.seed)
-    if options.corpus:
-        spec = spec.with_(**{"corpus.source": options.corpus})
-    corpus = load_corpus(spec.corpus, spec.model.context)
+    spec, corpus = with_text(spec, options.corpus)
     compiled = any(compile_pays(spec, phase) for phase in spec.phases) if options.compile is None else options.compile
     turns, matmul_size = options.steps or (2 if options.quick else 12), 256 if options.quick else 2048
     with num_threads(options.threads or (1 if options.quick else torch.get_num_threads())):

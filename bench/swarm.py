@@ -23,7 +23,7 @@ from typing import Any
 
 from blocktrain.data.corpus import load_corpus
 from blocktrain.spec import RunSpec, preset
-from shared.experiment import RESULTS, machine, portable, read_json, write_json, write_pictures
+from shared.experiment import RESULTS, machine, portable, read_json, with_text, write_json, write_pictures
 from swarms.load import load_part
 from swarms.memory import memory_part
 from swarms.merging import bytes_part, merging_part
@@ -129,9 +129,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _size(options: argparse.Namespace) -> Size:
-    source = {"corpus.source": options.corpus} if options.corpus else {}
-    small = preset("tiny").with_(**source)
-    return quick_size(small, small) if options.quick else full_size(preset(options.preset).with_(**source), small)
+    small, _ = with_text(preset("tiny"), options.corpus)
+    return (
+        quick_size(small, small)
+        if options.quick
+        else full_size(with_text(preset(options.preset), options.corpus)[0], small)
+    )
 
 
 def _share(size: Size, folder: Path) -> list[dict[str, Any]]:

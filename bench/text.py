@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from blocktrain.cli.commands.demo.demo import SPEECHES, SPEECHES_PROMPT, TOKENIZER, steps_of
-from blocktrain.data.corpus import Corpus, load_corpus, with_tokenizer
+from blocktrain.data.corpus import Corpus
 from blocktrain.data.documents import documents, sections
 from blocktrain.data.prepare import Plan, prepare
 from blocktrain.data.shards import CorpusIndex, read_index
@@ -32,7 +33,7 @@ from blocktrain.train.evaluate import evaluate
 from blocktrain.train.flops import run_flops
 from blocktrain.train.reference import reference_of
 from blocktrain.train.run import load_model, train_run
-from shared.experiment import RESULTS, machine, num_threads, read_json, table, write_json
+from shared.experiment import RESULTS, machine, num_threads, read_json, table, with_text, write_json
 from training.rows import Row, Way, own_answer, run_rows, todo
 from training.text_memory import measure_memory
 from training.text_report import HEAD, cells, figures, section, summary_lines, verdicts
@@ -139,7 +140,7 @@ def _spec(base: RunSpec, steps: int, *, folder: Path, wide: bool, end_to_end: bo
     """The run on a prepared corpus with as much work as `steps` end-to-end steps of the base on bytes."""
     work = run_flops(reference_of(base, steps=steps))
     spec = base.with_(**{"corpus.source": str(folder), "model.table_rank": base.model.width if wide else None})
-    spec = with_tokenizer(spec, load_corpus(spec.corpus, spec.model.context))
+    spec, _ = with_text(spec)
     many = 100_000  # so that rounding does not matter
     long = reference_of(spec, steps=many) if end_to_end else spec.with_(**{"train.steps": many})
     return long.with_(**{"train.steps": max(1, round(work / (run_flops(long) / many)))})
@@ -191,8 +192,9 @@ def measure_sample(source: str, tokenizer: str, base: RunSpec, options: argparse
     spec = base.with_(**{"corpus.source": str(_prepared(source, tokenizer, options.work))})
     spec = spec.with_(**{"corpus.tokenizer": tokenizer})
     spec = spec.with_(**{"train.steps": steps_of(spec)})
-    corpus = load_corpus(spec.corpus, spec.model.context)
-    spec = with_tokenizer(spec, corpus)
+    spec, corpus = with_text(spec)
+    with TemporaryDirectory() as anew:  # the other one may have been there
+        prepare_s, _ = _cpu_timed(lambda: prepare(Plan((source,), tokenizer), Path(anew) / "corpus"))
     folder = options.work / f"sample-{spec.digest()[:8]}"
     shutil.rmtree(folder, ignore_errors=True)  # the time is that of all steps
     run = RunDirectory.create(folder, spec, corpus.sha256)
@@ -206,6 +208,7 @@ def measure_sample(source: str, tokenizer: str, base: RunSpec, options: argparse
         scores = evaluate(model, corpus.valid, max_windows=windows_of(options.score_bytes, spec, _index(corpus)))
     answer = own_answer({"scores": {"valid": [score.as_dict() for score in scores]}}, "valid")
     facts = {"tokenizer": tokenizer, "steps": spec.train.steps, "cpu_seconds": cpu_s, "machine": machine()}
+    facts |= {"prepare_cpu_seconds": prepare_s}
     return {**facts, "valid": answer, "texts": texts}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import Corpus
 from blocktrain.io.arrays import as_arrays, as_tensors
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
@@ -43,6 +43,7 @@ from shared.experiment import (
     portable,
     read_json,
     table,
+    with_text,
     write_json,
     write_pictures,
 )
@@ -179,8 +180,7 @@ def run_row(row: Row, spec: RunSpec, corpus: Corpus, num_replicas: int, max_wind
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
-    base = _base(options)
-    corpus = load_corpus(base.corpus, base.model.context)
+    base, corpus = with_text(_base(options), options.corpus)
     path = options.out / f"{options.name}.json"
     todo = _todo(base, options, read_json(path).get("results", {}))
     print(f"{len(todo)} rows to run, results go to {path}", flush=True)
@@ -196,7 +196,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _base(options: argparse.Namespace) -> RunSpec:
     """The preset with the budget of the command line."""
     given = {
-        "corpus.source": options.corpus,
         "train.steps": options.steps or (6 if options.quick else None),
         "train.windows": options.windows,
         "swarm.round_steps": options.round_steps or (2 if options.quick else None),

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from blocktrain.cli.main import app
 from blocktrain.data.corpus import load_corpus, with_tokenizer
 from blocktrain.data.prepare import Plan, prepare
+from blocktrain.data.tokenizer import learn_tokenizer, tokenizer_of_run
 from blocktrain.errors import ConfigError
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.stack import BlockModel
@@ -207,21 +208,48 @@ def test_without_the_extra_the_remedy_is_to_install_it(exported, tmp_path, monke
     assert "pip install 'blocktrain[hf]'" in result.stderr
 
 
-def test_a_run_with_a_tokenizer_exports_its_token_ids_and_logits(tmp_path, transformers, hf):
+@pytest.fixture(scope="module")
+def with_its_tokenizer(tmp_path_factory, hf) -> tuple[RunDirectory, Path]:
+    """(a run whose tokenizer is a file, the folder that it is exported to)"""
+    folder = tmp_path_factory.mktemp("tokens")
     rows = [f"{n} bottles of beer on wall {n * n}, {n**3} bottles. " * 9 for n in range(200)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    corpus = prepare(Plan((str(tmp_path / "rows.jsonl"),), "bpe:300", 0.1, 0.1), tmp_path / "corpus").folder
-    spec = preset("tiny").with_(**{"corpus.source": str(corpus), "train.steps": 2})
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    (folder / "mine.json").write_bytes(learn_tokenizer(iter(rows), 300).file)
+    plan = Plan((str(folder / "rows.jsonl"),), str(folder / "mine.json"), 0.1, 0.1)
+    spec = preset("tiny").with_(**{"corpus.source": str(prepare(plan, folder / "corpus").folder), "train.steps": 2})
     text = load_corpus(spec.corpus, spec.model.context)
-    run = RunDirectory.create(tmp_path / "run", with_tokenizer(spec, text), text.sha256)
+    run = RunDirectory.create(folder / "run", with_tokenizer(spec, text), text.sha256)
     run.save_tokenizer(text.tokenizer.file)
     train_run(run, text)
-    hf.write_folder(run, tmp_path / "hf")
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    for prompt in ("7 bottles of beer", "Ünïcödé  <|end|>\n", ""):
-        ids = text.tokenizer.encode(prompt.encode()).tolist()
+    hf.write_folder(run, folder / "hf")
+    return run, folder / "hf"
+
+
+def test_a_run_with_a_tokenizer_exports_its_token_ids_and_logits(with_its_tokenizer, transformers):
+    run, folder = with_its_tokenizer
+    ours = tokenizer_of_run("mine.json", run.tokenizer_file())
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    for prompt in ("7 bottles of beer", "Ünïcödé  <|end|>\n", "Ā \x00", ""):
+        ids = ours.encode(prompt.encode()).tolist()
         assert theirs(prompt).input_ids == ids
         assert theirs.decode(ids) == prompt
-    ids = torch.tensor([text.tokenizer.encode(b"7 bottles of beer").tolist()])
+    ids = torch.tensor([ours.encode(b"7 bottles of beer").tolist()])
     assert torch.allclose(loaded(ids).logits, load_model(run).logits(ids), atol=1e-5)
+
+
+def test_a_tokenizer_of_a_run_pads_and_the_model_does_not_read_the_padding(with_its_tokenizer, transformers):
+    theirs = transformers.AutoTokenizer.from_pretrained(with_its_tokenizer[1])
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(with_its_tokenizer[1])
+    rows = ["7", "7 bottles of beer"]
+    padded = theirs(rows, padding=True, return_tensors="pt")
+    assert len(theirs) == loaded.config.vocab_size == 300
+    assert padded["attention_mask"].sum(1).tolist() == [len(theirs(row).input_ids) for row in rows]
+    alone = loaded(**theirs(rows[0], return_tensors="pt")).logits[0, 0]
+    assert torch.allclose(loaded(**padded).logits[0, 0], alone, atol=1e-6)
+
+
+def test_no_path_of_the_tokenizer_leaves_this_machine(with_its_tokenizer):
+    folder = with_its_tokenizer[1]
+    assert '"tokenizer": "mine.json"' in (folder / "config.json").read_text()
+    assert not [path for path in folder.iterdir() if str(folder.parent).encode() in path.read_bytes()]

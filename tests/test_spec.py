@@ -135,6 +135,22 @@ def test_others_get_a_corpus_by_its_name_and_no_path(source, name):
 
 
 @pytest.mark.parametrize(
+    "tokenizer, name",
+    [
+        ("bytes", "bytes"),
+        ("bpe:4096", "bpe:4096"),
+        ("/home/ada/mine.json", "mine.json"),
+        ("../mine.json", "mine.json"),
+        ("hf:Qwen/Qwen2.5-0.5B", "hf:Qwen/Qwen2.5-0.5B"),
+        ("hf:/home/ada/mine", "hf:mine"),
+    ],
+)
+def test_others_get_a_tokenizer_by_its_name_and_no_path(tokenizer, name):
+    spec = preset("tiny").with_(**{"corpus.tokenizer": tokenizer})
+    assert spec.without_paths().corpus.tokenizer == name
+
+
+@pytest.mark.parametrize(
     "setting", ['partition = "adaptive"', "edges = [10.0, 7.0, 4.5, 2.0, 1.0]", 'evidence = "closed"']
 )
 def test_a_removed_setting_is_refused_with_its_value_and_the_remedy(tmp_path, setting):

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from blocktrain.cli.shared.stage_processes import split_blocks
-from blocktrain.data.corpus import Corpus, load_corpus, raw_bytes
+from blocktrain.data.corpus import Corpus, load_corpus
 from blocktrain.io.checkpoint import RunDirectory, copy_as
 from blocktrain.model.block import block_shapes
 from blocktrain.spec import Denoise, RunSpec, preset
 from blocktrain.train.distil import DEFAULT_STEPS, distil
 from blocktrain.train.reference import equal_work_steps, reference_of
 from blocktrain.train.run import train_run
+from shared.experiment import with_text
 
 CONTEXT = 512
 STAGES = 3  # for whose first one a drafter is distilled
@@ -35,8 +37,9 @@ class Models:
 
 def trained(spec: RunSpec, work: Path) -> Path:
     """The run directory of a spec, trained where it is not yet."""
-    corpus = load_corpus(spec.corpus, spec.model.context)
+    spec, corpus = with_text(spec)
     run = RunDirectory.create(work / f"serve-{spec.name}-{spec.digest()[:8]}", spec, corpus.sha256)
+    run.save_tokenizer(corpus.tokenizer.file)
     train_run(run, corpus)
     return run.path
 
@@ -82,9 +85,9 @@ def with_drafter(plain: Path, spec: RunSpec, quick: bool) -> Path:
 def block_spec(corpus: str, quick: bool) -> RunSpec:
     """The small preset with fewer but longer windows, so that a prompt and an output of 256 bytes fit into one."""
     if quick:
-        return preset("tiny").with_(**{"train.steps": QUICK_STEPS, "corpus.source": corpus})
+        return with_text(preset("tiny").with_(**{"train.steps": QUICK_STEPS}), corpus)[0]
     longer = {"model.context": CONTEXT, "train.windows": 4096 // CONTEXT}
-    return preset("small").with_(**longer, **{"corpus.source": corpus})
+    return with_text(preset("small").with_(**longer), corpus)[0]
 
 
 def span_spec(base: RunSpec, quick: bool) -> RunSpec:
@@ -96,7 +99,8 @@ def span_spec(base: RunSpec, quick: bool) -> RunSpec:
 
 def held_out_texts(corpus: Corpus, count: int, prompt_bytes: int, text_bytes: int) -> list[tuple[bytes, bytes]]:
     """Prompts from all over the held-out split, each behind a space or a line's end, and what follows them there."""
-    data, length = bytes(raw_bytes(corpus.test)), prompt_bytes + text_bytes
+    tokens = corpus.test if isinstance(corpus.test, np.ndarray) else corpus.test.take(np.arange(len(corpus.test)))
+    data, length = corpus.tokenizer.decode(tokens.tolist()), prompt_bytes + text_bytes
     texts = []
     for number in range(count):
         at = (len(data) - length - 200) * number // count

@@ -17,12 +17,22 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
+from blocktrain.data.corpus import Corpus, load_corpus, with_tokenizer
+from blocktrain.data.shards import is_prepared
 from blocktrain.figures import write_figure
 from blocktrain.io.files import write_whole
 from blocktrain.spec import RunSpec
 
 RESULTS = Path(__file__).parents[1] / "results"
 Document = Mapping[str, Any]  # a result file
+
+
+def with_text(spec: RunSpec, source: str | None = None) -> tuple[RunSpec, Corpus]:
+    """The spec on this source, or on its own one, with what follows from the tokenizer of the text; and the text."""
+    if source is not None:
+        spec = spec.with_(**{"corpus.source": source} | ({"corpus.tokenizer": None} if is_prepared(source) else {}))
+    corpus = load_corpus(spec.corpus, spec.model.context)
+    return with_tokenizer(spec, corpus), corpus
 
 
 @dataclass(frozen=True)

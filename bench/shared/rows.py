@@ -12,9 +12,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from blocktrain.data.corpus import Corpus, load_corpus
+from blocktrain.data.corpus import Corpus
 from blocktrain.spec import RunSpec, preset
-from shared.experiment import RESULTS, machine, read_json, table, write_json, write_pictures
+from shared.experiment import RESULTS, machine, read_json, table, with_text, write_json, write_pictures
 
 Table = tuple[list[str], list[list[str]]]
 Record = Mapping[str, Any]
@@ -47,9 +47,7 @@ def parser(page: str | None) -> argparse.ArgumentParser:
 def base_of(options: argparse.Namespace, budget: Mapping[str, Any], full: str = "small") -> tuple[RunSpec, Corpus]:
     """The full preset, or the tiny one where it must be quick, with a budget and the text that it is trained on."""
     base = preset("tiny" if options.quick else full).with_(**budget)
-    if options.corpus:
-        base = base.with_(**{"corpus.source": options.corpus})
-    return base, load_corpus(base.corpus, base.model.context)
+    return with_text(base, options.corpus)
 
 
 def chosen(rows: Iterable[Row], beginnings: Sequence[str] | None) -> list[Row]:

@@ -114,11 +114,17 @@ def section(document: Document) -> str:
     return "\n".join([*parts, goal_lines(verdicts(document))])
 
 
+def _preparing(sample: Document) -> str:
+    """Older results have none."""
+    seconds = sample.get("prepare_cpu_seconds")
+    return "" if seconds is None else f" and {seconds:.1f} of preparing"
+
+
 def _sample(sample: Document) -> str:
     texts = "\n\n".join(text.strip() for text in sample["texts"])
     return (
         f"`{sample['tokenizer']}`, {sample['valid']:.4f} nats/byte, {sample['steps']} steps in the first phase, "
-        f"{sample['cpu_seconds']:.0f} CPU seconds ({sample['machine']['processor']}):\n\n"
+        f"{sample['cpu_seconds']:.0f} CPU seconds{_preparing(sample)} ({sample['machine']['processor']}):\n\n"
         f"```text\n{texts}\n```\n"
     )
 

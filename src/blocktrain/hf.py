@@ -200,6 +200,7 @@ def tokenizer_for(run: RunDirectory) -> PreTrainedTokenizerFast:
         tokenizer_object=Tokenizer.from_str(file.decode()),
         model_max_length=context,
         clean_up_tokenization_spaces=False,
+        pad_token=_byte_names()[0],  # every tokenizer of ours has the byte 0
         split_special_tokens=True,
     )
 

@@ -37,6 +37,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def public_name(tokenizer: str) -> str:
+    """A tokenizer for others, without its folders: "tokenizer.json" of "/home/me/tokenizer.json"."""
+    kind = DATA_SET if tokenizer.startswith(DATA_SET) else ""
+    path = tokenizer.removeprefix(kind)
+    on_hub = kind and path.count("/") <= 1 and not path.startswith((".", "/", "~"))
+    return tokenizer if on_hub else kind + PurePath(path).name  # "bytes" and "bpe:N" are no paths and stay
+
+
 class CorpusSpec(Settings):
     """The text. A folder with train.txt, valid.txt and test.txt has its own split. Otherwise the documents are sorted
     by the hash of their names, and the last shares of the bytes are held out. Text with a tokenizer is prepared first

@@ -33,6 +33,7 @@ from blocktrain.settings import (
     Stacked,
     SwarmSpec,
     TrainSpec,
+    public_name,
 )
 from blocktrain.unknown_keys import advice
 
@@ -196,9 +197,11 @@ class RunSpec(Settings):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def without_paths(self) -> RunSpec:
-        """The settings for others: the corpus by its name, since its folders are nobody else's business. Each machine
-        chooses by its own memory."""
-        corpus = self.corpus.model_copy(update={"source": self.corpus.name})
+        """The settings for others: the corpus and the tokenizer by their names, since their folders are nobody else's
+        business. Each machine chooses by its own memory."""
+        tokenizer = self.corpus.tokenizer
+        names = {"source": self.corpus.name, "tokenizer": tokenizer and public_name(tokenizer)}
+        corpus = self.corpus.model_copy(update=names)
         return self.for_any_machine().model_copy(update={"corpus": corpus})
 
     def for_any_machine(self) -> RunSpec:

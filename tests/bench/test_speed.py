@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from blocktrain.data.prepare import Plan, prepare
 from blocktrain.spec import preset
 
 
@@ -32,6 +33,24 @@ def written(bench, tmp_path_factory, small_text):
 @pytest.fixture(scope="module")
 def document(written):
     return json.loads((written / "speed.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["tiny", "novels"])
+def test_a_prepared_corpus_brings_its_tokenizer_to_every_experiment(bench, tmp_path, name):
+    (tmp_path / "rows.txt").write_text("".join(f"{n} bottles of beer on wall {n * n}.\n\n" for n in range(3000)))
+    folder = prepare(Plan((str(tmp_path / "rows.txt"),), "bpe:300"), tmp_path / "corpus").folder
+    spec, corpus = bench("shared.experiment").with_text(preset(name).with_(**{"model.context": 64}), str(folder))
+    assert (spec.corpus.tokenizer, spec.model.vocabulary) == ("bpe:300", 300)
+    assert spec.corpus.tokenizer_sha256 == corpus.tokenizer.sha256
+
+
+def test_prompts_are_taken_from_a_prepared_corpus_as_from_its_text(bench, tmp_path):
+    text = "".join(f"{n} bottles of beer on wall {n * n}.\n\n" for n in range(3000))
+    (tmp_path / "rows.txt").write_text(text)
+    folder = prepare(Plan((str(tmp_path / "rows.txt"),), "bpe:300"), tmp_path / "corpus").folder
+    _, corpus = bench("shared.experiment").with_text(preset("tiny"), str(folder))
+    found = bench("serving.models").held_out_texts(corpus, 3, 16, 16)
+    assert all((prompt + following).decode() in text for prompt, following in found)
 
 
 def test_every_phase_and_the_reference_are_timed(document):

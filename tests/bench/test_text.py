@@ -52,6 +52,7 @@ def test_preparing_and_memory_are_measured(document):
 def test_the_demos_tokenizer_and_bytes_write_a_sample_each(text, document):
     assert [sample["tokenizer"] for sample in document["samples"]] == ["bytes", text.TOKENIZER]
     for sample in document["samples"]:
+        assert sample["prepare_cpu_seconds"] > 0
         assert all(0 < len(written) <= text.SAMPLE_BYTES for written in sample["texts"])
         assert f"`{sample['tokenizer']}`, {sample['valid']:.4f} nats/byte" in text.section(document)
 

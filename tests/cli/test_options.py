@@ -10,8 +10,26 @@ import pytest
 import torch
 
 from blocktrain.cli.machine import chosen_device, parse_size
+from blocktrain.cli.options import warn_about_text
 from blocktrain.errors import ConfigError
+from blocktrain.spec import preset
 from blocktrain.train import trainer
+
+
+@pytest.mark.parametrize("tokenizer", [None, "bytes", "bpe:300"])
+def test_json_in_a_text_file_gets_a_warning_with_every_tokenizer(tmp_path, capsys, tokenizer):
+    (tmp_path / "rows.txt").write_text('{"text": "a"}\n{"text": "b"}\n')
+    warn_about_text(
+        preset("tiny").with_(**{"corpus.source": str(tmp_path / "rows.txt"), "corpus.tokenizer": tokenizer})
+    )
+    assert "warning: the text rows.txt holds JSON lines" in capsys.readouterr().err
+
+
+def test_json_lines_with_their_own_ending_are_read_by_a_tokenizer_without_a_warning(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    changes = {"corpus.source": str(tmp_path / "rows.jsonl"), "corpus.tokenizer": "bpe:300"}
+    warn_about_text(preset("tiny").with_(**changes))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocktrain.data.documents import documents, sections
+from blocktrain.data.documents import documents, remarks_on_texts, sections
 from blocktrain.errors import CorpusError
 
 ROWS = ["one\r\ntwo", "Ünïcödé", "", "last"]
@@ -39,6 +39,8 @@ def parquet(path: Path, **columns: list[object]) -> Path:
         ("rows.jsonl.zst", zstandard.compress(LINES)),
         ("two-frames.jsonl.zst", zstandard.compress(LINES[:20]) + zstandard.compress(LINES[20:])),
         ("strings.jsonl", "\n".join(map(json.dumps, ROWS)).encode()),
+        ("rows.ndjson", LINES),
+        ("ROWS.JSONL.GZ", gzip.compress(LINES, mtime=0)),
     ],
 )
 def test_each_row_of_json_lines_is_a_document(tmp_path, name, data):
@@ -61,6 +63,20 @@ def test_a_data_set_is_streamed(tmp_path):
         ("text of validation", "valid"),
         ("text of test", "test"),
     }
+
+
+@pytest.mark.parametrize(
+    "name, data",
+    [
+        ("list.json", json.dumps([{"text": row} for row in ROWS] + [{"text": None}]).encode()),
+        ("rows.ndjson", LINES + b'{"text": null}\n'),
+    ],
+)
+def test_a_file_is_read_as_a_data_set_and_rows_without_text_are_left_out(tmp_path, monkeypatch, name, data):
+    pytest.importorskip("datasets", reason="needs the extra: pip install 'blocktrain[hf]'")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / name).write_bytes(data)
+    assert texts(f"hf:{tmp_path / name}::text") == ROWS
 
 
 @pytest.mark.parametrize("pack, suffix", [(bytes, ""), (gzip.compress, ".gz"), (zstandard.compress, ".zst")])
@@ -96,11 +112,69 @@ def test_a_folder_with_train_valid_and_test_has_its_own_splits(tmp_path):
     ]
 
 
+def test_the_splits_of_a_folder_may_have_several_files_and_the_names_of_data_sets(tmp_path):
+    for name in ("train-00001-of-00002", "train-00000-of-00002", "validation-00000-of-00001", "test"):
+        parquet(tmp_path / f"{name}.parquet", text=[name])
+    assert [(d.split, d.text) for d in documents([str(tmp_path)])] == [
+        ("train", "train-00000-of-00002"),
+        ("train", "train-00001-of-00002"),
+        ("valid", "validation-00000-of-00001"),
+        ("test", "test"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "names, complaint",
+    [
+        (
+            ["train.jsonl", "test.jsonl"],
+            r"holds (train|test).jsonl and no file of the split valid: add what is missing",
+        ),
+        (["validation.txt", "more.txt"], "holds validation.txt and no file of the split train or test: add"),
+        (["train.txt", "valid.txt", "test.txt", "more.txt"], "and more.txt, which is of none: move it elsewhere"),
+    ],
+)
+def test_a_folder_is_not_split_anew_if_some_of_its_files_are_splits(tmp_path, names, complaint):
+    for name in names:
+        (tmp_path / name).write_text('{"text": "x"}\n')
+    with pytest.raises(CorpusError, match=complaint):
+        texts(tmp_path)
+
+
+def test_json_and_tables_among_texts_are_remarked_on_and_what_has_a_reader_is_not(tmp_path):
+    for name, data in {
+        "a.txt": LINES * 2,
+        "b.csv": b"id,body\n1,x\n",
+        "c.jsonl": LINES,
+        "d.ndjson": LINES,
+        "e.json.gz": gzip.compress(LINES, mtime=0),
+        "plain.txt": b"plain",
+    }.items():
+        (tmp_path / name).write_bytes(data)
+    remarks = sorted(remarks_on_texts([str(tmp_path)]))
+    assert len(remarks) == 2
+    assert remarks[0].startswith(("a.txt, like 1 more of the 4 files, holds JSON", "e.json, like 1 more of the 4"))
+    assert remarks[1].startswith("b.csv, one of 4 files, is a table")
+
+
 @pytest.mark.parametrize(
     "name, data, complaint",
     [
-        ("photo.jpg", b"\xff\xd8\xff\xe0", r"photo.jpg is not UTF-8 text .*: convert it to UTF-8, or remove it"),
-        ("data.bin", b"a\0b", r"data.bin is not text, it holds zero bytes: leave it out"),
+        ("photo.jpg", b"\xff\xd8\xff\xe0", r"photo.jpg is a JPEG image: leave it out"),
+        ("data.bin", b"a\0b", r"data.bin is binary: leave it out"),
+        ("one.txt", b"a" * 9000 + b"\xff", r"one.txt is not UTF-8 text .*: convert it to UTF-8, or remove it"),
+        (
+            "old.txt",
+            "Bär, naïve, façade".encode("latin-1"),
+            r"old.txt is not UTF-8, perhaps Latin-1: .* iconv -f LATIN1",
+        ),
+        (
+            "wide.txt",
+            "plain text".encode("utf-16"),
+            r"wide.txt is UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8",
+        ),
+        ("wide.txt", "plain text".encode("utf-16-le"), r"wide.txt is UTF-16LE text: convert it with iconv -f UTF-16LE"),
+        ("a.parquet.gz", b"x", r"a.parquet.gz is a compressed parquet file: unpack it first"),
         ("rows.jsonl", b'{"body": "x"}\n', r'line 1 is not a JSON object with the text "text": .* --column'),
         ("rows.jsonl", b'{"text": "x"}\n{"text": 3}\n', r"rows.jsonl, line 2 is not"),
         ("rows.jsonl", b'{"text": "x"}\n{"te', r"rows.jsonl, line 2 is not"),
@@ -123,6 +197,11 @@ def test_a_parquet_file_without_a_text_column_lists_those_it_has(tmp_path):
         CorpusError, match=r'no text column "text", its text columns are title, body: name one .*column'
     ):
         texts(path)
+
+
+def test_a_parquet_file_without_any_text_column_says_so(tmp_path):
+    with pytest.raises(CorpusError, match=r"a.parquet has no column of text: leave it out"):
+        texts(parquet(tmp_path / "a.parquet", year=[1]))
 
 
 def test_an_empty_folder_and_a_missing_one_are_refused(tmp_path):

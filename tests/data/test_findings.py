@@ -41,6 +41,7 @@ LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
             "blocktrain prepare a.jsonl --column body --out corpus/",
         ),
         (json.dumps(RECORDS).encode(), "is a JSON document with the fields", '"hf:a.jsonl::body"'),
+        (json.dumps(RECORDS * 20).encode(), "is a JSON document with the fields", '"hf:a.jsonl::body"'),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else None,
 )
@@ -83,6 +84,27 @@ def test_json_lines_with_their_own_ending_need_no_new_name():
     finding = examine(LINES.encode() * (SAMPLE_BYTES // len(LINES) + 2), "a.jsonl")
     assert finding is not None
     assert finding.remedy.startswith("run blocktrain prepare a.jsonl --column body")
+
+
+@pytest.mark.parametrize(
+    "name, data, remedy",
+    [
+        ("a.json", LINES, "rename it to a.jsonl and run blocktrain prepare a.jsonl"),
+        ("a.json", json.dumps(RECORDS), "name one field, as in"),
+    ],
+)
+def test_json_lines_are_renamed_to_what_prepare_reads_and_a_document_is_not(name, data, remedy):
+    finding = examine(data.encode(), name)
+    assert finding is not None
+    assert finding.remedy.startswith(remedy)
+
+
+def test_a_table_is_known_by_its_ending():
+    finding = examine(b"id,body\n1,Bears\n", "a.csv")
+    assert finding is not None
+    assert finding.what.startswith("is a table with the columns 'id', 'body'")
+    assert '"hf:a.csv::body"' in finding.remedy
+    assert examine(b"id,body\n1,Bears\n", "a.txt") is None
 
 
 def test_files_of_one_kind_are_one_remark():

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from blocktrain.data import scan as scanning
 from blocktrain.data import writing
 from blocktrain.data.corpus import load_corpus
 from blocktrain.data.prepare import Plan, PrepareReport, prepare
+from blocktrain.data.shards import SHARD_BYTES as SHARD_BYTES_OF_PREPARE
 from blocktrain.data.shards import SPLITS, PreparedCorpus, shard_file
+from blocktrain.data.tokenizer import BpeTokenizer, learn_tokenizer
 from blocktrain.errors import ConfigError, CorpusError, StorageError
 from blocktrain.settings import CorpusSpec
 
@@ -78,10 +81,40 @@ def test_the_same_text_gives_the_same_corpus_elsewhere(rows, tmp_path):
 
 def test_the_tokenizer_is_learned_from_train_alone(tmp_path):
     for split, word in (("train", "river"), ("valid", "zebra"), ("test", "yacht")):
-        (tmp_path / f"{split}.txt").write_text(f"{word} {word} {word}, " * 50 + split)
-    corpus = prepare(plan(tmp_path), tmp_path / "corpus")
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{split}.txt").write_text(f"{word} {word} {word}, " * 50 + split)
+    corpus = prepare(plan(tmp_path / "texts"), tmp_path / "corpus")
     assert len(corpus.tokenizer.encode(b" river")) == 1
     assert len(corpus.tokenizer.encode(b" zebra")) > 2
+
+
+def test_sections_from_different_places_do_not_make_new_words(tmp_path):
+    """A file without line breaks is cut within words."""
+    text = " ".join(f"{n:07}" for n in range(9000))
+    (tmp_path / "line.txt").write_text(text)
+    corpus = prepare(plan(tmp_path / "line.txt", "bytes"), tmp_path / "corpus")
+    pieces = [piece for split in SPLITS for piece in text_of(corpus, split).split("\n")]
+    assert len(pieces) > 5
+    assert all(piece in text for piece in pieces)
+    assert sum(map(len, pieces)) == len(text)
+
+
+def test_sections_of_whole_lines_are_joined_without_another_break(tmp_path):
+    text = "".join(f"paragraph {n}\n\n" for n in range(9000))
+    (tmp_path / "book.txt").write_text(text)
+    corpus = prepare(plan(tmp_path / "book.txt", "bytes"), tmp_path / "corpus")
+    assert sum(corpus.index.text_bytes(split) for split in SPLITS) == len(text)
+
+
+def test_a_vocabulary_above_65536_gets_shards_of_32_bits(rows, tmp_path):
+    settings = json.loads(learn_tokenizer(iter(documents_of(rows)), 300).file)
+    vocabulary = settings["model"]["vocab"]
+    vocabulary[next(token for token, index in vocabulary.items() if index == 256)] = 70_000
+    (tmp_path / "large.json").write_text(json.dumps(settings))
+    corpus = prepare(plan(rows, str(tmp_path / "large.json")), tmp_path / "corpus")
+    assert (corpus.index.vocabulary, corpus.index.token_bytes) == (70_001, 4)
+    assert corpus.split("train").take(np.arange(len(corpus.split("train")))).max() == 70_000
+    assert sum(text in text_of(corpus, "train") for text in documents_of(rows)) == corpus.index.documents["train"]
 
 
 def test_a_near_duplicate_of_a_held_out_document_is_left_out_of_train(rows, tmp_path):
@@ -148,6 +181,45 @@ def test_a_finished_corpus_is_not_made_again(rows, tmp_path):
     assert reports == []
 
 
+def test_a_source_is_the_same_in_every_spelling(rows, tmp_path):
+    first = prepare(plan(rows), tmp_path / "corpus")
+    assert prepare(plan(f"{rows.parent}/.//{rows.name}"), tmp_path / "corpus").index == first.index
+
+
+def test_what_differs_from_an_unfinished_corpus_is_named_too(rows, tmp_path, monkeypatch):
+    killed_after_some_shards(rows, tmp_path / "corpus", monkeypatch)
+    with pytest.raises(ConfigError, match=r"settings \(its tokenizer is bpe:300, not bytes\): choose another"):
+        prepare(plan(rows, "bytes"), tmp_path / "corpus")
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ({"tokenizer": "bpe:301"}, r"its tokenizer is bpe:300, not bpe:301"),
+        ({"sources": ("tests",)}, r"its source is .*rows.jsonl"),
+        ({"valid_share": 0.2}, "a file has changed since, or a share"),
+    ],
+)
+def test_what_differs_from_the_finished_corpus_is_named(rows, tmp_path, changed, named):
+    prepare(plan(rows), tmp_path / "corpus")
+    with pytest.raises(ConfigError, match=rf"from other text or with other settings \({named}.*\): choose another"):
+        prepare(replace(plan(rows), **changed), tmp_path / "corpus")
+
+
+def test_a_corpus_is_not_written_into_its_own_source(rows, tmp_path):
+    with pytest.raises(ConfigError, match=r"corpus is inside the source .*: choose an --out elsewhere"):
+        prepare(plan(tmp_path), tmp_path / "new" / "corpus")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_large_tokenizer_makes_the_shards_smaller(rows, tmp_path):
+    tokenizer = BpeTokenizer("x", learn_tokenizer(iter(documents_of(rows)), 300).file, "x")
+    tokenizer.file = bytes(21 * 2**20)
+    assert module._largest_shard(tokenizer) == 5 * 2**20
+    tokenizer.file = bytes(2**20)
+    assert module._largest_shard(tokenizer) == SHARD_BYTES_OF_PREPARE
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_other_settings_or_other_text_need_another_folder(rows, tmp_path, monkeypatch, finished):
     if not finished:
@@ -156,10 +228,49 @@ def test_other_settings_or_other_text_need_another_folder(rows, tmp_path, monkey
         prepare(plan(rows), tmp_path / "corpus")
     if not finished:
         undo()
-    with pytest.raises(ConfigError, match="from other text or with other settings: choose another --out, or delete"):
+    with pytest.raises(ConfigError, match=r"from other text or with other settings.*: choose another --out, or delete"):
         prepare(plan(rows, "bpe:301"), tmp_path / "corpus")
     rows.write_text(rows.read_text() + json.dumps({"text": "more"}) + "\n")
     with pytest.raises(ConfigError, match="from other text or with other settings"):
+        prepare(plan(rows), tmp_path / "corpus")
+
+
+def killed_after_some_shards(rows: Path, out: Path, monkeypatch) -> None:
+    undo = count_calls(monkeypatch, "replace", 12, Killed())
+    with pytest.raises(Killed):
+        prepare(plan(rows), out)
+    undo()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, cut])
+def test_shards_that_are_lost_after_a_kill_are_made_again(rows, tmp_path, monkeypatch, lose):
+    whole = prepare(plan(rows), tmp_path / "whole")
+    killed_after_some_shards(rows, tmp_path / "corpus", monkeypatch)
+    for shard in (tmp_path / "corpus" / "shards").iterdir():
+        lose(shard)
+    assert prepare(plan(rows), tmp_path / "corpus").index == whole.index
+    for split in SPLITS:
+        PreparedCorpus.open(tmp_path / "corpus").split(split).check()
+
+
+@pytest.mark.parametrize("name", ["progress.npz", "scan.json", "sketches.npz", "plan.json"])
+def test_cut_notes_of_a_killed_process_count_as_none(rows, tmp_path, monkeypatch, name):
+    whole = prepare(plan(rows), tmp_path / "whole")
+    killed_after_some_shards(rows, tmp_path / "corpus", monkeypatch)
+    cut(tmp_path / "corpus" / ".preparing" / name)
+    assert prepare(plan(rows), tmp_path / "corpus").index == whole.index
+
+
+@pytest.mark.parametrize("lose, why", [(Path.unlink, "No such file"), (cut, r"it has \d+ bytes instead of \d+")])
+def test_a_finished_corpus_without_one_of_its_shards_is_not_taken_for_whole(rows, tmp_path, lose, why):
+    corpus = prepare(plan(rows), tmp_path / "corpus")
+    path = shard_file(corpus.folder, corpus.index.splits["train"][1].sha256)
+    lose(path)
+    with pytest.raises(CorpusError, match=rf"{path.name} is damaged \({why}.*\): restore it"):
         prepare(plan(rows), tmp_path / "corpus")
 
 
@@ -170,8 +281,18 @@ def test_two_processes_do_not_prepare_the_same_folder(rows, tmp_path):
 
 def test_text_that_falls_into_train_alone_asks_for_more(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "only one document"}\n')
-    with pytest.raises(CorpusError, match=r"no document of .* falls into the (valid|test|train) split: .*documents"):
+    with pytest.raises(
+        CorpusError, match=r"falls into the split .*: give at least three different documents or a longer"
+    ):
         prepare(plan(tmp_path / "a.jsonl"), tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("texts", [["a b", "b c", "c d"], ["one", "two", "three"], [f"number {n}" for n in range(5)]])
+def test_of_three_documents_or_more_each_split_gets_one(tmp_path, texts):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    documents = prepare(plan(tmp_path / "a.jsonl"), tmp_path / "corpus").index.documents
+    assert sum(documents.values()) == len(texts)
+    assert all(documents.values())
 
 
 def test_of_few_documents_some_are_held_out_too(rows, tmp_path):
@@ -198,7 +319,7 @@ def test_held_out_text_stops_growing_with_the_corpus(rows, tmp_path, monkeypatch
 def test_after_a_refused_text_the_corrected_one_may_be_prepared_there(rows, tmp_path):
     wrong = tmp_path / "wrong.txt"
     wrong.write_bytes(b"\0")
-    with pytest.raises(CorpusError, match="it holds zero bytes"):
+    with pytest.raises(CorpusError, match="is binary: leave it out"):
         prepare(plan(wrong), tmp_path / "corpus")
     assert prepare(plan(rows), tmp_path / "corpus").index.num_tokens("train")
 

@@ -51,6 +51,10 @@ def test_a_learned_tokenizer_writes_frequent_words_with_one_token():
     assert LEARNED.decode([LEARNED.encode(b" people").tolist()[0]]) == b" people"
 
 
+def test_a_learned_tokenizer_is_the_same_on_every_machine():
+    assert LEARNED.sha256 == "e98803c0ae1a63e02dad9a569cc1a6cf7f56427a623c3a0e924e7410eafdd17c"
+
+
 @pytest.mark.parametrize("threads, hash_seed", [("1", "0"), ("2", "1")])
 def test_equal_texts_give_an_equal_file_in_every_process(threads, hash_seed):
     code = (

@@ -35,6 +35,7 @@ def test_a_file_is_written_whole_and_nothing_is_left_beside_it(tmp_path):
     "code, remedy",
     [
         (errno.ENOSPC, r"file cannot be written \(No space left on device\): free at least 3 bytes on that disk"),
+        (errno.EFBIG, r"file cannot be written \(File too large\): raise the limit on the size of files \(ulimit -f\)"),
         (errno.EEXIST, r"file cannot be written \(File exists\): a file has this name"),
         (errno.EROFS, r"file cannot be written \(Read-only file system\): make the folder writable"),
     ],

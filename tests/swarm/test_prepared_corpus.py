@@ -19,7 +19,7 @@ from blocktrain.cli.shared.block_source import RunSource
 from blocktrain.data import shards
 from blocktrain.data.corpus import load_corpus, with_tokenizer
 from blocktrain.data.prepare import Plan, prepare
-from blocktrain.data.shards import PreparedCorpus
+from blocktrain.data.shards import PreparedCorpus, shard_file
 from blocktrain.data.windows import STEPS_PER_SHARDS, shards_of_steps
 from blocktrain.errors import BlockTrainError, CorpusError
 from blocktrain.io.arrays import as_arrays
@@ -215,10 +215,10 @@ def test_the_shards_of_a_lease_and_the_next_ones_are_fetched_as_many_as_the_cach
 @pytest.mark.parametrize(
     "lost, complaint",
     [
-        ("before it joins", r"blob [0-9a-f]{64} is not in .*: restore it from a copy"),
+        ("before it joins", r"blob [0-9a-f]{64} is not in .*: restore it from a copy.* whole command .--corpus"),
         (
             "lease",
-            r"a shard of the text cannot be fetched .*blob [0-9a-f]{64}.*: ask the operator .* blocktrain verify",
+            r"a shard of the text cannot be fetched .*blob [0-9a-f]{64}.*: ask the operator .* again .*--corpus",
         ),
     ],
 )
@@ -234,8 +234,46 @@ def test_a_shard_that_a_worker_cannot_get_is_named(tmp_path, spec, corpus, lost,
             work(invite, tmp_path / "worker", report=lambda event: lose(event.kind))
 
 
-def test_the_index_that_workers_get_names_no_file_of_the_coordinator(tmp_path, spec, corpus):
+def test_a_coordinator_does_not_start_on_a_damaged_shard(tmp_path, spec, corpus):
+    folder = shutil.copytree(corpus.folder, tmp_path / "corpus")
+    path = shard_file(folder, corpus.index.splits["train"][3].sha256)
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+    complaint = rf"{path.name} is damaged \(its hash is .* instead of {path.name[:12]}…\): restore it from a copy"
+    with (
+        pytest.raises(CorpusError, match=complaint),
+        serving(spec.with_(**{"corpus.source": str(folder)}), tmp_path / "coordinator"),
+    ):
+        pass
+
+
+def test_a_coordinator_that_starts_again_writes_only_the_shards_that_are_lost_or_damaged(tmp_path, spec, corpus):
+    loaded, ledger = load_corpus(spec.corpus, spec.model.context), Ledger(tmp_path / "ledger.db")
+    with closing(ledger):
+        found_run(spec, loaded, ledger, Blobs(tmp_path / "blobs"), now_s=0.0)
+        files = [tmp_path / "blobs" / "blobs" / entry.sha256 for entry in corpus.index.splits["train"]]
+        written = [file.stat().st_mtime_ns for file in files]
+        files[1].unlink()
+        files[2].write_bytes(b"?")
+        found_run(spec, loaded, ledger, Blobs(tmp_path / "blobs"), now_s=1.0)
+    again = [file.stat().st_mtime_ns for file in files]
+    assert [number for number, pair in enumerate(zip(written, again, strict=True)) if len(set(pair)) > 1] == [1, 2]
+    assert files[2].stat().st_size == SHARD_BYTES
+
+
+def test_the_index_that_workers_get_names_no_file_of_the_coordinator(tmp_path, corpus):
+    tokenizer = tmp_path / "mine.json"
+    tokenizer.write_bytes(corpus.tokenizer.file)
+    source = corpus.folder.parent / "rows.jsonl"
+    prepare(Plan((str(source),), str(tokenizer), shard_bytes=SHARD_BYTES), tmp_path / "corpus")
+    spec = preset("tiny").with_(**{"corpus.source": str(tmp_path / "corpus"), "train.windows": 2})
+    spec = with_tokenizer(spec, load_corpus(spec.corpus, spec.model.context))
     with serving(spec, tmp_path / "coordinator") as (invite, blobs), CoordinatorClient(invite) as client:
-        index = bytes(blobs.get(client.run_info().corpus["index"].sha256))
+        info = client.run_info()
+        index = bytes(blobs.get(info.corpus["index"].sha256))
     assert b"rows.jsonl" not in index
+    assert str(tmp_path).encode() not in index
+    assert str(tmp_path) not in json.dumps(info.spec)
+    assert (json.loads(index)["tokenizer"], info.spec["corpus"]["tokenizer"]) == ("mine.json", "mine.json")
     assert json.loads(index)["tokenizer_sha256"] == corpus.tokenizer.sha256

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import tomllib
 import warnings
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -216,12 +217,25 @@ def before_its_text(spec: RunSpec) -> RunSpec:
 
 
 def warn_about_text(spec: RunSpec) -> None:
-    """Prints what the corpus holds that is probably not plain text, and how to go on. Preparing refuses such text."""
+    """Prints what the corpus holds that is probably not plain text, and how to go on. Text that is read for a tokenizer
+    can be packed, .jsonl and .parquet; what is not UTF-8 is refused when it is prepared."""
     from blocktrain.data.raw import remarks_on_source
 
-    if spec.corpus.tokenizer not in (None, BYTES) or _has_tokenizer(spec.corpus.source):
-        return
-    for remark in remarks_on_source(spec.corpus.source):
+    if spec.corpus.tokenizer not in (None, BYTES):
+        warn_about_sources([spec.corpus.source])
+    elif not _has_tokenizer(spec.corpus.source):
+        _warn(remarks_on_source(spec.corpus.source))
+
+
+def warn_about_sources(sources: Sequence[str]) -> None:
+    """The same for what prepare reads."""
+    from blocktrain.data.documents import remarks_on_texts
+
+    _warn(remarks_on_texts([source for source in sources if not _has_tokenizer(source)]))
+
+
+def _warn(remarks: Iterable[str]) -> None:
+    for remark in remarks:
         say(f"warning: {visible(remark)}")
 
 

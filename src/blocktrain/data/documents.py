@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from blocktrain.data.raw import DATA_SET_SPLITS, data_set_name, locate, visible_files
+from blocktrain.data.findings import SAMPLE_BYTES as FINDINGS_BYTES
+from blocktrain.data.findings import remarks_on, strange_bytes
+from blocktrain.data.raw import DATA_SET_SPLITS, data_set_arguments, data_set_name, locate, visible_files
 from blocktrain.data.shards import SPLITS, Split, is_prepared
 from blocktrain.errors import CorpusError
 from blocktrain.settings import DATA_SET
@@ -26,6 +29,9 @@ FEW_FILES = 400  # fewer text files are cut into sections
 SHORTEST_SECTION, LONGEST_SECTION = 1 << 10, 1 << 16  # characters
 LARGEST_FILE_BYTES = 64 * 2**20  # a larger text file is always cut into sections
 TEXT_COLUMN = "text"
+JSON_LINES = (".jsonl", ".ndjson")
+MISSING = object()
+SPLIT_FILE = re.compile(r"(train|valid|validation|test)(-\d+-of-\d+)?(\.|$)")  # a file of one split
 
 
 @dataclass(frozen=True)
@@ -45,14 +51,21 @@ class SourceFile:
     name: str  # inside the source
 
     @property
+    def unpacked_name(self) -> str:
+        return self.name.removesuffix(self.path.suffix) if self.is_compressed else self.name
+
+    @property
     def kind(self) -> str:
         """The suffix without the one of the compression."""
-        name = self.path.with_suffix("") if self.path.suffix in COMPRESSED else self.path
-        return name.suffix.lower()
+        return Path(self.unpacked_name).suffix.lower()
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.path.suffix.lower() in COMPRESSED
 
     @property
     def is_text(self) -> bool:
-        return self.kind not in (".jsonl", ".parquet")
+        return self.kind not in (*JSON_LINES, ".parquet")
 
 
 def documents(sources: Sequence[str], column: str = TEXT_COLUMN) -> Iterator[Document]:
@@ -65,26 +78,54 @@ def documents(sources: Sequence[str], column: str = TEXT_COLUMN) -> Iterator[Doc
 
 
 def source_files(source: str) -> list[SourceFile]:
-    """The files of a source, in order. A folder with train, valid and test files has its own splits."""
+    """The files of a source, in order. A folder with train, valid and test files has its own splits, and nothing else
+    may be beside them: nobody would know which split it belongs to."""
     path = locate(source)
     if path.is_file():
         return [SourceFile(path, None, path.name)]
     if is_prepared(source):
         raise CorpusError(f'"{source}" is prepared already: give it with --corpus, or prepare the text it came from')
-    own = {file.name.split(".")[0]: file for file in sorted(path.iterdir()) if file.is_file()}
-    present = [split for split in SPLITS if split in own]
-    if len(present) == len(SPLITS):
-        return [SourceFile(own[split], split, own[split].name) for split in ("train", "valid", "test")]
-    if present and all(own[split].suffix == ".txt" for split in present):
-        missing = [f"{split}.txt" for split in SPLITS if split not in present]
-        raise CorpusError(
-            f"{path} holds {' and '.join(f'{split}.txt' for split in present)} and no {' or '.join(missing)}: "
-            f"add what is missing, or rename them, and the folder is split automatically"
-        )
-    files = [SourceFile(file, None, file.relative_to(path).as_posix()) for file in visible_files(path)]
+    files = [
+        SourceFile(file, _own_split(path, file), file.relative_to(path).as_posix()) for file in visible_files(path)
+    ]
     if not files:
         raise CorpusError(f'"{source}" is an empty folder: give a file or folder that holds text')
-    return files
+    own = [file for file in files if file.split]
+    if missing := [split for split in SPLITS if own and split not in {file.split for file in own}]:
+        raise CorpusError(
+            f"{path} holds {own[0].name} and no file of the split {' or '.join(missing)}: add what is missing, or "
+            f"rename {own[0].name}, and the folder is split automatically"
+        )
+    if own and len(own) < len(files):
+        other = next(file for file in files if not file.split)
+        raise CorpusError(
+            f"{path} holds files of the splits train, valid and test, and {other.name}, which is of none: move it "
+            f"elsewhere, or rename the others, and the folder is split automatically"
+        )
+    return sorted(own, key=lambda file: (SPLITS.index(file.split or "train"), file.name)) or files
+
+
+def _own_split(folder: Path, file: Path) -> Split | None:
+    """The split that the name of a file says."""
+    found = SPLIT_FILE.match(file.name) if file.parent == folder else None
+    name = found[1].removesuffix("ation") if found else None
+    return next((split for split in SPLITS if split == name), None)
+
+
+def remarks_on_texts(sources: Sequence[str]) -> tuple[str, ...]:
+    """JSON and tables in files that are read as text, as sentences with the remedy. What is no text at all is refused
+    when it is read."""
+    starts = list[tuple[str, bytes]]()
+    for source in sources:
+        if not source.startswith(DATA_SET):
+            with _readable(source):
+                starts += [(file.unpacked_name, _start_of(file.path)) for file in source_files(source) if file.is_text]
+    return remarks_on([(name, start) for name, start in starts if not strange_bytes(start, name)])
+
+
+def _start_of(path: Path) -> bytes:
+    with _opened(path) as file, _text_only(path):
+        return file.read(FINDINGS_BYTES)
 
 
 def source_facts(sources: Sequence[str]) -> list[list[Any]]:
@@ -108,7 +149,7 @@ def _files(source: str, column: str) -> Iterator[Document]:
         total = sum(file.path.stat().st_size for file in texts)
         section = max(SHORTEST_SECTION, min(LONGEST_SECTION, total // FEW_FILES))
         for file in files:
-            if file.kind == ".jsonl":
+            if file.kind in JSON_LINES:
                 yield from _json_lines(file, column)
             elif file.kind == ".parquet":
                 yield from _parquet(file, column)
@@ -168,14 +209,18 @@ def _parquet(file: SourceFile, column: str) -> Iterator[Document]:
         raise CorpusError(
             f"{file.path} needs the package pyarrow, which is not installed: pip install 'blocktrain[parquet]'"
         ) from None
+    if file.is_compressed:
+        raise CorpusError(f"{file.path} is a compressed parquet file: unpack it first (gunzip, unzstd)")
     try:
         table = pq.ParquetFile(file.path)
     except pa.ArrowException as error:
         raise CorpusError(f"{file.path} is not a parquet file ({str(error)[:100]}): replace or remove it") from None
     strings = [x.name for x in table.schema_arrow if pa.types.is_string(x.type) or pa.types.is_large_string(x.type)]
+    if not strings:
+        raise CorpusError(f"{file.path} has no column of text: leave it out, or give the texts themselves")
     if column not in strings:
         raise CorpusError(
-            f'{file.path} has no text column "{column}", its text columns are {", ".join(strings) or "none"}: '
+            f'{file.path} has no text column "{column}", its text columns are {", ".join(strings)}: '
             f"name one of them with --column"
         )
     number = 0
@@ -195,14 +240,15 @@ def _data_set(source: str, column: str) -> Iterator[Document]:
             f"\"{source}\" needs the package datasets, which is not installed: pip install 'blocktrain[hf]'"
         ) from None
     name, config, own_column = data_set_name(source)
-    path = Path(name).expanduser()
     try:
-        found = datasets.load_dataset(str(path) if path.exists() else name, config, streaming=True)
+        found = datasets.load_dataset(**data_set_arguments(name, config), streaming=True)
         own_splits = set(DATA_SET_SPLITS) <= set(found)
         for split, rows in found.items():
             ours = dict(zip(DATA_SET_SPLITS, SPLITS, strict=True)).get(split) if own_splits else None
             for number, row in enumerate(rows):
-                text = row.get(own_column or column)
+                text = row.get(own_column or column, MISSING)
+                if text is None:
+                    continue
                 if not isinstance(text, str):
                     raise CorpusError(
                         f'"{source}" has the columns {", ".join(row)} and no text in "{own_column or column}": '
@@ -222,6 +268,7 @@ def _characters(path: Path, size: int) -> Iterator[str]:
     with _opened(path) as file, _text_only(path), io.TextIOWrapper(file, encoding="utf-8", newline="") as reader:
         while piece := reader.read(size):
             if "\0" in piece:
+                _require_usual(piece.encode(), path)
                 raise CorpusError(f"{path} is not text, it holds zero bytes: leave it out, or extract its text")
             yield piece
 
@@ -234,10 +281,10 @@ def _lines(path: Path) -> Iterator[str]:
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed."""
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         with gzip.open(path) as file:
             yield io.BufferedReader(file)
-    elif path.suffix == ".zst":
+    elif path.suffix.lower() == ".zst":
         with path.open("rb") as raw:
             yield io.BufferedReader(_Unpacked(raw, path), LONGEST_SECTION)
     else:
@@ -289,11 +336,18 @@ def _text_only(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
+        _require_usual(error.object, path)
         raise CorpusError(
             f"{path} is not UTF-8 text ({error.reason}): convert it to UTF-8, or remove it from the source"
         ) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise CorpusError(f"{path} is not a whole .gz file ({error}): replace or remove it") from None
+
+
+def _require_usual(data: bytes, path: Path) -> None:
+    """Names what begins with these bytes, and how to make UTF-8 text of it, if that is known."""
+    if finding := strange_bytes(data, str(path)):
+        raise CorpusError(f"{path} {finding.what}: {finding.remedy}") from None
 
 
 def _valid(text: str) -> str:

@@ -4,6 +4,8 @@ a name. Nothing is refused here: a model of bytes can learn any bytes. Next: cor
 from __future__ import annotations
 
 import json
+import re
+import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -33,7 +35,8 @@ TEXT_CONTROLS = frozenset(b"\t\n\r\f\v\x1b")
 MOST_CONTROLS = 0.02  # share of control characters in a text
 MOST_DAMAGED = 0.05  # share of the bytes beyond ASCII
 MOST_NULS = 0.3  # every second byte of English UTF-16 is 0
-JSON_ENDINGS = (".json", ".jsonl")
+JSON_LINES_ENDINGS = (".jsonl", ".ndjson")
+CSV_ENDINGS = (".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ class Finding:
 
 def examine(data: bytes, name: str) -> Finding | None:
     """What a file that begins with these bytes probably is. None: plain UTF-8 text, or nothing."""
+    return strange_bytes(data, name) or _json(data[:SAMPLE_BYTES], name) or _csv(data[:SAMPLE_BYTES], name)
+
+
+def strange_bytes(data: bytes, name: str) -> Finding | None:
+    """The same for what cannot be read as UTF-8 text at all."""
     data = data[:SAMPLE_BYTES]
     for start, (what, remedy) in SIGNATURES.items():
         if data.startswith(start):
@@ -57,7 +65,7 @@ def examine(data: bytes, name: str) -> Finding | None:
         return Finding("is binary", "leave it out, unless the model is to learn exactly these bytes")
     if not _is_utf8(data):
         return Finding("is not UTF-8, perhaps Latin-1", _convert("LATIN1", name))
-    return _json(data, name)
+    return None
 
 
 def remarks_on(files: Sequence[tuple[str, bytes]]) -> tuple[str, ...]:
@@ -105,12 +113,36 @@ def _json(data: bytes, name: str) -> Finding | None:
     records = [record for record in map(_object, lines) if record is not None]
     if len(lines) >= 2 and len(records) == len(lines):
         return _of_records("holds JSON lines", records, name, _prepare)
-    try:
-        whole = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    objects = [each for each in whole if isinstance(each, dict)] if isinstance(whole, list) else []
+    objects = _first_objects(data.decode("utf-8", "replace").strip(), is_cut=len(data) == SAMPLE_BYTES)
     return _of_records("is a JSON document", objects, name, _data_set) if objects else None
+
+
+def _first_objects(text: str, is_cut: bool) -> list[dict[str, Any]]:
+    """Of a JSON list. If the text is cut, those before the cut."""
+    values, decoder, at = list[Any](), json.JSONDecoder(), 1
+    try:
+        if not is_cut:
+            whole = json.loads(text)
+            values = whole if isinstance(whole, list) else []
+        while is_cut and text.startswith("["):
+            value, at = decoder.raw_decode(text, at)
+            values.append(value)
+            while text[at : at + 1] in {",", *string.whitespace}:
+                at += 1
+    except (ValueError, RecursionError):
+        pass  # the cut, or no JSON
+    return [each for each in values if isinstance(each, dict)]
+
+
+def _csv(data: bytes, name: str) -> Finding | None:
+    """By its ending: commas alone are no sign."""
+    if PurePath(name).suffix.lower() not in CSV_ENDINGS:
+        return None
+    fields = re.split("[,;\t]", data.decode("utf-8", "replace").partition("\n")[0].strip())
+    return Finding(
+        f"is a table with the columns {', '.join(map(repr, fields[:5]))}, which the model would learn with the text",
+        f'name the column with the text, as in "hf:{name}::{fields[-1]}" (it needs the extra hf)',
+    )
 
 
 def _prepare(name: str, field: str) -> str:
@@ -119,7 +151,7 @@ def _prepare(name: str, field: str) -> str:
 
 
 def _data_set(name: str, field: str) -> str:
-    return f'name one field, --corpus "hf:{name}::{field}" (it needs the extra hf)'
+    return f'name one field, as in "hf:{name}::{field}" (it needs the extra hf)'
 
 
 def _of_records(what: str, records: Sequence[dict[str, Any]], name: str, remedy: Callable[[str, str], str]) -> Finding:
@@ -128,7 +160,8 @@ def _of_records(what: str, records: Sequence[dict[str, Any]], name: str, remedy:
         return Finding(f"{what} without text fields", "extract the text first")
     chosen = "text" if "text" in fields else max(fields, key=lambda field: _length(records, field))
     path = PurePath(name)
-    renamed = name if path.suffix in JSON_ENDINGS else str(path.with_suffix(".jsonl"))
+    is_named = path.suffix in JSON_LINES_ENDINGS or (path.suffix == ".json" and remedy is _data_set)
+    renamed = name if is_named else str(path.with_suffix(".jsonl"))
     rename = "" if renamed == name else f"rename it to {renamed} and "
     return Finding(
         f"{what} with the fields {', '.join(map(repr, fields[:5]))}, which the model would learn with the text",

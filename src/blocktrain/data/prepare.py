@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from filelock import FileLock, Timeout
 
 from blocktrain.data.documents import LONGEST_SECTION, TEXT_COLUMN, documents, sections, source_facts
-from blocktrain.data.scan import Scan, scan
+from blocktrain.data.duplicates import content_hash
+from blocktrain.data.scan import UNREADABLE, Scan, scan
 from blocktrain.data.shards import (
     INDEX_FILE,
     SHARD_BYTES,
@@ -37,10 +41,14 @@ from blocktrain.data.writing import Writing
 from blocktrain.errors import ConfigError, CorpusError
 from blocktrain.io.files import make_folder, write_whole
 from blocktrain.io.private import cache_home
-from blocktrain.settings import BYTES, TOKENIZER_FILE, CorpusSpec
+from blocktrain.settings import BYTES, DATA_SET, TOKENIZER_FILE, CorpusSpec
 
+PLAN_FILE = "plan.json"  # in the work folder
 SHARE_FACTORS = (1, 2, 4, 7)  # of the held-out shares, tried in turn
 LARGEST_GROWN_SHARE = 0.35
+FIRST_STEP_BYTES = 32 * 2**20  # that a worker of a swarm fetches before its first step
+INDEX_BYTES = 2**20  # kept free for the index
+SMALLEST_SHARD_BYTES = 2**20
 SAMPLE_BYTES = 32 * 2**20  # of the train split, from which a tokenizer is learned
 
 
@@ -67,8 +75,35 @@ class Plan:
     def sha256(self) -> str:
         """Changes when a setting, a source or the tokenizer's file changes."""
         chosen = self.tokenizer if learned_size(self.tokenizer) else load_tokenizer(self.tokenizer).sha256
-        facts = [asdict(self), source_facts(self.sources), chosen]
+        facts = [asdict(replace(self, sources=self.normal_sources)), source_facts(self.sources), chosen]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def normal_sources(self) -> tuple[str, ...]:
+        """Each path in its shortest form: "texts" of "./texts/"."""
+        return tuple(
+            source if source.startswith(DATA_SET) else Path(os.path.normpath(source)).as_posix()
+            for source in self.sources
+        )
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a folder was begun with."""
+
+    plan_sha256: str
+    sources: Sequence[str]
+    tokenizer: str
+
+    def save(self, work: Path) -> None:
+        write_whole(work / PLAN_FILE, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def load(cls, work: Path) -> Self | None:
+        """None if it was not saved, or cannot be read any more."""
+        with suppress(*UNREADABLE):
+            return cls(**json.loads((work / PLAN_FILE).read_text()))
+        return None
 
 
 Report = Callable[[PrepareReport], None]
@@ -76,23 +111,29 @@ Report = Callable[[PrepareReport], None]
 
 def prepare(plan: Plan, out: Path, report: Report = lambda report: None) -> PreparedCorpus:
     """Writes the corpus, or what is left of it. Does nothing if it is complete."""
+    _require_outside(plan.sources, out)
     digest = plan.sha256()
     make_folder(out)
     if (out / INDEX_FILE).exists():
-        _require_same_plan(out, read_index(out).plan_sha256, digest)
-        return PreparedCorpus.open(out)
+        index = read_index(out)
+        _require_same_plan(out, Begun(index.plan_sha256, index.sources, index.tokenizer), plan, digest)
+        return _whole(out)
     with _alone_in(out):
         work = out / WORK_FOLDER
         _require_empty(out)
         make_folder(work)
-        scanned = Scan.load(work)
-        if scanned is None:  # nothing is lost: another plan, perhaps the corrected one, may begin here
-            write_whole(work / "plan", digest.encode())
+        begun = Begun.load(work)
+        scanned = Scan.load(work) if begun else None
+        if begun is None or scanned is None:  # nothing is lost: another plan, perhaps the corrected one, may begin here
+            shutil.rmtree(work)
+            make_folder(work)
+            Begun(digest, plan.sources, plan.tokenizer).save(work)
         else:
-            _require_same_plan(out, (work / "plan").read_text(), digest)
+            _require_same_plan(out, begun, plan, digest)
         scanned = scanned or _scanned(plan, work, report)
         tokenizer = _tokenizer(plan, work, scanned, report)
-        total, writing = sum(scanned.text_bytes.values()), Writing(out, work, scanned, tokenizer, plan.shard_bytes)
+        total, shard_bytes = sum(scanned.text_bytes.values()), min(plan.shard_bytes, _largest_shard(tokenizer))
+        writing = Writing(out, work, scanned, tokenizer, shard_bytes)
         for done in writing.run(documents(plan.sources, plan.column)):
             report(PrepareReport("writing", done, total))
         index = _index(plan, digest, tokenizer, writing)
@@ -100,7 +141,13 @@ def prepare(plan: Plan, out: Path, report: Report = lambda report: None) -> Prep
             write_whole(out / TOKENIZER_FILE, tokenizer.file)
         write_whole(out / INDEX_FILE, index.model_dump_json(indent=1).encode())
         shutil.rmtree(work)
-    return PreparedCorpus.open(out)
+    return _whole(out)
+
+
+def _whole(out: Path) -> PreparedCorpus:
+    corpus = PreparedCorpus.open(out)
+    corpus.require_files()
+    return corpus
 
 
 def prepared_for(spec: CorpusSpec, report: Report = lambda report: None) -> PreparedCorpus:
@@ -115,10 +162,11 @@ def _scanned(plan: Plan, work: Path, report: Report) -> Scan:
     sources = ", ".join(plan.sources)
     if not found.text_bytes["train"] + found.text_bytes["valid"] + found.text_bytes["test"]:
         raise CorpusError(f'"{sources}" holds no text: give a file or folder that holds text')
-    for split in SPLITS:
-        if not found.text_bytes[split]:
-            remedy = "give more documents" if split == "train" else f"raise --{split}-share, or give more documents"
-            raise CorpusError(f'no document of "{sources}" falls into the {split} split: {remedy}')
+    if empty := [split for split in SPLITS if not found.text_bytes[split]]:
+        raise CorpusError(
+            f'no document of "{sources}" falls into the split {" or ".join(empty)}: give at least three different '
+            f"documents or a longer text, and shares above 0"
+        )
     found.save(work)
     return found
 
@@ -131,8 +179,23 @@ def _first_reading(plan: Plan, report: Callable[[int], None]) -> Scan:
         )
         found = scan(documents(plan.sources, plan.column), valid, test, report)
         if all(found.text_bytes.values()) or not any(found.text_bytes.values()):
-            break
-    return found
+            return found
+    return _by_rank(plan, report) or found
+
+
+def _by_rank(plan: Plan, report: Callable[[int], None]) -> Scan | None:
+    """The document with the lowest hash is valid, the one with the highest is test."""
+    hashes = {content_hash(each.text.encode()) for each in documents(plan.sources, plan.column) if each.text}
+    if len(hashes) < len(SPLITS) or not plan.valid_share or not plan.test_share:
+        return None
+    valid, test = (math.nextafter(share, 1) for share in (min(hashes) / 2**64, 1 - max(hashes) / 2**64))
+    return scan(documents(plan.sources, plan.column), valid, test, report)
+
+
+def _largest_shard(tokenizer: Tokenizer) -> int:
+    """Two shards, the tokenizer and the index are at most FIRST_STEP_BYTES, if that leaves a shard worth its file."""
+    rest = FIRST_STEP_BYTES - INDEX_BYTES - len(tokenizer.file or b"")
+    return max(rest // 2, SMALLEST_SHARD_BYTES)
 
 
 def _tokenizer(plan: Plan, work: Path, scanned: Scan, report: Report) -> Tokenizer:
@@ -192,8 +255,29 @@ def _require_empty(out: Path) -> None:
         raise ConfigError(f"{out} holds other files: choose another --out, a corpus gets a directory of its own")
 
 
-def _require_same_plan(out: Path, found: str, expected: str) -> None:
-    if found != expected:
+def _require_outside(sources: tuple[str, ...], out: Path) -> None:
+    """A corpus inside its own source would be read as text. Hidden folders are not read."""
+    for source in sources:
+        folder, inside = Path(source).expanduser().resolve(), out.expanduser().resolve()
+        if not inside.is_relative_to(folder) or not folder.is_dir():
+            continue
+        if not any(part.startswith(".") for part in inside.relative_to(folder).parts):
+            raise ConfigError(f"{out} is inside the source {source}: choose an --out elsewhere")
+
+
+def _require_same_plan(out: Path, begun: Begun, plan: Plan, digest: str) -> None:
+    if begun.plan_sha256 != digest:
         raise ConfigError(
-            f"{out} was prepared from other text or with other settings: choose another --out, or delete it"
+            f"{out} was prepared from other text or with other settings ({_difference(begun, plan)}): choose another "
+            f"--out, or delete it"
         )
+
+
+def _difference(begun: Begun, plan: Plan) -> str:
+    """As far as it is known."""
+    if begun.tokenizer != plan.tokenizer:
+        return f"its tokenizer is {begun.tokenizer}, not {plan.tokenizer}"
+    there = replace(plan, sources=tuple(begun.sources)).normal_sources
+    if there != plan.normal_sources:
+        return f"its source is {', '.join(there)}"
+    return "a file has changed since, or a share, the column or the tokenizer's file is another"

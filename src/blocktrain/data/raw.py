@@ -21,7 +21,13 @@ Parts: TypeAlias = tuple[bytes, bytes, bytes]
 DATA_SETS = {"wikitext-2": "hf:Salesforce/wikitext:wikitext-2-raw-v1"}  # corpora of presets, where the hub has them
 PLACEHOLDER = "novels"  # the corpus of a preset for texts of one's own
 DATA_SET_SPLITS = ("train", "validation", "test")
-FILE_KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # others are lines of text
+FILE_KINDS = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}  # others are lines of text
 BETWEEN_DOCUMENTS = b"\n"  # separates the last word of one document from the first word of the next
 
 
@@ -156,16 +162,21 @@ def _load_data_set(name: str, config: str | None, spec: CorpusSpec) -> Mapping[s
             f"corpus \"{spec.source}\" needs the package datasets, which is not installed: pip install 'blocktrain[hf]'"
         ) from None
     datasets.disable_progress_bars()
-    path = Path(name).expanduser()
     try:
-        if path.is_file():
-            return dict(datasets.load_dataset(FILE_KINDS.get(path.suffix, "text"), data_files=str(path)))
-        return dict(datasets.load_dataset(str(path) if path.exists() else name, config))
+        return dict(datasets.load_dataset(**data_set_arguments(name, config)))
     except Exception as error:  # of the hub, the network and every format: they have no common class
         detail = " ".join(str(error).split())[:200]
         raise CorpusError(
             f'corpus "{spec.source}" cannot be read as a data set ({detail}): check its name, config and the network'
         ) from None
+
+
+def data_set_arguments(name: str, config: str | None) -> dict[str, Any]:
+    """For datasets.load_dataset: a file, a folder, or a name of the hub."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return {"path": FILE_KINDS.get(path.suffix, "text"), "data_files": str(path)}
+    return {"path": str(path) if path.exists() else name, "name": config}
 
 
 def _texts(rows: Any, column: str | None, source: str) -> bytes:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Self
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from blocktrain.io.files import write_whole, written_whole
 MAX_HELD_OUT_BYTES = 64 * 2**20  # of one split: more would measure nothing better, and its sketches need memory
 REPORT_EVERY_BYTES = 4 * 2**20
 SCAN_FILE, SKETCHES_FILE = "scan.json", "sketches.npz"
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile)  # what cut .json and .npz files raise
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,14 @@ class Scan:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        if not (folder / SCAN_FILE).exists():
+        """None if it was not saved, or cannot be read any more."""
+        try:
+            facts = json.loads((folder / SCAN_FILE).read_text())
+            with (folder / SKETCHES_FILE).open("rb") as file, np.load(file) as arrays:
+                sketches = np.split(arrays["hashes"], np.cumsum(arrays["sizes"])[:-1])
+            return cls(Shares(facts["valid"], facts["test"]), facts["text_bytes"], sketches)
+        except UNREADABLE:
             return None
-        facts = json.loads((folder / SCAN_FILE).read_text())
-        with np.load(folder / SKETCHES_FILE) as arrays:
-            sketches = np.split(arrays["hashes"], np.cumsum(arrays["sizes"])[:-1])
-        return cls(Shares(facts["valid"], facts["test"]), facts["text_bytes"], sketches)
 
 
 @dataclass(frozen=True)

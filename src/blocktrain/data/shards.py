@@ -140,6 +140,10 @@ class TokenShards:
         for number in range(len(self.sizes)):
             self._shard(number)
 
+    def bytes_of(self, number: int) -> memoryview:
+        """A whole shard as it is in its file, checked."""
+        return self._map(number).view(np.uint8).data
+
     def _shard(self, number: int) -> NDArray[Any]:
         if number not in self._mapped:
             self._mapped[number] = self._map(number)
@@ -154,8 +158,8 @@ class TokenShards:
         if len(data) != entry.num_tokens * self._dtype.itemsize:
             raise _damaged(path, f"it has {len(data)} bytes instead of {entry.num_tokens * self._dtype.itemsize}")
         if number not in self._checked:
-            if hashlib.sha256(data).hexdigest() != entry.sha256:
-                raise _damaged(path, "its hash is another one")
+            if (found := hashlib.sha256(data).hexdigest()) != entry.sha256:
+                raise _damaged(path, f"its hash is {found[:12]}… instead of {entry.sha256[:12]}…")
             if np.frombuffer(data, dtype=self._dtype).max() >= self.vocabulary:
                 raise _damaged(path, f"it holds tokens beyond the vocabulary of {self.vocabulary}")
             forget(data)
@@ -176,6 +180,17 @@ class PreparedCorpus:
 
     def split(self, name: Split) -> TokenShards:
         return TokenShards(self.index, name, self.tokenizer, self.open_shard)
+
+    def require_files(self) -> None:
+        """Every shard is there with its size. Hashes are compared when a shard is first used."""
+        for entry in (entry for split in SPLITS for entry in self.index.splits[split]):
+            path, expected = shard_file(self.folder, entry.sha256), entry.num_tokens * self.index.token_bytes
+            try:
+                found = path.stat().st_size
+            except OSError as error:
+                raise _damaged(path, error.strerror or "it cannot be read") from None
+            if found != expected:
+                raise _damaged(path, f"it has {found} bytes instead of {expected}")
 
     def open_shard(self, entry: ShardEntry) -> tuple[Path, memoryview]:
         path = shard_file(self.folder, entry.sha256)
@@ -213,6 +228,12 @@ class ShardWriter:
         """What is not in a shard yet."""
         self._parts = [np.concatenate(self._parts)] if self._parts else [np.empty(0, dtype=self._dtype)]
         return self._parts[0]
+
+    def has(self, entry: ShardEntry) -> bool:
+        """Whether this shard is in its file."""
+        with suppress(OSError):
+            return shard_file(self._folder, entry.sha256).stat().st_size == entry.num_tokens * self._dtype.itemsize
+        return False
 
     def restore(self, entries: Sequence[ShardEntry], pending: NDArray[Any]) -> None:
         self.entries, self._parts, self._held = list(entries), [pending.astype(self._dtype)], len(pending)

@@ -7,7 +7,7 @@ import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from blocktrain.data.documents import LONGEST_SECTION, Document, sections
 from blocktrain.data.raw import BETWEEN_DOCUMENTS
-from blocktrain.data.scan import Scan
+from blocktrain.data.scan import UNREADABLE, Scan
 from blocktrain.data.shards import SPLITS, DocumentEntry, ShardEntry, ShardWriter, Split
 from blocktrain.data.tokenizer import Ids, Tokenizer
 from blocktrain.errors import ConfigError
@@ -24,6 +24,25 @@ from blocktrain.io.files import written_whole
 PROGRESS_FILE = "progress.npz"
 BATCH_BYTES = 4 * 2**20  # of text that is tokenized at once, on all cores
 LONGEST_DOCUMENTS = 5
+
+
+@dataclass(frozen=True)
+class Borders:
+    """Where the documents so far end: the split of the last one, and the splits that end within a line."""
+
+    last: Split | None = None
+    within_line: tuple[Split, ...] = ()
+
+    def after(self, split: Split | None, text: str) -> Borders:
+        if split is None or not text:
+            return Borders(split, self.within_line)
+        others = tuple(each for each in self.within_line if each != split)
+        return Borders(split, others if text.endswith("\n") else (*others, split))
+
+    def joins(self, document: Document, split: Split) -> bool:
+        """Whether a document may follow the last one of its split without a break: it is its other half, or a section
+        that follows whole lines."""
+        return document.continues and (self.last == split or split not in self.within_line)
 
 
 @dataclass
@@ -36,6 +55,7 @@ class Progress:
     duplicates: int = 0
     duplicate_bytes: int = 0
     longest: list[DocumentEntry] = field(default_factory=list)
+    borders: Borders = Borders()
 
     def count(self, batch: Batch) -> None:
         self.num_documents += batch.num_documents
@@ -44,6 +64,7 @@ class Progress:
         self.duplicate_bytes += batch.duplicate_bytes
         for entry in batch.entries:
             self.documents[entry.split] += 1
+        self.borders = batch.borders
         self.longest = heapq.nlargest(LONGEST_DOCUMENTS, [*self.longest, *batch.entries], key=lambda e: e.text_bytes)
 
     def save(self, folder: Path, writers: Mapping[Split, ShardWriter]) -> None:
@@ -51,6 +72,7 @@ class Progress:
             "counts": [self.num_documents, self.text_bytes, self.duplicates, self.duplicate_bytes],
             "documents": self.documents,
             "longest": [entry.model_dump() for entry in self.longest],
+            "borders": asdict(self.borders),
             "shards": {split: [entry.model_dump() for entry in writer.entries] for split, writer in writers.items()},
         }
         pending: dict[str, Any] = {split: writer.pending for split, writer in writers.items()}
@@ -59,16 +81,23 @@ class Progress:
 
     @classmethod
     def load(cls, folder: Path, writers: Mapping[Split, ShardWriter]) -> Self:
-        """Also puts the writers where they were."""
-        if not (folder / PROGRESS_FILE).exists():
+        """Also puts the writers where they were. Begins anew if the file cannot be read, or if a shard is gone."""
+        try:
+            with (folder / PROGRESS_FILE).open("rb") as file, np.load(file) as arrays:
+                facts = json.loads(arrays["facts"].tobytes())
+                pending = {split: arrays[split] for split in writers}
+            shards = {split: [ShardEntry(**entry) for entry in facts["shards"][split]] for split in writers}
+            num_documents, text_bytes, duplicates, duplicate_bytes = facts["counts"]
+            longest = [DocumentEntry(**entry) for entry in facts["longest"]]
+            borders = Borders(**facts["borders"])
+            progress = cls(num_documents, text_bytes, facts["documents"], duplicates, duplicate_bytes, longest, borders)
+        except UNREADABLE:
             return cls()
-        with np.load(folder / PROGRESS_FILE) as arrays:
-            facts = json.loads(arrays["facts"].tobytes())
-            for split, writer in writers.items():
-                writer.restore([ShardEntry(**entry) for entry in facts["shards"][split]], arrays[split])
-        num_documents, text_bytes, duplicates, duplicate_bytes = facts["counts"]
-        longest = [DocumentEntry(**entry) for entry in facts["longest"]]
-        return cls(num_documents, text_bytes, facts["documents"], duplicates, duplicate_bytes, longest)
+        if not all(writer.has(entry) for split, writer in writers.items() for entry in shards[split]):
+            return cls()
+        for split, writer in writers.items():
+            writer.restore(shards[split], pending[split])
+        return progress
 
 
 @dataclass
@@ -81,6 +110,7 @@ class Batch:
     text_bytes: int = 0
     duplicates: int = 0
     duplicate_bytes: int = 0
+    borders: Borders = Borders()  # behind its last document
 
 
 class Writing:
@@ -106,7 +136,7 @@ class Writing:
         yield self.progress.text_bytes
 
     def _batches(self, found: Iterable[Document]) -> Iterator[Batch]:
-        batch, done = Batch(), self.progress.num_documents
+        batch, done = Batch(borders=self.progress.borders), self.progress.num_documents
         begun = {split for split, count in self.progress.documents.items() if count}
         for number, document in enumerate(found):
             if number < done:
@@ -114,7 +144,7 @@ class Writing:
             self._take(batch, document, begun)
             if batch.text_bytes >= BATCH_BYTES:
                 yield batch
-                batch = Batch()
+                batch = Batch(borders=batch.borders)
         yield batch
 
     def _take(self, batch: Batch, document: Document, begun: set[Split]) -> None:
@@ -128,10 +158,11 @@ class Writing:
             batch.duplicate_bytes += len(text)
         elif text:
             batch.entries.append(DocumentEntry(name=document.name, split=split, text_bytes=len(text)))
-            if split in begun and not document.continues:
+            if split in begun and not batch.borders.joins(document, split):
                 batch.pieces.append((split, BETWEEN_DOCUMENTS.decode()))
             begun.add(split)
             batch.pieces += [(split, piece) for piece in sections([document.text], LONGEST_SECTION)]
+        batch.borders = batch.borders.after(split, document.text)
 
     def _add(self, batch: Batch, encoded: list[Ids]) -> None:
         filled = False

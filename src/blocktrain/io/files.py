@@ -119,6 +119,8 @@ def _storage_remedy(error: OSError, num_bytes: int | None) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         need = f"at least {_size(num_bytes)}" if num_bytes else "some space"
         return f"free {need} on that disk and run the command again, nothing was overwritten"
+    if error.errno == errno.EFBIG:
+        return "raise the limit on the size of files (ulimit -f) or choose a disk that holds larger ones"
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return "a file has this name or that of a folder above it, choose another --out, nothing was overwritten"
     return "make the folder writable or choose another --out, nothing was overwritten"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -66,6 +67,8 @@ class Side:
 def show(blocks: Side, reference: Side) -> None:
     show_table(COLUMNS, [_row("blocks", blocks), _row("reference", reference)])
     print(_gap_words(blocks, reference))
+    if blocks.run.spec.corpus.tokenizer_sha256 is not None:
+        print(_tokens_words({"blocks": blocks, "reference": reference}))
 
 
 def write(out: Path, blocks: Side, reference: Side, budget: Budget) -> list[Path]:
@@ -105,6 +108,14 @@ def _summary(blocks: Side, reference: Side) -> PageSummary:
 
 def _gap_words(blocks: Side, reference: Side) -> str:
     return ", ".join(f"gap on {split} {gap:+.4f} nats/byte" for split, gap in _gaps(blocks, reference).items())
+
+
+def _tokens_words(sides: Mapping[str, Side]) -> str:
+    found = [
+        f"{name} {' and '.join(f'{side.held_out[split].answer.nats_per_token:.4f} on {split}' for split in HELD_OUT)}"
+        for name, side in sides.items()
+    ]
+    return f"nats/token: {', '.join(found)}"
 
 
 def machine() -> dict[str, Any]:

@@ -29,6 +29,10 @@ from blocktrain.swarm.coordinator.storage.presigned import presigned_urls
 
 MAX_OFFSET_DIGITS = 16
 BLOBS, UPLOADS = "blobs", "uploads"
+RESTORE = (
+    "restore it from a copy, or have it uploaded again; text is stored again when the coordinator is started with its "
+    "whole command (--corpus …)"
+)
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}(/[0-9A-Za-z_-]{1,128})?")
@@ -118,8 +122,7 @@ class Blobs:
         if found != sha256:
             self.damaged.add(sha256)
             raise BlobError(
-                f"blob {sha256} in {self.where} is damaged ({len(data)} bytes with sha256 {found[:12]}…): "
-                f"restore it from a copy, or have it uploaded again"
+                f"blob {sha256} in {self.where} is damaged ({len(data)} bytes with sha256 {found[:12]}…): {RESTORE}"
             )
         self._checked[sha256] = state
         self.damaged.discard(sha256)
@@ -178,6 +181,12 @@ class Blobs:
     def is_whole(self, sha256: str) -> bool:
         """Whether it is there and was not found damaged."""
         return sha256 not in self.damaged and self.exists(sha256)
+
+    def has_whole(self, sha256: str, num_bytes: int) -> bool:
+        """Whether its bytes are there, checked against their name if they are in a folder."""
+        with suppress(BlobError):
+            return self.whole_size(sha256) == num_bytes
+        return False
 
     def delete(self, sha256: str) -> None:
         """Deleting a blob that is not there is no error: it may be the second try."""
@@ -325,9 +334,7 @@ class Blobs:
                 yield
             except FileNotFoundError:
                 self._known_sizes.pop(sha256, None)
-                raise BlobError(
-                    f"blob {sha256} is not in {self.where}: restore it from a copy, or have it uploaded again"
-                ) from None
+                raise BlobError(f"blob {sha256} is not in {self.where}: {RESTORE}") from None
 
 
 def _key(sha256: str) -> str:

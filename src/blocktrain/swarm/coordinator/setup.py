@@ -11,6 +11,7 @@ from dataclasses import replace
 from blocktrain.data.corpus import Corpus, raw_bytes
 from blocktrain.data.shards import SPLITS
 from blocktrain.errors import ConfigError
+from blocktrain.settings import public_name
 from blocktrain.spec import LATER_SWARM_SETTINGS, RunSpec, first_difference, parse_spec
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Tensors
@@ -44,13 +45,16 @@ def _stored(corpus: Corpus, blobs: Blobs) -> dict[str, str]:
     if corpus.prepared is None:
         return {split: blobs.put(raw_bytes(corpus.split(split)).tobytes()) for split in SPLITS}
     index = corpus.prepared.index
-    public = index.model_copy(update={"sources": (), "longest": ()})
+    public = index.model_copy(update={"sources": (), "longest": (), "tokenizer": public_name(index.tokenizer)})
     stored = {INDEX_BLOB: blobs.put(public.model_dump_json().encode())}
     if corpus.tokenizer.file is not None:
         stored[TOKENIZER_BLOB] = blobs.put(corpus.tokenizer.file)
     for split in SPLITS:
+        shards = corpus.prepared.split(split)
         for number, entry in enumerate(index.splits[split]):
-            stored[f"{split}/{number}"] = blobs.put(corpus.prepared.open_shard(entry)[1], entry.sha256)
+            if not blobs.has_whole(entry.sha256, entry.num_tokens * index.token_bytes):
+                blobs.put(shards.bytes_of(number), entry.sha256)
+            stored[f"{split}/{number}"] = entry.sha256
     return stored
 
 

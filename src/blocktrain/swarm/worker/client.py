@@ -196,7 +196,8 @@ class CoordinatorClient:
             while file.tell() < blob.num_bytes:
                 self._patiently(lambda: self._fetch_rest(blob, file, digest))
             if digest.hexdigest() != blob.sha256:
-                raise CoordinatorUnreachable(f"the bytes of blob {blob.sha256[:12]}… arrived damaged: try again")
+                damaged = f"the bytes of blob {blob.sha256[:12]}… arrived damaged: try again, or ask the operator"
+                raise CoordinatorUnreachable(damaged, answered=True)  # with its own words, not as a silence
 
     def _fetch_rest(self, blob: Blob, file: BinaryIO, digest: hashlib._Hash) -> None:
         """Appends the missing bytes, or as many of them as arrive."""

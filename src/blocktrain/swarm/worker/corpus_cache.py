@@ -111,8 +111,8 @@ class CorpusCache:
             if isinstance(error, CoordinatorUnreachable) and not error.answered:
                 raise
             raise CorpusError(
-                f"a shard of the text cannot be fetched ({error}): ask the operator of the coordinator to run "
-                f"blocktrain verify, and start the worker again"
+                f"a shard of the text cannot be fetched ({error}): ask the operator of the coordinator to start it "
+                f"again with its whole command (--corpus …), which stores the text again, then start the worker again"
             ) from None
 
     def _get(self, blob: Blob) -> memoryview:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,23 @@ def test_prepare_prints_what_the_corpus_holds_and_inspect_the_same(run, prepared
     assert result.stdout == run("inspect", prepared / "corpus", "--check").stdout
     assert "tokenizer bpe:320, 320 tokens" in result.stdout
     assert "|" in result.stdout.splitlines()[-1]
+    assert max(map(len, result.stdout.splitlines())) < 80
+
+
+def test_prepare_warns_about_json_in_a_text_file(run, tmp_path):
+    rows = [{"text": f"{n} bottles of beer on wall {n * n}. " * 9} for n in range(40)]
+    (tmp_path / "rows.txt").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run("prepare", tmp_path / "rows.txt", "--out", tmp_path / "corpus")
+    assert result.exit_code == 0, result.stderr
+    assert "warning: the text rows.txt holds JSON lines with the fields 'text'" in result.stderr
+
+
+def test_inspect_of_a_corpus_without_one_of_its_shards_is_refused(run, prepared, tmp_path):
+    shutil.copytree(prepared / "corpus", tmp_path / "corpus")
+    next((tmp_path / "corpus" / "shards").iterdir()).unlink()
+    result = run("inspect", tmp_path / "corpus")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is damaged (No such file or directory): restore it from a copy" in result.stderr
 
 
 def test_inspect_as_json_has_the_sizes_of_every_split(run, prepared):
@@ -101,6 +119,17 @@ def test_generate_writes_the_text_of_its_tokens(run, prepared):
     assert json.loads(result.stdout)["text"] == expected
     assert json.loads(result.stdout)["bytes"] == 40
     assert run("generate", prepared / "run", *options).stdout.startswith(f"7 bottles{expected}")
+
+
+def test_the_smaller_of_both_limits_ends_the_text(run, prepared):
+    def written(*options):
+        found = json.loads(run("generate", prepared / "run", *options, "--json").stdout)
+        return found["bytes"], found["tokens"]
+
+    assert written("--max-tokens", 80, "--max-bytes", 5)[0] == 5
+    assert written("--max-tokens", 2, "--max-bytes", 150)[1] == 2
+    result = run("generate", prepared / "run", "--max-tokens", 8, "--max-bytes", 0)
+    assert "--max-bytes 0 is too small: give 1 or more" in result.stderr
 
 
 def test_a_stop_string_ends_the_text_inside_a_token(run, prepared):
@@ -191,6 +220,7 @@ def test_compare_and_report_work_on_a_source_with_a_tokenizer(run, prepared, tmp
     result = run("compare", *options, "--out", tmp_path / "report")
     assert result.exit_code == 0, result.stderr
     assert "warning" not in result.stderr
+    assert re.search(r"nats/token: blocks [\d.]+ on valid and [\d.]+ on test, reference [\d.]+ on valid", result.stdout)
     document = json.loads((tmp_path / "report" / "report.json").read_text())
     assert document["blocks"]["settings"]["model"]["vocabulary"] == 300
     assert run("report", tmp_path / "report" / "blocks", "--max-windows", 2, "--no-png").exit_code == 0

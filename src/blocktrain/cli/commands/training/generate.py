@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktrain.cli.console import say
-from blocktrain.cli.options import read_secret
+from blocktrain.cli.options import read_secret, require_positive
 from blocktrain.errors import ConfigError
 from blocktrain.sampling_settings import READABLE_TEMPERATURE
 from blocktrain.serve.decode.request import Mode
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
     from blocktrain.cli.shared.gateway_client import Output, Show
     from blocktrain.serve.decode.request import Request
 
+MAX_BYTES = 200
 ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")  # HOST:PORT
 
 
 def generate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the URL of a gateway.")],
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
-    max_bytes: Annotated[int, typer.Option(metavar="N", help="How many bytes to generate.")] = 200,
+    max_bytes: Annotated[
+        int | None, typer.Option(metavar="N", help="How many bytes to generate. Default: 200, without --max-tokens.")
+    ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", help="How many tokens to generate instead: bytes, unless the model has a tokenizer."),
+        typer.Option(metavar="N", help="How many tokens to generate: bytes, unless the model has a tokenizer."),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed. The same seed gives the same text.")] = 0,
     temperature: Annotated[
@@ -74,8 +77,11 @@ def generate(
     start = prompt.encode("utf-8", "surrogateescape")  # whatever bytes the shell passed
     if temperature is None:  # a sweep of a model that denoises has none
         temperature = 1.0 if mode is Mode.SWEEP and candidates is None else READABLE_TEMPERATURE
-    longest_bytes = max_bytes if max_tokens is None else None
-    longest = max_bytes if max_tokens is None else max_tokens
+    longest_bytes = MAX_BYTES if max_bytes is None and max_tokens is None else max_bytes
+    longest = max_tokens if max_tokens is not None else longest_bytes  # a token has at least one byte
+    assert longest is not None
+    if max_tokens is not None:
+        require_positive("--max-bytes", max_bytes)
     request = Request(start, longest, mode, temperature, top_p, seed, candidates, draft_bytes)
     show: Show = (lambda text: None) if as_json else _show
     if is_url(run):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktrain.cli.console import quantity, say, show_table
+from blocktrain.cli.console import WIDTH, quantity, say, show_table
 from blocktrain.logs import visible
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def inspect(
     from blocktrain.data.shards import SPLITS, PreparedCorpus
 
     opened = PreparedCorpus.open(corpus.expanduser())
+    opened.require_files()
     if check:
         for split in SPLITS:
             opened.split(split).check()
@@ -52,7 +53,8 @@ def show_corpus(corpus: PreparedCorpus, *, as_json: bool) -> None:
     print(f"left out: {duplicates:,} near-duplicates of held-out documents, {quantity(facts['duplicate_bytes'], 'B')}")
     longest = [[each["name"], each["split"], f"{each['text_bytes']:,}"] for each in facts["longest"]]
     show_table(["longest documents", "split", "bytes"], longest)
-    print("sample    " + "|".join(visible(token) for token in facts["sample"]))
+    sample = "sample    " + "|".join(visible(token) for token in facts["sample"])
+    print(sample if len(sample) <= WIDTH else f"{sample[: WIDTH - 1]}…")
 
 
 def _facts(corpus: PreparedCorpus) -> dict[str, Any]:

