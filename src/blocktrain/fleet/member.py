@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from blocktrain.errors import BlockTrainError
@@ -24,6 +25,8 @@ SETTINGS_FILE, CHAIN_KEY_FILE = "fleet.toml", "chain.key"
 VIEWER_FILE = "invite-viewer"  # in a coordinator's directory
 ASK_S = 30.0  # a member that does not answer within this time is asked again later
 FOLLOW_STAGES_S, FOLLOW_COORDINATOR_S = 2.0, 5.0  # how often to look whether they have moved
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class Member:
             return missing
         addresses = []
         for stage in self._plan.stages:
-            address = (self._ask(stage, "status") or {}).get("address")
+            address = (self._ask(stage, Member.status) or {}).get("address")
             if address is None:
                 return f"{stage} does not serve yet"
             addresses.append(address)
@@ -145,7 +148,7 @@ class Member:
 
     def _get_access(self) -> str | None:
         """Writes what the coordinator gives into this member's files. Returns why it cannot."""
-        access: FleetAccess | None = self._ask(COORDINATOR, "access")
+        access = self._ask(COORDINATOR, Member.access)
         if access is None:
             return "the coordinator does not answer yet"
         if self._role != WORKER and not access.can_serve:
@@ -155,15 +158,21 @@ class Member:
             _write_changed(self._folder / CHAIN_KEY_FILE, access.chain_key)
         return None
 
-    def _ask(self, member: str, method: str) -> Any:
+    def _ask(self, member: str, method: Callable[[Member], Answer]) -> Answer | None:
         """None while there is no answer."""
         import ray
 
         try:
             actor = ray.get_actor(member, namespace=self._plan.namespace)
-            return ray.get(getattr(actor, method).remote(), timeout=ASK_S)
+            answer: Answer = ray.get(remote(actor, method), timeout=ASK_S)
         except (ray.exceptions.RayError, ValueError):
             return None
+        return answer
+
+
+def remote(actor: Any, method: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls this method of `Member` where the actor is. Returns Ray's reference to the answer at once."""
+    return getattr(actor, method.__name__).remote(*arguments)
 
 
 def own_node() -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -65,14 +65,15 @@ NUMBER_TRIES = 5  # to find a number that is larger than the last: another proce
 UNNEEDED_S = 60.0  # how long a cached blob that no lease needs is kept: another worker of the same home may read it
 UPLOAD_SHARE = 0.1  # of the time until the deadline, kept for the upload
 
+OfWorker = Literal["lease", "step", "submitted", "refused", "wait", "sample", "evaluated", "vetted", "finished"]
+WorkKind = OfWorker | Literal["standing", "away"]  # the command line adds these two
+
 
 @dataclass(frozen=True)
 class WorkReport:
     """What a worker reports while it works."""
 
-    # "lease", "step", "submitted", "standing", "refused", "wait", "sample", "evaluated", "vetted" or "finished";
-    # the command line adds "away"
-    kind: str
+    kind: WorkKind
     text: str
     loss: float | None = None
 
