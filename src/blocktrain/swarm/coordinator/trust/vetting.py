@@ -42,7 +42,7 @@ class Vetting:
         ledger: Ledger,
         blocks: Blocks,
         memory_bytes: Callable[[Phase], int],
-        run_id: Callable[[], str],
+        run_id: str,
         chance: Callable[[], float],
         ring: Callable[[], None],
     ) -> None:
@@ -167,7 +167,7 @@ class Vetting:
 
     def report(self, notice: VetNotice) -> None:
         """Takes in the scores of a worker. The loop closes the vetting when there are enough."""
-        require_signature(notice, self._run_id())
+        require_signature(notice, self._run_id)
         found = self._ledger.vet_seat(notice.lease)
         if found is None or found[0].worker != notice.worker:
             raise RequestRefused(f"there is no vetting {notice.lease[:80]} of yours: ask for a lease", code="lease")
