@@ -138,7 +138,7 @@ class Member:
             tensors=update_shapes(self.spec, lease.phase),
             payload=payload,
             steps=lease.steps,
-            tokens=lease.steps * self.spec.step_bytes,
+            tokens=lease.steps * self.spec.step_tokens,
             loss=5.0,
         )
         return sign(unsigned, self.key, self.run)

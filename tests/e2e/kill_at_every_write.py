@@ -90,7 +90,7 @@ def prepare(text: Path, folder: Path) -> None:
     payload = Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
     coordinator.intake.receive(lease.lease, payload.sha256, 0, len(data), data)
     shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
-    done = {"steps": lease.steps, "tokens": lease.steps * spec.step_bytes, "loss": 5.0}
+    done = {"steps": lease.steps, "tokens": lease.steps * spec.step_tokens, "loss": 5.0}
     notice = sign(
         UpdateNotice(lease=lease.lease, tensors=shapes, payload=payload, **me, **done), key, coordinator.info().run
     )

@@ -189,7 +189,7 @@ class Member:
             "tensors": {name: tuple(tensor.shape) for name, tensor in self.tensors(lease).items()},
             "payload": Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data)),
             "steps": lease.steps,
-            "tokens": lease.steps * self.house.spec.step_bytes,
+            "tokens": lease.steps * self.house.spec.step_tokens,
             "loss": 5.0,
         }
         return sign(UpdateNotice(**{**said, **changes}), self.key, self.run).model_dump(mode="json")

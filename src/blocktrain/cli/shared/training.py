@@ -232,7 +232,7 @@ def parameters_of_blocks(spec: RunSpec) -> list[int]:
 
 def training_tokens(spec: RunSpec) -> int:
     """All tokens that training reads. A token is a byte, unless the run has a tokenizer."""
-    return sum(phase.steps for phase in spec.phases) * spec.step_bytes
+    return sum(phase.steps for phase in spec.phases) * spec.step_tokens
 
 
 def training_text(spec: RunSpec) -> str:

@@ -166,10 +166,10 @@ class Intake:
             raise RequestRefused(staleness.reason, code="stale")
         if finished:
             raise phase_over(lease.phase)
-        if notice.steps > lease.steps or notice.tokens != notice.steps * self._spec.step_bytes:
+        if notice.steps > lease.steps or notice.tokens != notice.steps * self._spec.step_tokens:
             raise RequestRefused(
                 f"{notice.steps} steps and {notice.tokens} tokens were reported, the lease was for {lease.steps} steps "
-                f"of {self._spec.step_bytes} tokens: report what was done",
+                f"of {self._spec.step_tokens} tokens: report what was done",
                 code="steps",
             )
         return NewUpdate(

@@ -263,7 +263,7 @@ class Worker:
                 tensors=self._block_cache.named_shapes([version.block for version in lease.trained]),
                 payload=blob,
                 steps=steps,
-                tokens=steps * self._spec.step_bytes,
+                tokens=steps * self._spec.step_tokens,
                 loss=min(loss, MAX_LOSS),  # a diverged block is judged by its norm
             )
             return sign(unsigned, self._key, self._info.run)

@@ -134,7 +134,7 @@ class Auditing:
         if lease.payload is not None:
             return False
         require_tensors(notice.tensors, self._blocks.shapes(audit.lease.phase))
-        if notice.steps != audit.update.steps or notice.tokens != notice.steps * self._spec.step_bytes:
+        if notice.steps != audit.update.steps or notice.tokens != notice.steps * self._spec.step_tokens:
             raise RequestRefused(
                 f"{notice.steps} steps were reported and the lease was for {audit.update.steps}: report all of them, "
                 f"or ask for another lease",
