@@ -86,7 +86,7 @@ def test_an_output_longer_than_the_window_takes_more_sweeps_and_keeps_half_of_it
 
 
 def test_draft_bytes_cuts_a_sweep_into_parts(stacked):
-    assert swept(stacked, Request(PROMPT, 20, Mode.SWEEP, candidates=1, draft_bytes=5))[1].traversals == 4
+    assert swept(stacked, Request(PROMPT, 20, Mode.SWEEP, candidates=1, draft_tokens=5))[1].traversals == 4
 
 
 def test_the_likeliest_candidate_wins_at_temperature_zero(model, stacked):

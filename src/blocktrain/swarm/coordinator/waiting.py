@@ -18,18 +18,23 @@ class WaitingRequest:
     """One request for work, which may be asked several times. `prefer` is its header of this name (RFC 7240)."""
 
     def __init__(
-        self, coordinator: Coordinator, asked: LeaseRequest, prefer: str, clock: Callable[[], float], token: str = ""
+        self,
+        coordinator: Coordinator,
+        asked: LeaseRequest,
+        prefer: str,
+        clock: Callable[[], float],
+        access_token: str = "",
     ) -> None:
         match = PREFER_WAIT.search(prefer)
         self._wait_s = min(float(match[1]), LONGEST_WAIT_S) if match else 0.0
-        self._coordinator, self._asked, self._clock, self._token = coordinator, asked, clock, token
+        self._coordinator, self._asked, self._clock, self._access_token = coordinator, asked, clock, access_token
         self._end_at_s, self._admitted = clock() + self._wait_s, False
 
     def ask(self) -> LeaseReply:
         """The answer of this moment."""
         bell = self._coordinator.bell
         self.rung = bell.rung
-        reply = self._coordinator.lease(self._asked, self._admitted, self._token)
+        reply = self._coordinator.lease(self._asked, self._admitted, self._access_token)
         left_s, self._admitted = self._end_at_s - self._clock(), True
         self.ask_again_in_s: float | None = None  # or sooner, when the bell was rung more often than `rung` times
         if not self._wait_s or not isinstance(reply, Wait):
