@@ -34,11 +34,10 @@ from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.signatures import sign
 from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import PROTOCOL_VERSION, UNSIGNED, Blob, LeaseRequest, TrainLease, UpdateNotice
-from blocktrain.wire.safetensors import Array, decode
+from blocktrain.wire.safetensors import Tensors, decode
 from blocktrain.wire.updates import encode_update
 
 TOKENS = {role: f"the-token-of-the-{role}" for role in ("admin", "worker", "viewer")}
-Tensors = dict[str, Array]
 RECEIPT_KEY = Ed25519PrivateKey.generate()
 
 

@@ -287,7 +287,7 @@ class Pipeline:
             return True, text
         silent = [link for link in self.links.values() if link.welcome is None]
         if silent and (not views or newest_whole(views) is None or any(link.complaint for link in silent)):
-            sure = all(link.complaint or link.standing == "refused" for link in silent)
+            sure = all(link.complaint or link.state == "refused" for link in silent)
             return sure, "; ".join(link.diagnosis() for link in silent)
         if text := version_problem(views):
             return False, text

@@ -15,7 +15,7 @@ from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.coordinator.attaching import attached
 from blocktrain.swarm.coordinator.bell import Bell
 from blocktrain.swarm.coordinator.blobs import Blobs
-from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, own_blobs
+from blocktrain.swarm.coordinator.blocks import Blocks, own_blobs
 from blocktrain.swarm.coordinator.granting import Granting
 from blocktrain.swarm.coordinator.intake import CheckedUpdate, Intake, phase_over
 from blocktrain.swarm.coordinator.loop import CoordinatorLoop
@@ -46,6 +46,7 @@ from blocktrain.wire.messages import (
     VetNotice,
 )
 from blocktrain.wire.people_messages import BanOrder, RollbackOrder
+from blocktrain.wire.safetensors import Tensors
 
 UNFORESEEN = SystemRandom().random
 

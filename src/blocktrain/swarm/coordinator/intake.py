@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,12 +27,11 @@ from blocktrain.swarm.policy.evaluations import fault_in
 from blocktrain.swarm.policy.rounds import Refusal, staleness_weight
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import Blob, EvaluationNotice, UpdateNotice
+from blocktrain.wire.safetensors import Shapes
 from blocktrain.wire.updates import max_update_bytes, read_update
 
 OPENED_AT_ONCE = 2
 KNOWN_LEASES = 1024
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)

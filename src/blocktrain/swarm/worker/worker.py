@@ -54,9 +54,8 @@ from blocktrain.wire.messages import (
     VetNotice,
     Wait,
 )
-from blocktrain.wire.safetensors import Array, flat
+from blocktrain.wire.safetensors import Tensors, flat
 
-Tensors = dict[str, Array]
 # Refusals of the worker itself: no other lease helps.
 FINAL_CODES = ("token", "role", "protocol", "signature", "replayed", "excluded", "keys")
 REFUSED_PAUSE_S = 1.0
