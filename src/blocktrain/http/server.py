@@ -70,10 +70,9 @@ def serve(
     *,
     tls: Tls | None = None,
     limits: HttpLimits | None = None,
-    grace_s: int = GRACE_S,
 ) -> None:
     """Serves until SIGINT or SIGTERM, then raises the signal again for the caller's own handler."""
-    _Server(app, tls, limits, grace_s).run(sockets=[listener])
+    _Server(app, tls, limits, GRACE_S).run(sockets=[listener])
 
 
 async def serve_until_cancelled(
@@ -82,10 +81,9 @@ async def serve_until_cancelled(
     *,
     tls: Tls | None = None,
     limits: HttpLimits | None = None,
-    grace_s: int = GRACE_S,
 ) -> None:
     """Serves until cancelled. The caller handles signals."""
-    server = _Server(app, tls, limits, grace_s, handles_signals=False)
+    server = _Server(app, tls, limits, GRACE_S, handles_signals=False)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await asyncio.shield(serving)

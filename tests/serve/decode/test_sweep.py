@@ -41,7 +41,7 @@ def spans(model, segments):
 def test_a_denoising_sweep_is_the_model_s_in_one_traversal(model, spans):
     written, stats, _ = swept(spans, Request(PROMPT, 16, Mode.SWEEP, seed=4))
     assert written == model("spans").sweep(PROMPT, 16, torch.Generator().manual_seed(4))
-    assert (stats.traversals, stats.tokens_per_traversal) == (1, 16)
+    assert (stats.traversals, stats.written) == (1, 16)
 
 
 def test_more_than_was_trained_at_once_takes_more_sweeps(model, spans):

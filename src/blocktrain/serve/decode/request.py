@@ -127,10 +127,6 @@ class DecodeStats:
     degraded: bool = False
     prompt_bytes_unread: int = 0  # at the start of a prompt that is longer than what the model reads
 
-    @property
-    def tokens_per_traversal(self) -> float:
-        return self.written / max(1, self.traversals)
-
 
 class TextStream:
     """Takes bytes as they come and returns the characters that are certain. It holds back what may still become a stop
