@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 from blocktrain.errors import BlockTrainError
 from blocktrain.fleet.cluster import has_authentication
 from blocktrain.fleet.plan import COORDINATOR, GATEWAY, STAGE, WORKER, FleetPlan, number_of, role_of
-from blocktrain.fleet.supervisor import ADDRESS_FILE, Launch, Supervisor, read_address_file
+from blocktrain.fleet.supervisor import ADDRESS_FILE, Launch, Supervisor
 from blocktrain.http.limits import is_loopback
+from blocktrain.io.address_file import read_address
 from blocktrain.io.private import read_private, write_private
-from blocktrain.wire.invite import INVITE_FILE, parse_invite
+from blocktrain.wire.invite import INVITE_FILE, bracketed, parse_invite
 
 SETTINGS_FILE, CHAIN_KEY_FILE = "fleet.toml", "chain.key"
 VIEWER_FILE = "invite-viewer"  # in a coordinator's directory
@@ -112,7 +113,7 @@ class Member:
     def _stage(self) -> Launch | str:
         if (missing := self._get_access()) is not None:
             return missing
-        listen = f"tcp://{_bracketed(own_node())}:{self._last_port() or '*'}"
+        listen = f"tcp://{bracketed(own_node())}:{self._last_port() or '*'}"
         device = () if self._plan.stage.gpus else ("--device", "cpu")
         follow = ("--poll", f"{self._plan.poll_s:g}", "--home", str(self._folder))
         blocks = ("--blocks", self._plan.blocks[number_of(self._name) - 1])
@@ -143,7 +144,7 @@ class Member:
 
     def _last_port(self) -> int | None:
         """A stage that comes back on the same machine is found where it was."""
-        address = urlsplit(read_address_file(self._folder) or "")
+        address = urlsplit(read_address(self._folder / ADDRESS_FILE) or "")
         return address.port if address.hostname == own_node() else None
 
     def _get_access(self) -> str | None:
@@ -180,10 +181,6 @@ def own_node() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _write_changed(path: Path, text: str) -> None:

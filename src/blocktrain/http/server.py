@@ -20,11 +20,10 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from blocktrain.errors import ConfigError
-from blocktrain.http.limits import HttpLimits, Listener
+from blocktrain.http.limits import LOOPBACK, HttpLimits, Listener
 from blocktrain.http.protocol import BoundedProtocol
 
 GRACE_S = 5  # for requests under way at shutdown
-LOOPBACK = "127.0.0.1"
 TICKS_PER_CHECK = 5  # uvicorn ticks ten times per second
 
 

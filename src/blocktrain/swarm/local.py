@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.data.corpus import load_corpus, with_tokenizer
 from blocktrain.errors import ConfigError
-from blocktrain.http.server import LOOPBACK
+from blocktrain.http.limits import LOOPBACK
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.start_model import StartModel, require_start

@@ -46,7 +46,7 @@ from blocktrain.serve.gateway.validate import Limits, modes_of, unknown_model, v
 from blocktrain.serve.traversal import Forward, ModelInfo
 
 log = logging.getLogger(__name__)
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 NO_KEYS = "without API keys the gateway answers only this machine: set a key"
 LAST_EVENT_S = 5.0  # after the deadline, to send the event that says so
 STALLED_S = 20.0  # a client that reads nothing for so long is dropped: others need its seats
@@ -191,7 +191,7 @@ def build_gateway(forward: Forward, settings: GatewaySettings, clock: Callable[[
     app.add_middleware(
         Middleware,
         body=BodyLimit(settings.max_body_bytes),
-        checks=[] if settings.any_host or gateway.keys else [require_host(LOOPBACK, NO_KEYS)],
+        checks=[] if settings.any_host or gateway.keys else [require_host(LOOPBACK_HOSTS, NO_KEYS)],
         render=error_response,
         headers=HEADERS,
         report=gateway.report,

@@ -25,6 +25,7 @@ from blocktrain.io.shelf import Shelf, ShelvedArrays
 from blocktrain.model.block import block_shapes, build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
+from blocktrain.swarm.policy.leases import UPLOAD_SHARE
 from blocktrain.swarm.signatures import is_signed, sign
 from blocktrain.swarm.worker.block_cache import BlockCache, prune_cache
 from blocktrain.swarm.worker.client import CoordinatorClient
@@ -62,7 +63,6 @@ REFUSED_PAUSE_S = 1.0
 RECEIPTS_FILE = "receipts.jsonl"  # what coordinators have signed for
 NUMBER_TRIES = 5  # to find a number that is larger than the last: another process may use the same key
 UNNEEDED_S = 60.0  # how long a cached blob that no lease needs is kept: another worker of the same home may read it
-UPLOAD_SHARE = 0.1  # of the time until the deadline, kept for the upload
 
 OfWorker = Literal["lease", "step", "submitted", "refused", "wait", "sample", "evaluated", "vetted", "finished"]
 WorkKind = OfWorker | Literal["standing", "away"]  # the command line adds these two

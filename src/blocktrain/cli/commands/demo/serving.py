@@ -21,9 +21,9 @@ from rich.table import Table
 
 from blocktrain.cli.commands.demo.processes import Process, start, tell
 from blocktrain.cli.console import counted, plain_table, say
-from blocktrain.cli.shared.address_file import read_address, read_pid, stage_file
 from blocktrain.cli.shared.gateway_client import Output, generate_remotely
 from blocktrain.errors import BlockTrainError
+from blocktrain.io.address_file import read_address, read_pid, stage_file
 from blocktrain.sampling_settings import READABLE_TEMPERATURE
 from blocktrain.serve.decode.request import DEFAULT_CANDIDATES, Mode, Request
 

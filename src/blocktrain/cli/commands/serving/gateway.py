@@ -17,6 +17,7 @@ import typer
 from blocktrain.cli.console import say
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
+    AddressFile,
     Host,
     Insecure,
     KeyFile,
@@ -30,7 +31,6 @@ from blocktrain.cli.options import (
     require_above_zero,
     require_positive,
 )
-from blocktrain.cli.shared.address_file import AddressFile
 from blocktrain.cli.shared.gateway import (
     ApiKeyFile,
     Degraded,

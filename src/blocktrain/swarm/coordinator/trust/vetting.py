@@ -14,9 +14,9 @@ from blocktrain.swarm.coordinator.blocks import Blocks, before, recorded_version
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import MergeWeight, Update, VettingRecord
+from blocktrain.swarm.policy.averaging.base import FEWEST
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.swarm.policy.vetting import (
-    FEWEST,
     HELD_OUT_TOKENS,
     SCORERS,
     VettingVerdict,
