@@ -165,7 +165,7 @@ def patient() -> PipelineSettings:
     """Nothing here is quick: no stage is given up."""
     return PipelineSettings(
         wire="fp16",
-        deadline_s=NEVER_S,
+        time_limit_s=NEVER_S,
         attempt_s=NEVER_S,
         attempts=1,
         start_s=300.0,
@@ -207,7 +207,7 @@ async def write(stages: Sequence[StageProcess], request: Request, budget_s: floa
         cpu_s, wire = _cpu_s(stages) - cpu_before_s, Wire.between(before, pipeline.stats())
     return {
         "prompt_bytes": len(request.prompt),
-        "output_bytes": request.max_bytes,
+        "output_bytes": request.max_tokens,
         "measured_bytes": written,
         "traversal_seconds": timed.seconds,
         "stage_seconds": [[stage.computed_s for stage in stages] for stages in timed.timings],

@@ -161,7 +161,7 @@ class Member:
                 tensors=tensor_shapes(published),
                 payload=blob,
                 steps=lease.steps,
-                tokens=lease.steps * self._spec.step_bytes,
+                tokens=lease.steps * self._spec.step_tokens,
                 loss=5.0,
             )
             return sign(said, self._key, self._run)

@@ -33,7 +33,7 @@ from blocktrain.wire.codecs.table import make_codec, update_codec
 from blocktrain.wire.error_feedback import ErrorFeedback
 from blocktrain.wire.messages import Blob
 from blocktrain.wire.recipes import Recipe, RecipeUpdate, follow_recipe
-from blocktrain.wire.safetensors import Array, by_block, continue_block, flat
+from blocktrain.wire.safetensors import Tensors, by_block, continue_block, flat
 from blocktrain.wire.updates import EncodedUpdate, encode_difference, read_update
 from shared.experiment import (
     RESULTS,
@@ -49,7 +49,6 @@ from shared.experiment import (
 )
 from training.updates_report import HEAD, ROWS, Row, cells, figures, section, summarise, verdicts
 
-Tensors = dict[str, Array]
 __all__ = ["figures", "main", "section", "verdicts"]  # what page.py asks for
 
 

@@ -24,10 +24,11 @@ from blocktrain.io.allocator import keep_freed_memory
 from blocktrain.io.arrays import as_arrays, as_tensors
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.worker.client import CoordinatorClient
-from blocktrain.swarm.worker.worker import Tensors, Worker
+from blocktrain.swarm.worker.worker import Worker
 from blocktrain.train.trainer import BlockTrainer, Weights
 from blocktrain.wire.invite import parse_invite
 from blocktrain.wire.messages import TrainLease, VetLease
+from blocktrain.wire.safetensors import Tensors
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from swarms.processes import FREE_MEMORY_BYTES, running_coordinator

@@ -31,8 +31,8 @@ class Way:
     settings: Mapping[str, Any] = field(default_factory=dict)
     one_window: bool = False  # as many bytes as one traversal can write behind the prompt
 
-    def request(self, prompt: bytes, max_bytes: int, seed: int) -> Request:
-        return Request(prompt, max_bytes, self.mode, seed=seed, **self.settings)
+    def request(self, prompt: bytes, max_tokens: int, seed: int) -> Request:
+        return Request(prompt, max_tokens, self.mode, seed=seed, **self.settings)
 
 
 BASELINE = "baseline"
@@ -123,13 +123,13 @@ async def measure(forward: Forward, chain: Chain, way: Way, request: Request, **
     )
 
 
-async def greedy_is_the_same(forward: Forward, prompts: Sequence[bytes], max_bytes: int) -> int:
+async def greedy_is_the_same(forward: Forward, prompts: Sequence[bytes], max_tokens: int) -> int:
     """Speculative decoding at temperature 0 writes the bytes of autoregressive decoding, or the experiment ends here.
     How many bytes were compared."""
     compared = 0
     for prompt in prompts:
         modes = (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE)
-        one, other = [(await write(forward, Request(prompt, max_bytes, mode, temperature=0)))[0] for mode in modes]
+        one, other = [(await write(forward, Request(prompt, max_tokens, mode, temperature=0)))[0] for mode in modes]
         if one != other:
             raise RuntimeError(f"behind {prompt!r} speculative decoding wrote {other!r}, autoregressive {one!r}")
         compared += len(one)

@@ -47,7 +47,7 @@ def gateway_overhead(model: Path, shares: Sequence[range], chain: Chain, request
         "gateway_seconds": there.seconds,
         "in_process_cpu_seconds": here.cpu_seconds,
         "gateway_cpu_seconds": there.cpu_seconds,
-        "output_bytes": requests[0].max_bytes,
+        "output_bytes": requests[0].max_tokens,
         "added_share": statistics.median(ratios) - 1,
         "added_share_of_fastest": min(there.seconds) / min(here.seconds) - 1,
         "added_cpu_share": sum(there.cpu_seconds) / max(sum(here.cpu_seconds), 1e-9) - 1,
@@ -74,7 +74,7 @@ class Costs:
 def _ask(client: httpx.Client, request: Request) -> None:
     order = {
         "prompt": request.prompt.decode(errors="replace"),
-        "max_tokens": request.max_bytes,
+        "max_tokens": request.max_tokens,
         "mode": request.mode.value,
         "candidates": request.candidates,
         "seed": request.seed,

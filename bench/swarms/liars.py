@@ -156,7 +156,7 @@ class LyingClient(DirectClient):
             changes = {"loss": 9999.0}
         if self._lie.startswith("lazy"):
             steps = self._leases[notice.lease].steps
-            changes = {"steps": steps, "tokens": steps * self._spec.step_bytes}
+            changes = {"steps": steps, "tokens": steps * self._spec.step_tokens}
         return super().submit(self._signed(notice.model_copy(update=changes)))
 
     def submit_evaluation(self, notice: EvaluationNotice) -> None:

@@ -16,8 +16,9 @@ from blocktrain.spec import RunSpec
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import TrainLease
+from blocktrain.wire.safetensors import Tensors
 from swarms.merging import FLOAT_BYTES
-from swarms.processes import Member, Tensors, num_parameters, phase_tensors, random_update, run_id, running_coordinator
+from swarms.processes import Member, num_parameters, phase_tensors, random_update, run_id, running_coordinator
 
 MAX_GROWTH = 1.25  # of the peak, from the fewest replicas to the most: what allocators keep differs from run to run
 PATIENCE_S, POLL_S = 300.0, 0.5

@@ -32,9 +32,9 @@ from blocktrain.swarm.policy.averaging.table import merge
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import Blob, TrainLease
-from blocktrain.wire.safetensors import encode, flat
+from blocktrain.wire.safetensors import Tensors, encode, flat
 from blocktrain.wire.updates import apply_update, encode_difference, encode_update, read_update
-from swarms.processes import Member, Stopwatch, Tensors, num_parameters, phase_tensors, random_update, watched
+from swarms.processes import Member, Stopwatch, num_parameters, phase_tensors, random_update, watched
 
 UPDATE_CODECS = ("fp32", "fp16", "int8", "vector", "sparse")
 DOWNLOAD_CODECS = ("fp32", "int8", "int6")

@@ -30,11 +30,10 @@ from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.codecs.table import update_codec
 from blocktrain.wire.invite import Invite, parse_invite
 from blocktrain.wire.messages import PROTOCOL_VERSION, Blob, LeaseRequest, TrainLease, UpdateNotice
-from blocktrain.wire.safetensors import Array, flat
+from blocktrain.wire.safetensors import Tensors, flat
 from blocktrain.wire.updates import encode_update
 from shared.experiment import cpu_s, proc_status
 
-Tensors = dict[str, Array]
 POLL_S = 0.1
 STEP_SIZE = 1e-3  # by which the weights of an update that nobody trained differ
 FREE_MEMORY_BYTES = 2**40  # what members say they have: every lease fits
@@ -138,7 +137,7 @@ class Member:
             tensors=update_shapes(self.spec, lease.phase),
             payload=payload,
             steps=lease.steps,
-            tokens=lease.steps * self.spec.step_bytes,
+            tokens=lease.steps * self.spec.step_tokens,
             loss=5.0,
         )
         return sign(unsigned, self.key, self.run)

@@ -98,7 +98,7 @@ def run_single(spec: RunSpec, corpus: Corpus, max_windows: int) -> dict[str, Any
         run = RunDirectory.create(Path(folder) / "run", spec, corpus.sha256)
         train_run(run, corpus)
         scores = scores_of(load_model(run), corpus, max_windows)
-    tokens = sum(phase.steps for phase in spec.phases) * spec.step_bytes
+    tokens = sum(phase.steps for phase in spec.phases) * spec.step_tokens
     return {**scores, "tokens": tokens, "seconds": time.monotonic() - started_s}
 
 

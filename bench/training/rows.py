@@ -119,7 +119,7 @@ def run_row(name: str, spec_data: Document, way: Way, replicas: int = 1, without
         "spec": portable(spec),
         "replicas": replicas,
         "parameters": count_parameters(model),
-        "train_bytes": replicas * spec.step_bytes * sum(phase.steps for phase in spec.phases),
+        "train_bytes": replicas * spec.step_tokens * sum(phase.steps for phase in spec.phases),
         "flops": replicas * run_flops(spec),
         "blocks_at_a_worker": max(len(phase.blocks) for phase in spec.phases),
         "combine": model.combine,

@@ -149,7 +149,7 @@ class RunSpec(Settings):
         return self.seed if start is None else self.seed ^ int(start[:15], 16)
 
     @property
-    def step_bytes(self) -> int:
+    def step_tokens(self) -> int:
         """Tokens of text per training step: bytes, unless the run has another tokenizer."""
         return self.train.windows * self.model.context
 

@@ -48,10 +48,13 @@ def spec_of(text: Path) -> RunSpec:
     )
 
 
-def coordinator_of(text: Path, folder: Path) -> tuple[Coordinator, Ledger]:
+def stores_of(folder: Path) -> tuple[Ledger, Blobs]:
     place = json.loads((folder / PLACE).read_text()) if (folder / PLACE).exists() else {}
-    ledger, blobs = Ledger(place.get("ledger", folder / "ledger.db")), Blobs(place.get("blobs", folder / "blobs"))
-    spec = spec_of(text)
+    return Ledger(place.get("ledger", folder / "ledger.db")), Blobs(place.get("blobs", folder / "blobs"))
+
+
+def coordinator_of(text: Path, folder: Path) -> tuple[Coordinator, Ledger]:
+    (ledger, blobs), spec = stores_of(folder), spec_of(text)
     initial = partial(initial_block, spec)
     return Coordinator(spec, ledger, blobs, initial_block=initial, clock=lambda: NOW_S), ledger
 
@@ -67,9 +70,11 @@ def notice_in(folder: Path) -> UpdateNotice:
 
 def prepare(text: Path, folder: Path) -> None:
     """A run with one lease, whose update is uploaded and not yet announced."""
+    (ledger, blobs), spec = stores_of(folder), spec_of(text)
+    found_run(spec, load_corpus(spec.corpus, spec.model.context), ledger, blobs, NOW_S)
+    ledger.close()
     coordinator, ledger = coordinator_of(text, folder)
-    key, spec = Ed25519PrivateKey.from_private_bytes(bytes(32)), spec_of(text)
-    found_run(spec, load_corpus(spec.corpus, spec.model.context), ledger, coordinator.blobs, NOW_S)
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
     me: dict[str, Any] = {"worker": key.public_key().public_bytes_raw().hex()}
     said = {"name": "w", "device": "cpu", "memory_bytes": 2**40, "steps_per_s": 1.0}
     coordinator.loop.settle()
@@ -85,7 +90,7 @@ def prepare(text: Path, folder: Path) -> None:
     payload = Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
     coordinator.intake.receive(lease.lease, payload.sha256, 0, len(data), data)
     shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
-    done = {"steps": lease.steps, "tokens": lease.steps * spec.step_bytes, "loss": 5.0}
+    done = {"steps": lease.steps, "tokens": lease.steps * spec.step_tokens, "loss": 5.0}
     notice = sign(
         UpdateNotice(lease=lease.lease, tensors=shapes, payload=payload, **me, **done), key, coordinator.info().run
     )

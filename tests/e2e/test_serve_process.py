@@ -49,7 +49,7 @@ def truth(model: Path, request: Request) -> bytes:
 
 
 def greedy(mode: Mode = Mode.AUTOREGRESSIVE) -> Request:
-    return Request(prompt=PROMPT.encode(), max_bytes=40, mode=mode, temperature=0.0)
+    return Request(prompt=PROMPT.encode(), max_tokens=40, mode=mode, temperature=0.0)
 
 
 def test_a_model_served_on_this_machine_survives_the_kill_of_a_stage_and_ends_when_told(trained_run, listen):

@@ -11,6 +11,7 @@ import pytest
 
 from blocktrain.fleet import supervisor
 from blocktrain.fleet.supervisor import CommandState, Launch, Supervisor, environment
+from blocktrain.io import restarts
 
 LIMIT_S = 100.0
 
@@ -32,7 +33,8 @@ class Watched(Supervisor):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S", "TICK_S"):
+    monkeypatch.setattr(restarts, "LONGEST_PAUSE_S", 0.01)
+    for name in ("FIRST_PAUSE_S", "TICK_S"):
         monkeypatch.setattr(supervisor, name, 0.01)
 
 

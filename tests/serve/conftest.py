@@ -43,7 +43,7 @@ QUICK = PipelineSettings(
     wait_s=LIMIT_S,
     start_s=LIMIT_S,
     attempt_s=LIMIT_S,
-    deadline_s=LIMIT_S,
+    time_limit_s=LIMIT_S,
 )
 
 

@@ -34,11 +34,10 @@ from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.signatures import sign
 from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import PROTOCOL_VERSION, UNSIGNED, Blob, LeaseRequest, TrainLease, UpdateNotice
-from blocktrain.wire.safetensors import Array, decode
+from blocktrain.wire.safetensors import Tensors, decode
 from blocktrain.wire.updates import encode_update
 
 TOKENS = {role: f"the-token-of-the-{role}" for role in ("admin", "worker", "viewer")}
-Tensors = dict[str, Array]
 RECEIPT_KEY = Ed25519PrivateKey.generate()
 
 
@@ -189,7 +188,7 @@ class Member:
             "tensors": {name: tuple(tensor.shape) for name, tensor in self.tensors(lease).items()},
             "payload": Blob(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data)),
             "steps": lease.steps,
-            "tokens": lease.steps * self.house.spec.step_bytes,
+            "tokens": lease.steps * self.house.spec.step_tokens,
             "loss": 5.0,
         }
         return sign(UpdateNotice(**{**said, **changes}), self.key, self.run).model_dump(mode="json")

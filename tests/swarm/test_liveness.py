@@ -28,7 +28,7 @@ class Volunteer:
     def act(self, house) -> None:
         if self.lease and house.now_s >= self.due_s:
             data = self.member.payload(self.lease, step=1e-3 + 1e-6 * next(DIFFERENT))
-            done = {"steps": self.steps, "tokens": self.steps * house.spec.step_bytes}
+            done = {"steps": self.steps, "tokens": self.steps * house.spec.step_tokens}
             assert self.member.send(self.lease, data, **done).status_code in (200, 409)  # 409: too late
             self.lease = None
         if self.lease is None:

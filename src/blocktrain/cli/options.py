@@ -178,6 +178,10 @@ Presigned = Annotated[
         show_default=False,
     ),
 ]
+AddressFile = Annotated[
+    Path | None,
+    typer.Option("--address-file", metavar="FILE", help="Write address and process id there as JSON when ready."),
+]
 PollSeconds = Annotated[float, typer.Option("--poll", metavar="SECONDS", help="How often to look for a newer version.")]
 
 

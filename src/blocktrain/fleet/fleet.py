@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.util import list_named_actors
@@ -15,7 +15,7 @@ from ray.util.placement_group import get_placement_group, placement_group, remov
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from blocktrain.errors import ConfigError
-from blocktrain.fleet.member import FleetAccess, Member
+from blocktrain.fleet.member import FleetAccess, Member, remote
 from blocktrain.fleet.plan import (
     COORDINATOR,
     GATEWAY,
@@ -37,6 +37,7 @@ PROBE_S = 30.0
 TICK_S = 0.2
 CALLS = 8  # at the same time: a status is answered while a member stops
 Say = Callable[[str], None]
+Answer = TypeVar("Answer")
 WAITS = "waits for a machine with enough free CPUs, GPUs and memory, or is being started again"
 SILENT = {"node": None, "process": None, "state": "starting", "note": WAITS, "starts": 0, "address": None}
 
@@ -84,9 +85,9 @@ def up(plan: FleetPlan, workers: int, say: Say) -> FleetAccess:
 def status(name: str) -> dict[str, Any]:
     """What each member does, and where the fleet is reached. A member that does not answer is being placed or moved."""
     found = require_members(name)
-    answers = _ask_all(found, "status")
+    answers = _ask_all(found, Member.status)
     facts = [answers.get(member) or {"name": member, **SILENT} for member in found]
-    access: FleetAccess | None = _ask_all([COORDINATOR], "access").get(COORDINATOR)
+    access = _ask_all([COORDINATOR], Member.access).get(COORDINATOR)
     gateway = next((each["address"] for each in facts if each["name"] == GATEWAY), None)
     machines = [_machine(node) for node in ray.nodes() if node["Alive"]]
     dashboard = access.dashboard if access else None
@@ -95,7 +96,7 @@ def status(name: str) -> dict[str, Any]:
 
 def scale(name: str, workers: int, grace_s: float, say: Say) -> None:
     found = require_members(name)
-    plan: FleetPlan | None = _ask_all([COORDINATOR], "plan").get(COORDINATOR)
+    plan = _ask_all([COORDINATOR], Member.plan).get(COORDINATOR)
     if plan is None:
         raise ConfigError(
             f'the coordinator of fleet "{name}" does not answer: wait until blocktrain fleet status shows it'
@@ -115,7 +116,7 @@ def down(name: str, grace_s: float, say: Say) -> FleetPlan | None:
     """Serving ends first, then the workers submit their work, then the coordinator ends. The run stays.
     Returns the plan if the coordinator still knew it."""
     found = members(name)
-    plan: FleetPlan | None = _ask_all([each for each in found if each == COORDINATOR], "plan").get(COORDINATOR)
+    plan = _ask_all([each for each in found if each == COORDINATOR], Member.plan).get(COORDINATOR)
     for roles in ((GATEWAY,), (STAGE,), (WORKER,), (COORDINATOR,)):
         _stop([member for member in found if role_of(member) in roles], grace_s, say)
     with suppress(ValueError):  # it may have no stages
@@ -193,16 +194,18 @@ def _await_access(coordinator: Any) -> FleetAccess:
         time.sleep(TICK_S)
 
 
-def _ask_all(found: Sequence[str], method: str, *arguments: Any, limit_s: float = PROBE_S) -> dict[str, Any]:
-    """The answers by member. Who does not answer in time is left out."""
+def _ask_all(
+    found: Sequence[str], method: Callable[..., Answer], *arguments: Any, limit_s: float = PROBE_S
+) -> dict[str, Answer]:
+    """The answers by member to a call of this method of `Member`. Who does not answer in time is left out."""
     asked = {}
     for member in found:
         try:
-            asked[member] = getattr(ray.get_actor(member), method).remote(*arguments)
+            asked[member] = remote(ray.get_actor(member), method, *arguments)
         except ValueError:
             continue  # it has ended since
     ready: Iterable[Any] = ray.wait([*asked.values()], num_returns=len(asked), timeout=limit_s)[0] if asked else ()
-    done, answers = set(ready), {}
+    done, answers = set(ready), dict[str, Answer]()
     for member, reference in asked.items():
         try:
             if reference in done:
@@ -217,8 +220,8 @@ def _stop(found: Sequence[str], grace_s: float, say: Say) -> None:
     answer: what it acknowledged is in the ledger."""
     if not found:
         return
-    present = _ask_all(found, "status")
-    ended = _ask_all([*present], "stop", grace_s, limit_s=grace_s + PROBE_S)
+    present = _ask_all(found, Member.status)
+    ended = _ask_all([*present], Member.stop, grace_s, limit_s=grace_s + PROBE_S)
     for member in found:
         try:
             ray.kill(ray.get_actor(member), no_restart=True)

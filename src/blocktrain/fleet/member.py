@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from blocktrain.errors import BlockTrainError
 from blocktrain.fleet.cluster import has_authentication
 from blocktrain.fleet.plan import COORDINATOR, GATEWAY, STAGE, WORKER, FleetPlan, number_of, role_of
-from blocktrain.fleet.supervisor import ADDRESS_FILE, Launch, Supervisor, read_address_file
+from blocktrain.fleet.supervisor import ADDRESS_FILE, Launch, Supervisor
 from blocktrain.http.limits import is_loopback
+from blocktrain.io.address_file import read_address
 from blocktrain.io.private import read_private, write_private
-from blocktrain.wire.invite import INVITE_FILE, parse_invite
+from blocktrain.wire.invite import INVITE_FILE, bracketed, parse_invite
 
 SETTINGS_FILE, CHAIN_KEY_FILE = "fleet.toml", "chain.key"
 VIEWER_FILE = "invite-viewer"  # in a coordinator's directory
 ASK_S = 30.0  # a member that does not answer within this time is asked again later
 FOLLOW_STAGES_S, FOLLOW_COORDINATOR_S = 2.0, 5.0  # how often to look whether they have moved
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Member:
     def _stage(self) -> Launch | str:
         if (missing := self._get_access()) is not None:
             return missing
-        listen = f"tcp://{_bracketed(own_node())}:{self._last_port() or '*'}"
+        listen = f"tcp://{bracketed(own_node())}:{self._last_port() or '*'}"
         device = () if self._plan.stage.gpus else ("--device", "cpu")
         follow = ("--poll", f"{self._plan.poll_s:g}", "--home", str(self._folder))
         blocks = ("--blocks", self._plan.blocks[number_of(self._name) - 1])
@@ -122,7 +126,7 @@ class Member:
             return missing
         addresses = []
         for stage in self._plan.stages:
-            address = (self._ask(stage, "status") or {}).get("address")
+            address = (self._ask(stage, Member.status) or {}).get("address")
             if address is None:
                 return f"{stage} does not serve yet"
             addresses.append(address)
@@ -140,12 +144,12 @@ class Member:
 
     def _last_port(self) -> int | None:
         """A stage that comes back on the same machine is found where it was."""
-        address = urlsplit(read_address_file(self._folder) or "")
+        address = urlsplit(read_address(self._folder / ADDRESS_FILE) or "")
         return address.port if address.hostname == own_node() else None
 
     def _get_access(self) -> str | None:
         """Writes what the coordinator gives into this member's files. Returns why it cannot."""
-        access: FleetAccess | None = self._ask(COORDINATOR, "access")
+        access = self._ask(COORDINATOR, Member.access)
         if access is None:
             return "the coordinator does not answer yet"
         if self._role != WORKER and not access.can_serve:
@@ -155,15 +159,21 @@ class Member:
             _write_changed(self._folder / CHAIN_KEY_FILE, access.chain_key)
         return None
 
-    def _ask(self, member: str, method: str) -> Any:
+    def _ask(self, member: str, method: Callable[[Member], Answer]) -> Answer | None:
         """None while there is no answer."""
         import ray
 
         try:
             actor = ray.get_actor(member, namespace=self._plan.namespace)
-            return ray.get(getattr(actor, method).remote(), timeout=ASK_S)
+            answer: Answer = ray.get(remote(actor, method), timeout=ASK_S)
         except (ray.exceptions.RayError, ValueError):
             return None
+        return answer
+
+
+def remote(actor: Any, method: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls this method of `Member` where the actor is. Returns Ray's reference to the answer at once."""
+    return getattr(actor, method.__name__).remote(*arguments)
 
 
 def own_node() -> str:
@@ -171,10 +181,6 @@ def own_node() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _write_changed(path: Path, text: str) -> None:

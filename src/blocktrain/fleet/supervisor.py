@@ -5,7 +5,6 @@ No Ray here. Next: member.py, which uses it; cli/shared/signals.py, which turns 
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import signal
@@ -20,14 +19,15 @@ from pathlib import Path
 from typing import IO
 
 from blocktrain.errors import BlockTrainError, StorageError
-from blocktrain.io.private import OWNER_ONLY, read_private
+from blocktrain.io.address_file import read_address
+from blocktrain.io.private import OWNER_ONLY
+from blocktrain.io.restarts import next_pause_s
 
 ADDRESS_FILE, LOCK_FILE, LOG_FILE = "address.json", ".process.lock", "log"
 LOG_BYTES = 10 * 2**20  # a longer log is renamed when the command is started again
 TAIL_BYTES = 2000
 TICK_S = 0.2
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-STABLE_S = 30.0  # a command that ran this long did not fail at its start
+FIRST_PAUSE_S = 0.5
 TAKEOVER_S = 120.0  # how long an earlier process of this folder may take to submit its work
 # The shell stays between. When Ray ends an actor it kills the processes that the actor started, but not their children:
 # the command sees the end of its stdin instead, and stops in order.
@@ -74,7 +74,8 @@ class Supervisor:
 
     @property
     def state(self) -> CommandState:
-        return replace(self._state, address=read_address_file(self.folder) if self._state.state == "running" else None)
+        running = self._state.state == "running"
+        return replace(self._state, address=read_address(self.folder / ADDRESS_FILE) if running else None)
 
     def start(self) -> None:
         self._thread.start()
@@ -102,8 +103,8 @@ class Supervisor:
                     return
                 if code is not None:
                     self._set("failing", f"exit code {code}: {self._last_line()}")
-            failed = self._state.state == "failing" and time.monotonic() - began_s < STABLE_S
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if failed else FIRST_PAUSE_S
+            failed = self._state.state == "failing"
+            pause_s = next_pause_s(pause_s, FIRST_PAUSE_S, time.monotonic() - began_s) if failed else FIRST_PAUSE_S
             self._stopping.wait(pause_s)
         self._set("stopped")
 
@@ -212,8 +213,3 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 def kill_group(number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(number, signal.SIGKILL)
-
-
-def read_address_file(folder: Path) -> str | None:
-    data = read_private(folder / ADDRESS_FILE)
-    return str(json.loads(data)["address"]) if data else None

@@ -16,6 +16,7 @@ from blocktrain.errors import ConfigError
 from blocktrain.logs import SparingLog
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+LOOPBACK = "127.0.0.1"
 IPV6_SITE_BITS = 64  # one customer of a provider has at least that much, so it counts as one address
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 

@@ -93,8 +93,8 @@ def limit_rate(rate: Rate, clock: Callable[[], float]) -> Check:
 
     def check(scope: Scope, headers: Headers) -> None:
         address = site_of(scope["client"][0]) if scope.get("client") else ""
-        token = hashlib.sha256(headers.get("authorization", "").encode()).digest()
-        wait_s = of_address.wait_s(address) or of_token.wait_s((address, token))
+        access_token = hashlib.sha256(headers.get("authorization", "").encode()).digest()
+        wait_s = of_address.wait_s(address) or of_token.wait_s((address, access_token))
         if wait_s:
             message = f"too many requests from {address}: try again in {math.ceil(wait_s)} s"
             raise CheckFailed(429, "rate", message, retry_after_s=wait_s)

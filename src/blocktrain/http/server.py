@@ -20,11 +20,10 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from blocktrain.errors import ConfigError
-from blocktrain.http.limits import HttpLimits, Listener
+from blocktrain.http.limits import LOOPBACK, HttpLimits, Listener
 from blocktrain.http.protocol import BoundedProtocol
 
 GRACE_S = 5  # for requests under way at shutdown
-LOOPBACK = "127.0.0.1"
 TICKS_PER_CHECK = 5  # uvicorn ticks ten times per second
 
 
@@ -70,10 +69,9 @@ def serve(
     *,
     tls: Tls | None = None,
     limits: HttpLimits | None = None,
-    grace_s: int = GRACE_S,
 ) -> None:
     """Serves until SIGINT or SIGTERM, then raises the signal again for the caller's own handler."""
-    _Server(app, tls, limits, grace_s).run(sockets=[listener])
+    _Server(app, tls, limits, GRACE_S).run(sockets=[listener])
 
 
 async def serve_until_cancelled(
@@ -82,10 +80,9 @@ async def serve_until_cancelled(
     *,
     tls: Tls | None = None,
     limits: HttpLimits | None = None,
-    grace_s: int = GRACE_S,
 ) -> None:
     """Serves until cancelled. The caller handles signals."""
-    server = _Server(app, tls, limits, grace_s, handles_signals=False)
+    server = _Server(app, tls, limits, GRACE_S, handles_signals=False)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await asyncio.shield(serving)

@@ -34,7 +34,6 @@ from blocktrain.io.private import LEDGER_FILE, MANIFEST_FILE, METRICS_FILE
 from blocktrain.io.records import append_record, read_records
 from blocktrain.io.tensor_file import (
     MappedTensors,
-    Shapes,
     damage_in,
     from_bytes,
     load_tensors,
@@ -46,6 +45,7 @@ from blocktrain.io.tensor_file import (
 )
 from blocktrain.settings import TOKENIZER_FILE
 from blocktrain.spec import RunSpec, first_difference, load_spec, settings_of
+from blocktrain.wire.safetensors import Shapes
 
 SPEC_FILE = "spec.toml"
 SAMPLES_FILE = "samples.jsonl"

@@ -8,7 +8,6 @@ import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,10 +16,9 @@ from torch import Tensor
 from blocktrain.errors import CheckpointError, TensorError
 from blocktrain.io.arrays import as_arrays, as_tensors
 from blocktrain.io.files import mapped, written_whole
-from blocktrain.wire.safetensors import Encoded, decode, encode, encode_chunks
+from blocktrain.wire.safetensors import Encoded, Shapes, decode, encode, encode_chunks
 
 RESTORE = "check the path, or restore the file"
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

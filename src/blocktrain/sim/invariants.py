@@ -201,16 +201,16 @@ class Checker:
         closed = {(phase, number) for phase, number, *_, closed_s in rounds if closed_s is not None}
         holders: dict[tuple[int, int, int], list[Any]] = {}
         for row in leases:
-            id, phase, round, shard, _, granted_s, deadline_s, state = row
+            id, phase, round, shard, _, granted_s, deadline_at_s, state = row
             if state == "open" and (phase, round) in closed:
                 raise Broken("leases expire", f"lease {id[:24]} is open in a round that is closed")
             self._seen_s.setdefault((id, granted_s), self._scheduler.now_s)
             before = self._leases.get(id)
-            if before and before[0] == granted_s and before[1] != deadline_s:
+            if before and before[0] == granted_s and before[1] != deadline_at_s:
                 raise Broken(
-                    "renewals move nothing", f"lease {id[:24]} moved its deadline by {deadline_s - before[1]:.1f} s"
+                    "renewals move nothing", f"lease {id[:24]} moved its deadline by {deadline_at_s - before[1]:.1f} s"
                 )
-            self._leases[id] = granted_s, deadline_s
+            self._leases[id] = granted_s, deadline_at_s
             for other in holders.setdefault((phase, round, shard), []):
                 if granted_s < other[6] + limits[phase, round] and other[7] != "expired":
                     raise Broken(

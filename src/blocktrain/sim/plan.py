@@ -15,7 +15,7 @@ from itertools import count
 from blocktrain.errors import ConfigError
 from blocktrain.sim.plan_round import PlannedRound
 from blocktrain.spec import RunSpec
-from blocktrain.swarm.policy.leases import NoWork, OpenPhase, WorkerFacts, choose_work
+from blocktrain.swarm.policy.leases import UPLOAD_SHARE, NoWork, OpenPhase, WorkerFacts, choose_work
 from blocktrain.swarm.policy.rounds import (
     LateUpdate,
     Refusal,
@@ -28,7 +28,6 @@ from blocktrain.swarm.policy.rounds import (
 )
 from blocktrain.swarm.policy.track_record import TrackRecord, usual_steps_per_s
 
-UPLOAD_SHARE = 0.1  # as worker.py: of the time until the deadline
 MEMORY_BYTES = 2**52
 HOUR_S = 3600.0
 LIAR_SHARE = 0.1  # of a round's limit, after which a liar whose lease is over asks again

@@ -64,9 +64,9 @@ def run_seed(seed: int, folder: Path) -> Course:
     return run_schedule(schedule_of(seed), folder)
 
 
-def shortest(failed: Course, folder: Path, tries: int = MOST_TRIES) -> Course:
+def shortest(failed: Course, folder: Path) -> Course:
     """The same failure with as few faults, volunteers, machines and gaps as could be found."""
-    best, left = failed, tries
+    best, left = failed, MOST_TRIES
 
     def still_fails(schedule: Schedule) -> bool:
         nonlocal best, left
@@ -88,10 +88,10 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
     faults = schedule.faults
     if len(faults) > 3:
         half = len(faults) // 2
-        yield replace(schedule, faults=faults[:half])
-        yield replace(schedule, faults=faults[half:])
+        yield schedule.only(range(half))
+        yield schedule.only(range(half, len(faults)))
     for number in range(len(faults)):
-        yield replace(schedule, faults=(*faults[:number], *faults[number + 1 :]))
+        yield schedule.only([*range(number), *range(number + 1, len(faults))])
     if schedule.gaps:
         yield replace(schedule, gaps=0.0)
     needed = {fault.who for fault in faults}

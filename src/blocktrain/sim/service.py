@@ -104,22 +104,23 @@ def _lease_or_wait(coordinator: Coordinator, asked: LeaseRequest, delivery: Deli
 
 
 def _take_part(coordinator: Coordinator, delivery: Delivery, lease: str, sha256: str) -> int:
-    params, token = delivery.request.url.params, delivery.request.headers.get("authorization", "")
+    params, access_token = delivery.request.url.params, delivery.request.headers.get("authorization", "")
     offset, size = int(params["offset"]), int(params["size"])
-    coordinator.intake.expect(lease, offset + int(delivery.request.headers["content-length"]), size, token)
+    coordinator.intake.expect(lease, offset + int(delivery.request.headers["content-length"]), size, access_token)
     with coordinator.blobs.receiving() as part:
         part.write(delivery.body)  # what came before the connection broke is kept
-        return coordinator.intake.receive(lease, sha256, offset, size, part, token)
+        return coordinator.intake.receive(lease, sha256, offset, size, part, access_token)
 
 
 def _take_whole(coordinator: Coordinator, delivery: Delivery) -> httpx.Response:
-    num_bytes, token = int(delivery.request.url.params["notice"]), delivery.request.headers.get("authorization", "")
+    num_bytes = int(delivery.request.url.params["notice"])
+    access_token = delivery.request.headers.get("authorization", "")
     announced = int(delivery.request.headers["content-length"])
     if len(delivery.body) < announced:  # the connection broke
         return httpx.Response(400)
     notice = UpdateNotice.model_validate_json(delivery.body[:num_bytes])
     require_announced(notice.payload, announced - num_bytes)
-    coordinator.intake.expect(notice.lease, announced - num_bytes, announced - num_bytes, token)
+    coordinator.intake.expect(notice.lease, announced - num_bytes, announced - num_bytes, access_token)
     with coordinator.blobs.receiving() as part:
         part.write(delivery.body[num_bytes:])
         return _json(coordinator.update(notice, part))

@@ -76,10 +76,6 @@ class Scheduler:
         action()
         return True
 
-    @property
-    def next_s(self) -> float | None:
-        return self._queue[0][0] if self._queue else None
-
     # What tasks call
 
     def wait(self, timeout_s: float | None = None) -> Any:

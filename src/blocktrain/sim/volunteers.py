@@ -23,10 +23,11 @@ from blocktrain.sim.tasks import Scheduler
 from blocktrain.spec import Denoise, Phase, RunSpec
 from blocktrain.swarm.signatures import sign
 from blocktrain.swarm.worker.client import CoordinatorClient
-from blocktrain.swarm.worker.worker import Tensors, Worker
+from blocktrain.swarm.worker.worker import Worker
 from blocktrain.train.trainer import Weights
 from blocktrain.wire.invite import Invite
 from blocktrain.wire.messages import EvaluateLease, EvaluationNotice, TrainLease, UpdateReceipt, VetLease, VetNotice
+from blocktrain.wire.safetensors import Tensors
 
 PATIENCE_S = 10 * 86_400.0
 MEMORY_BYTES = 2**40

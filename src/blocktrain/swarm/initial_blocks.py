@@ -23,7 +23,7 @@ from blocktrain.start_model import StartModel
 from blocktrain.swarm.coordinator.initial_files import initial_block_file
 
 if TYPE_CHECKING:
-    from blocktrain.swarm.coordinator.blocks import Tensors
+    from blocktrain.wire.safetensors import Tensors
 
 MEMORY_FILE = "memory.json"
 

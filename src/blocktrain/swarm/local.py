@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blocktrain.data.corpus import load_corpus, with_tokenizer
 from blocktrain.errors import ConfigError
-from blocktrain.http.server import LOOPBACK
+from blocktrain.http.limits import LOOPBACK
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
 from blocktrain.start_model import StartModel, require_start
@@ -164,11 +164,11 @@ def _open_run(
     folder.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(folder / "ledger.db")
     opening.callback(ledger.close)
-    blobs, token = Blobs(folder / "blobs"), secrets.token_urlsafe(24)
+    blobs, access_token = Blobs(folder / "blobs"), secrets.token_urlsafe(24)
     found_run(spec, corpus, ledger, blobs, time.time())
     initial_block = initial_blocks_here(spec, start)
     begin_blocks(spec, ledger, blobs, initial_block, time.time())
-    ledger.add_access_token(f"local-{token[:8]}", "admin", token, time.time())
+    ledger.add_access_token(f"local-{access_token[:8]}", "admin", access_token, time.time())
     coordinator = Coordinator(spec, ledger, blobs, initial_block=initial_block)
     port = opening.enter_context(served_here(coordinator, ledger))
-    return spec, Invite(LOOPBACK, port, token)
+    return spec, Invite(LOOPBACK, port, access_token)

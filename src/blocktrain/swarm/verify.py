@@ -304,7 +304,7 @@ def notice_of(update: Update, blocks: Blocks) -> UpdateNotice:
     return UpdateNotice(
         worker=update.worker,
         lease=update.lease,
-        tensors=blocks.shapes(update.phase),
+        tensors=dict(blocks.shapes(update.phase)),
         payload=Blob(sha256=update.id, num_bytes=update.num_bytes),
         steps=update.steps,
         tokens=update.tokens,

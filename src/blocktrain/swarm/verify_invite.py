@@ -19,7 +19,7 @@ from blocktrain.errors import BlobError, BlockTrainError, ConfigError, RequestRe
 from blocktrain.model.block import block_shapes
 from blocktrain.spec import RunSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
-from blocktrain.swarm.coordinator.blocks import Blocks, Tensors
+from blocktrain.swarm.coordinator.blocks import Blocks
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import MergeWeight, Update, Version
@@ -27,6 +27,7 @@ from blocktrain.swarm.signatures import is_signed
 from blocktrain.swarm.verify import Fault, HashedBlobs, VerifyReport, notice_of
 from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.messages import Blob, RunInfo, UpdateReceipt
+from blocktrain.wire.safetensors import Tensors
 
 NOT_SEEN = (
     "the ledger itself, its chain of acknowledged updates and its noted head",

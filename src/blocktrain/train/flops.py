@@ -10,27 +10,27 @@ FORWARD, FROZEN, TRAINED = 1, 2, 3  # passes: forward; also back to the input; a
 
 
 def layers_flops(spec: RunSpec, block: int, passes: int) -> int:
-    """All layers that a block runs, real or shared, for the bytes of one step. Attention is counted over the whole
+    """All layers that a block runs, real or shared, for the tokens of one step. Attention is counted over the whole
     context, as it is computed. It has no weights, and its backward pass to its three inputs costs two forward passes
     whether or not the layers are trained."""
     width, context = spec.model.width, spec.model.context
     attention_passes = FORWARD if passes == FORWARD else TRAINED
-    per_byte = passes * 2 * 12 * width**2 + attention_passes * 2 * 2 * context * width
-    return spec.step_bytes * spec.model.layers_of(block) * per_byte
+    per_token = passes * 2 * 12 * width**2 + attention_passes * 2 * 2 * context * width
+    return spec.step_tokens * spec.model.layers_of(block) * per_token
 
 
 def embedding_flops(spec: RunSpec, passes: int) -> int:
     """The small matrix behind a narrow table. Nothing before the embedding needs a gradient."""
     rank, width = narrow_rank(spec.model) or 0, spec.model.width
-    return (TRAINED if passes == TRAINED else FORWARD) * spec.step_bytes * 2 * rank * width
+    return (TRAINED if passes == TRAINED else FORWARD) * spec.step_tokens * 2 * rank * width
 
 
 def readout_flops(spec: RunSpec) -> int:
-    """The forward pass of one read-out for the bytes of one step."""
+    """The forward pass of one read-out for the tokens of one step."""
     model, rank = spec.model, narrow_rank(spec.model)
     if rank is None:
-        return spec.step_bytes * 2 * model.vocabulary * model.width
-    return spec.step_bytes * 2 * rank * (model.vocabulary + model.width)
+        return spec.step_tokens * 2 * model.vocabulary * model.width
+    return spec.step_tokens * 2 * rank * (model.vocabulary + model.width)
 
 
 def phase_flops(spec: RunSpec, phase: Phase) -> int:
@@ -46,13 +46,13 @@ def phase_flops(spec: RunSpec, phase: Phase) -> int:
 def _spared_flops(spec: RunSpec, phase: Phase) -> int:
     """A trained block that reads only the state of frozen ones needs no gradient of what enters its first layer: back
     through query, key and value."""
-    return 0 if reads_tokens(spec, phase.block) else spec.step_bytes * 2 * 3 * spec.model.width**2
+    return 0 if reads_tokens(spec, phase.block) else spec.step_tokens * 2 * 3 * spec.model.width**2
 
 
 def _end_flops(spec: RunSpec, phase: Phase) -> int:
     """The work outside the layers: the read-outs, and for `denoise` the projections of z."""
     if isinstance(spec.objective, Denoise):
-        z_meets_the_codes = spec.step_bytes * 2 * spec.model.vocabulary * spec.model.code_width
+        z_meets_the_codes = spec.step_tokens * 2 * spec.model.vocabulary * spec.model.code_width
         z_enters = FROZEN * readout_flops(spec)  # forward, and back to the weights alone
         return z_meets_the_codes + z_enters + TRAINED * readout_flops(spec)
     own = isinstance(spec.objective, Stacked) and spec.objective.own_weight > 0

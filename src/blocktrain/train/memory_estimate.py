@@ -85,7 +85,7 @@ def training_memory_bytes(spec: RunSpec, phase: Phase) -> int:
     parameter (weight, gradient, two moments of the optimiser). 4 bytes per parameter of the largest block that is only
     run and of every block that the gradient passes through. The activations of one step: LAYER_VALUES × width numbers
     per position and layer that the gradient passes through, and the logits of every read-out with their gradients."""
-    return _held_bytes(spec, phase, spec.step_bytes)
+    return _held_bytes(spec, phase, spec.step_tokens)
 
 
 def _held_bytes(spec: RunSpec, phase: Phase, positions: int, again: bool = False) -> int:
@@ -110,7 +110,7 @@ def _streamed_bytes(spec: RunSpec, phase: Phase, positions: int, again: bool = F
     own_logits = 2 * spec.model.vocabulary if getattr(spec.objective, "own_weight", 0.0) else 0
     kept_values = kept * ((layers if again else layers * LAYER_VALUES) * width + own_logits)
     states = (len(phase.blocks) + 2) * width
-    values = positions * values_per_position + spec.step_bytes * (states + kept_values)
+    values = positions * values_per_position + spec.step_tokens * (states + kept_values)
     return max(UPDATE_BYTES * trained, FLOAT_BYTES * (2 * trained + values)) + FLOAT_BYTES * run_only
 
 

@@ -18,10 +18,10 @@ NEWTON_SCHULZ_STEPS = 5
 ADAM_EPS = 1e-8
 
 
-def lr_factor(seen_bytes: int, total_bytes: int, step_bytes: int, optim: OptimSpec) -> float:
-    """The learning rate of the step that starts at seen_bytes, as a share of its peak: up, constant, linear to 0."""
-    warmup = (seen_bytes + step_bytes) / (optim.warmup_steps * step_bytes) if optim.warmup_steps else 1.0
-    decay = (total_bytes - seen_bytes) / (optim.decay_share * total_bytes) if optim.decay_share else 1.0
+def lr_factor(seen_tokens: int, total_tokens: int, step_tokens: int, optim: OptimSpec) -> float:
+    """The learning rate of the step that starts at seen_tokens, as a share of its peak: up, constant, linear to 0."""
+    warmup = (seen_tokens + step_tokens) / (optim.warmup_steps * step_tokens) if optim.warmup_steps else 1.0
+    decay = (total_tokens - seen_tokens) / (optim.decay_share * total_tokens) if optim.decay_share else 1.0
     return min(1.0, warmup, decay)
 
 

@@ -107,9 +107,9 @@ class BlockTrainer:
                 self._frozen[index].load_state_dict(dict(published[index]))
 
     def step(self) -> StepReport:
-        started_s, step_bytes = time.perf_counter(), self.spec.step_bytes
+        started_s, tokens = time.perf_counter(), self.spec.step_tokens
         inputs, targets = self._batch()
-        factor = lr_factor(self.step_done * step_bytes, self.phase.steps * step_bytes, step_bytes, self.spec.optim)
+        factor = lr_factor(self.step_done * tokens, self.phase.steps * tokens, tokens, self.spec.optim)
         loss, grad_norm = self._learn(inputs, targets, factor)
         self.step_done += 1
         num_bytes = int(text_bytes(self._train_bytes, targets.cpu().numpy()).sum())  # of the text that was predicted

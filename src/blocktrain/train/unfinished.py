@@ -6,15 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from blocktrain.data.corpus import Corpus
 from blocktrain.errors import CheckpointError
 from blocktrain.io.checkpoint import RunDirectory
 from blocktrain.model.block import build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec, Stacked
+from blocktrain.train.evaluate import answer, evaluate
 from blocktrain.train.run import SAVE_EVERY_S, PublishedBlocks
+from blocktrain.train.samples import sample_prompts, write_samples
+from blocktrain.wire.messages import Sample
 
+LOOK_WINDOWS = 16  # of held-out text
 WEIGHTS = "weights:"  # how BlockTrainer.state names the tensors of its blocks
 
 
@@ -29,6 +35,23 @@ class SoFar:
 
     def model(self) -> BlockModel:
         return BlockModel.from_tensors(self.spec, self.tensors)
+
+
+@dataclass(frozen=True)
+class LookResult:
+    """What people see of a run while it is trained."""
+
+    where: str
+    nats_per_byte: float  # of a few held-out windows
+    samples: tuple[Sample, ...]
+
+
+def look_at(run: RunDirectory, corpus: Corpus, device: torch.device) -> LookResult:
+    so_far = trained_so_far(run)
+    model, held_out = so_far.model().to(device), corpus.valid
+    loss = answer(evaluate(model, held_out, max_windows=LOOK_WINDOWS)).nats_per_byte
+    prompts = sample_prompts(held_out, model.spec.model.context)
+    return LookResult(so_far.where, loss, write_samples(model, prompts, tokenizer=corpus.tokenizer))
 
 
 def trained_so_far(run: RunDirectory) -> SoFar:

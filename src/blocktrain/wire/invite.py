@@ -49,11 +49,16 @@ class Invite:
 
     @property
     def _address(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
     def __str__(self) -> str:
         addresses = ",".join(f"{place._address}/{place.fingerprint or ''}" for place in self.places)
         return f"{'bts' if self.tls else 'bt'}://{addresses}#{self.access_token}"
+
+
+def bracketed(host: str) -> str:
+    """As it is written before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def parse_invite(text: str) -> Invite:

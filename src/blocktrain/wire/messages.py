@@ -27,11 +27,11 @@ Seconds = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]  # a span,
 MAX_LOSS = 1e4  # nats per byte; a model that knows nothing has 5.5
 MAX_SCORE = 1e9
 Loss = Annotated[float, Field(ge=0, le=MAX_LOSS)]
-Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
+ScoreValue = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
 Steps = Annotated[int, Field(ge=1, lt=2**53, strict=True)]
 Shape = Annotated[tuple[Natural, ...], Field(max_length=8)]
 MAX_SCORES = 2**12  # of an evaluation: some readings and every block, per path
-Weights = dict[str, Annotated[tuple[Score, ...], Field(fail_fast=True)]]  # of the composition, per path
+CombineWeights = dict[str, Annotated[tuple[ScoreValue, ...], Field(fail_fast=True)]]  # of the composition, per path
 
 
 class Message(BaseModel):
@@ -221,9 +221,9 @@ class Sample(Message):
 class EvaluationNotice(SignedByWorker):
     lease: Name
     scores: Annotated[  # the status shows them
-        tuple[dict[str, str | Natural | Score], ...], Field(max_length=MAX_SCORES, fail_fast=True)
+        tuple[dict[str, str | Natural | ScoreValue], ...], Field(max_length=MAX_SCORES, fail_fast=True)
     ]
-    combine: Weights
+    combine: CombineWeights
     samples: Annotated[tuple[Sample, ...], Field(max_length=4)] = ()  # and these
 
 
@@ -251,7 +251,7 @@ class ModelManifest(Message):
     blocks: tuple[BlockVersion, ...]
     finished: tuple[InQuery, ...]
     steps: dict[InQuery, InQuery]  # phase -> steps done
-    combine: Weights
+    combine: CombineWeights
 
 
 class Problem(Message):

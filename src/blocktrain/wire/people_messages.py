@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from blocktrain.wire.messages import InQuery, Loss, Message, Name, Natural, Score, Seconds
+from blocktrain.wire.messages import InQuery, Loss, Message, Name, Natural, ScoreValue, Seconds
 
 
 class Page(Message):
@@ -63,8 +63,8 @@ class HeldOutPoint(Message):
     versions: dict[InQuery, InQuery]  # block -> version
     path: str
     reading: str
-    nats_per_byte: Score
-    blocks: dict[InQuery, Score] = {}  # noqa: RUF012 (pydantic copies it)  # block -> its own score on the same path
+    nats_per_byte: ScoreValue
+    blocks: dict[InQuery, ScoreValue] = {}  # noqa: RUF012 (pydantic copies it)  # block -> its own score on the same path
 
 
 class Curves(Message):
@@ -91,7 +91,7 @@ class LeaderboardReply(Message):
     run: str
     at_s: Seconds
     progress: Annotated[float, Field(ge=0, le=1)]
-    nats_per_byte: Score | None
+    nats_per_byte: ScoreValue | None
     unit: Literal["bytes", "tokens"]
     num_workers: Natural
     tokens: Natural

@@ -42,6 +42,8 @@ KNOWN_HEADERS, KNOWN_BYTES = 64, 2**14  # how many headers are remembered, and h
 
 Encoded: TypeAlias = bytes | memoryview
 Array: TypeAlias = NDArray[Any]
+Tensors: TypeAlias = dict[str, Array]
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Floats: TypeAlias = NDArray[np.floating[Any]]
 AnyTensor = TypeVar("AnyTensor")
 

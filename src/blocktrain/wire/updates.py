@@ -35,7 +35,7 @@ from blocktrain.errors import ConfigError, TensorError
 from blocktrain.wire.codecs.base import MAX_MAGNITUDE, PIECE, Codec, Values, check_parts, damaged, within
 from blocktrain.wire.codecs.floats import Float32
 from blocktrain.wire.codecs.table import codec_type
-from blocktrain.wire.safetensors import Array, Encoded, Floats, decode, encode, encode_joined
+from blocktrain.wire.safetensors import Array, Encoded, Floats, Shapes, decode, encode, encode_joined
 
 FORMAT = "1"
 COURSE_SHARE = 0.5  # of a block's last change, expected of the next one; a power of two, so that the product is exact
@@ -43,7 +43,6 @@ MAX_HEADER_BYTES = 2048
 MAX_METADATA = 64
 
 Named: TypeAlias = Mapping[str, Array]
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def encode_update(before: Named, after: Named, codec: Codec, earlier: Named | None = None) -> bytes:

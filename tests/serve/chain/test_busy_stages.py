@@ -80,7 +80,7 @@ def test_a_traversal_whose_time_is_over_is_not_computed(serve):
         gated, clock = serve.gated(serve.segment_of("stacked", range(4))), serve.clock()
         async with (
             serve.stages_of([gated], clock=clock) as (stage,),
-            Pipeline([stage.address], replace(serve.quick, deadline_s=60.0), clock=clock) as pipeline,
+            Pipeline([stage.address], replace(serve.quick, time_limit_s=60.0), clock=clock) as pipeline,
         ):
             replies = [asyncio.create_task(pipeline(TEXT))]
             await gated.has_a_batch()
@@ -102,7 +102,7 @@ def test_a_stage_refuses_a_traversal_whose_time_is_over_in_its_queue(serve):
         gated, clock = serve.gated(serve.segment_of("stacked", range(4))), serve.clock()
         async with (
             serve.stages_of([gated], clock=clock) as (stage,),
-            Pipeline([stage.address], replace(serve.quick, deadline_s=60.0)) as pipeline,
+            Pipeline([stage.address], replace(serve.quick, time_limit_s=60.0)) as pipeline,
         ):
             reply = asyncio.create_task(pipeline(TEXT))
             await gated.has_a_batch()

@@ -124,8 +124,8 @@ def test_what_is_wrong_with_one_request_is_said_and_troubles_no_other(serve):
 MODES = {
     "byte by byte": ("stacked", {"mode": Mode.AUTOREGRESSIVE, "temperature": 0.8}),
     "reference": ("end_to_end", {"mode": Mode.AUTOREGRESSIVE, "temperature": 0.0}),
-    "speculative": ("stacked", {"mode": Mode.SPECULATIVE, "draft_bytes": 5}),
-    "speculative, greedy": ("denoise", {"mode": Mode.SPECULATIVE, "temperature": 0.0, "draft_bytes": 5}),
+    "speculative": ("stacked", {"mode": Mode.SPECULATIVE, "draft_tokens": 5}),
+    "speculative, greedy": ("denoise", {"mode": Mode.SPECULATIVE, "temperature": 0.0, "draft_tokens": 5}),
     "draft and weigh": ("stacked", {"mode": Mode.SWEEP, "candidates": 4}),
     "denoising sweep": ("denoise", {"mode": Mode.SWEEP}),
 }
@@ -140,7 +140,7 @@ async def written_by(forward: Forward, request: Request) -> bytes:
 def test_a_chain_writes_the_bytes_of_the_model_in_one_process_in_every_mode(serve, name, spans):
     async def main():
         kind, settings = MODES[name]
-        request = Request(prompt=PROMPT, max_bytes=25, seed=11, **settings)
+        request = Request(prompt=PROMPT, max_tokens=25, seed=11, **settings)
         async with serve.chain_of([serve.segment_of(kind, span) for span in spans]) as pipeline:
             served = await written_by(pipeline, request)
         assert served == await written_by(serve.local_of(kind, (0,), (1, 2, 3)), request)

@@ -14,7 +14,7 @@ import torch
 
 from blocktrain.errors import ConfigError
 from blocktrain.serve.decode import decoder as decoders
-from blocktrain.serve.decode.decoder import best_draft_bytes, decode, decoder_of
+from blocktrain.serve.decode.decoder import best_draft_tokens, decode, decoder_of
 from blocktrain.serve.decode.request import Mode, Request, WrittenToken, check
 from blocktrain.serve.segment import segment as segments_module
 from blocktrain.serve.segment.local import LocalForward
@@ -36,8 +36,8 @@ def run(forward, request):
     return bytes(byte.value for step in steps for byte in step.written), steps[-1].stats
 
 
-def of_model(model, max_bytes, prompt=PROMPT, seed=0, **settings):
-    return bytes(model.generate(prompt, max_bytes, torch.Generator().manual_seed(seed), **settings))
+def of_model(model, max_tokens, prompt=PROMPT, seed=0, **settings):
+    return bytes(model.generate(prompt, max_tokens, torch.Generator().manual_seed(seed), **settings))
 
 
 def test_autoregressive_bytes_are_those_of_the_model_beyond_its_context(model, local, kind):
@@ -48,25 +48,25 @@ def test_autoregressive_bytes_are_those_of_the_model_beyond_its_context(model, l
 
 
 @pytest.mark.parametrize("cut", [[[0, 1, 2, 3]], [[0], [1, 2, 3]]], ids=str)
-@pytest.mark.parametrize("draft_bytes", [None, 3])
-def test_greedy_speculation_writes_the_model_s_bytes(model, segments, kind, cut, draft_bytes):
+@pytest.mark.parametrize("draft_tokens", [None, 3])
+def test_greedy_speculation_writes_the_model_s_bytes(model, segments, kind, cut, draft_tokens):
     forward = LocalForward(*segments(model(kind), cut))
-    request = Request(PROMPT, 20, Mode.SPECULATIVE, temperature=0, draft_bytes=draft_bytes)
+    request = Request(PROMPT, 20, Mode.SPECULATIVE, temperature=0, draft_tokens=draft_tokens)
     assert run(forward, request)[0] == of_model(model(kind), 20, temperature=0)
 
 
-@pytest.mark.parametrize("max_bytes", [1, 2, 4, 5, 6, 40])
-def test_speculation_ends_where_it_is_told_and_moves_the_window_where_it_must(model, stacked, max_bytes):
-    written, stats = run(stacked, Request(LONG_PROMPT, max_bytes, Mode.SPECULATIVE, temperature=0, draft_bytes=7))
-    assert written == of_model(model("stacked"), max_bytes, LONG_PROMPT, temperature=0)
-    assert stats.written == max_bytes
+@pytest.mark.parametrize("max_tokens", [1, 2, 4, 5, 6, 40])
+def test_speculation_ends_where_it_is_told_and_moves_the_window_where_it_must(model, stacked, max_tokens):
+    written, stats = run(stacked, Request(LONG_PROMPT, max_tokens, Mode.SPECULATIVE, temperature=0, draft_tokens=7))
+    assert written == of_model(model("stacked"), max_tokens, LONG_PROMPT, temperature=0)
+    assert stats.written == max_tokens
 
 
 @pytest.mark.parametrize("temperature, top_p", [(1.0, 1.0), (0.7, 0.9)])
 def test_neither_the_length_nor_the_width_of_drafts_changes_a_byte(agreeing, temperature, top_p):
     texts, traversals = set(), []
-    for draft_bytes, candidates in ((1, 1), (4, 1), (4, 3), (None, 8)):
-        settings = {"draft_bytes": draft_bytes, "candidates": candidates, "temperature": temperature, "top_p": top_p}
+    for draft_tokens, candidates in ((1, 1), (4, 1), (4, 3), (None, 8)):
+        settings = {"draft_tokens": draft_tokens, "candidates": candidates, "temperature": temperature, "top_p": top_p}
         text, stats = run(agreeing, Request(b"ab", 40, Mode.SPECULATIVE, seed=2, **settings))
         texts.add(text)
         traversals.append(stats.traversals)
@@ -85,10 +85,10 @@ def test_speculation_writes_what_the_whole_model_draws_with_the_noise_of_each_po
     assert stats.exact == 20
 
 
-@pytest.mark.parametrize("draft_bytes", [1, 3, None])
-def test_greedy_speculation_equals_the_model_where_drafts_are_often_accepted(letters, agreeing, draft_bytes):
+@pytest.mark.parametrize("draft_tokens", [1, 3, None])
+def test_greedy_speculation_equals_the_model_where_drafts_are_often_accepted(letters, agreeing, draft_tokens):
     """40 bytes with a context of 16: the window moves four times."""
-    written, stats = run(agreeing, Request(PROMPT, 40, Mode.SPECULATIVE, temperature=0, draft_bytes=draft_bytes))
+    written, stats = run(agreeing, Request(PROMPT, 40, Mode.SPECULATIVE, temperature=0, draft_tokens=draft_tokens))
     assert written == of_model(letters, 40, temperature=0)
     assert 0 < stats.accepted <= stats.drafted
     assert stats.traversals < 35
@@ -132,9 +132,9 @@ def speculated(letters, segments, write):
     return outputs
 
 
-@pytest.mark.parametrize("draft_bytes", [1, None])
-def test_speculation_is_distributed_as_the_model(letters, speculated, draft_bytes):
-    statistic, limit = chi_squared(speculated(draft_bytes=draft_bytes), exact(letters, b"ab"))
+@pytest.mark.parametrize("draft_tokens", [1, None])
+def test_speculation_is_distributed_as_the_model(letters, speculated, draft_tokens):
+    statistic, limit = chi_squared(speculated(draft_tokens=draft_tokens), exact(letters, b"ab"))
     assert statistic < limit
 
 
@@ -149,7 +149,7 @@ def test_a_wrong_rule_would_be_caught(letters, speculated, monkeypatch):
         )
 
     monkeypatch.setattr(segments_module, "verified", trusting)
-    statistic, limit = chi_squared(speculated(draft_bytes=1, candidates=1), exact(letters, b"ab"))
+    statistic, limit = chi_squared(speculated(draft_tokens=1, candidates=1), exact(letters, b"ab"))
     assert statistic > 2 * limit
 
 
@@ -194,18 +194,18 @@ def test_a_tree_is_followed_as_far_as_the_model_draws_its_tokens(columns, writte
 
 
 @pytest.mark.parametrize(
-    "acceptance, byte_s, traversal_s, best",
+    "acceptance, token_s, traversal_s, best",
     [(0.5, 1.0, 1e-9, 1), (0.9, 0.001, 0.4, 36), (0.9, 0.01, 0.4, 18), (0.5, 0.001, 0.4, 7), (1.0, 0.001, 0.4, 64)],
 )
-def test_drafts_are_longer_where_traversals_are_dear_and_drafts_are_good(acceptance, byte_s, traversal_s, best):
-    assert best_draft_bytes(acceptance, byte_s, traversal_s) == best
+def test_drafts_are_longer_where_traversals_are_dear_and_drafts_are_good(acceptance, token_s, traversal_s, best):
+    assert best_draft_tokens(acceptance, token_s, traversal_s) == best
 
 
 def test_the_best_draft_is_the_best_of_all():
     def pace(k):
         return sum(0.8**i for i in range(k + 1)) / (0.1 + k * 0.004)
 
-    assert best_draft_bytes(0.8, 0.004, 0.1) == max(range(1, 65), key=pace)
+    assert best_draft_tokens(0.8, 0.004, 0.1) == max(range(1, 65), key=pace)
 
 
 def test_a_decoder_learns_how_far_to_draft(stacked):
@@ -217,7 +217,7 @@ def test_a_decoder_learns_how_far_to_draft(stacked):
         reply = stacked.run(asked)
         timed = tuple(replace(stage, drafted_s=0.001 * asked.draft.length) for stage in reply.trace[:1])
         asking.take(reply.with_(trace=timed), seconds=2.0)
-    assert lengths[0] == decoders.FIRST_DRAFT_BYTES
+    assert lengths[0] == decoders.FIRST_DRAFT_TOKENS
     assert len(set(lengths)) > 1
 
 
@@ -267,7 +267,7 @@ async def _numbered(steps):
     "settings, complaint",
     [
         ({"mode": "backwards"}, 'there is no mode "backwards": choose one of autoregressive, speculative, sweep'),
-        ({"max_bytes": 0}, "max_bytes = 0 is too small"),
+        ({"max_tokens": 0}, "max_bytes = 0 is too small"),
         ({"temperature": -0.1}, "temperature = -0.1 is out of range"),
         ({"temperature": math.nan}, "temperature = nan is out of range"),
         ({"top_p": 0}, "top_p = 0 is out of range"),
@@ -275,8 +275,8 @@ async def _numbered(steps):
         ({"candidates": 0, "mode": "sweep"}, "candidates = 0 is out of range"),
         ({"candidates": 257, "mode": "sweep"}, "give 1 to 256"),
         ({"candidates": 2}, "mode autoregressive has no candidates: leave them out, or choose mode speculative or"),
-        ({"draft_bytes": 0, "mode": "sweep"}, "draft_bytes = 0 is too small"),
-        ({"draft_bytes": 2}, "mode autoregressive drafts nothing"),
+        ({"draft_tokens": 0, "mode": "sweep"}, "draft_bytes = 0 is too small"),
+        ({"draft_tokens": 2}, "mode autoregressive drafts nothing"),
     ],
 )
 def test_a_request_is_checked_at_birth(settings, complaint):
@@ -287,4 +287,4 @@ def test_a_request_is_checked_at_birth(settings, complaint):
 
 def test_a_draft_longer_than_the_context_is_refused(stacked):
     with pytest.raises(ConfigError, match="draft_bytes = 64 does not fit behind a prompt in the model's context of 64"):
-        check(Request(PROMPT, mode=Mode.SPECULATIVE, draft_bytes=64), stacked.info)
+        check(Request(PROMPT, mode=Mode.SPECULATIVE, draft_tokens=64), stacked.info)

@@ -14,11 +14,11 @@ def info(context: int) -> ModelInfo:
 
 
 @pytest.mark.parametrize(
-    "context, prompt, max_bytes, candidates, most",
+    "context, prompt, max_tokens, candidates, most",
     [(4096, 100, 4000, 256, 16), (4096, 1, 255, 256, None), (256, 100, 4000, 256, None), (10**6, 1, 10**6, 2, 1)],
 )
-def test_candidates_that_would_take_the_memory_of_the_stages_are_refused(context, prompt, max_bytes, candidates, most):
-    request = Request(b"a" * prompt, max_bytes, Mode.SWEEP, candidates=candidates)
+def test_candidates_that_would_take_the_memory_of_the_stages_are_refused(context, prompt, max_tokens, candidates, most):
+    request = Request(b"a" * prompt, max_tokens, Mode.SWEEP, candidates=candidates)
     if most is None:
         check(request, info(context))
     else:

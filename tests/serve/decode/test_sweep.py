@@ -41,7 +41,7 @@ def spans(model, segments):
 def test_a_denoising_sweep_is_the_model_s_in_one_traversal(model, spans):
     written, stats, _ = swept(spans, Request(PROMPT, 16, Mode.SWEEP, seed=4))
     assert written == model("spans").sweep(PROMPT, 16, torch.Generator().manual_seed(4))
-    assert (stats.traversals, stats.tokens_per_traversal) == (1, 16)
+    assert (stats.traversals, stats.written) == (1, 16)
 
 
 def test_more_than_was_trained_at_once_takes_more_sweeps(model, spans):
@@ -86,7 +86,7 @@ def test_an_output_longer_than_the_window_takes_more_sweeps_and_keeps_half_of_it
 
 
 def test_draft_bytes_cuts_a_sweep_into_parts(stacked):
-    assert swept(stacked, Request(PROMPT, 20, Mode.SWEEP, candidates=1, draft_bytes=5))[1].traversals == 4
+    assert swept(stacked, Request(PROMPT, 20, Mode.SWEEP, candidates=1, draft_tokens=5))[1].traversals == 4
 
 
 def test_the_likeliest_candidate_wins_at_temperature_zero(model, stacked):

@@ -50,17 +50,17 @@ def test_autoregressive_tokens_are_those_of_the_model_beyond_its_context(token_m
     assert stats.prompt_bytes_unread == len(tokenizer.decode(ids[: window_start(len(ids), 64)])) > 0
 
 
-@pytest.mark.parametrize("draft_bytes", [None, 3])
-def test_greedy_speculation_writes_the_models_tokens(token_model, forward, tokenizer, kind, draft_bytes):
-    request = Request(PROMPT, 20, Mode.SPECULATIVE, temperature=0, draft_bytes=draft_bytes)
+@pytest.mark.parametrize("draft_tokens", [None, 3])
+def test_greedy_speculation_writes_the_models_tokens(token_model, forward, tokenizer, kind, draft_tokens):
+    request = Request(PROMPT, 20, Mode.SPECULATIVE, temperature=0, draft_tokens=draft_tokens)
     ids, generator = tokenizer.encode(PROMPT).tolist(), torch.Generator()
     assert run(forward, request)[0] == list(token_model(kind).generate(ids, 20, generator, temperature=0))
 
 
 def test_how_far_is_drafted_changes_the_traversals_and_not_the_tokens(counted_model, token_segments):
     forward, texts, traversals = LocalForward(*token_segments(counted_model, [[0], [1]])), set(), []
-    for draft_bytes in (1, 4, None):
-        tokens, stats = run(forward, Request(b"ab", 40, Mode.SPECULATIVE, seed=2, draft_bytes=draft_bytes))
+    for draft_tokens in (1, 4, None):
+        tokens, stats = run(forward, Request(b"ab", 40, Mode.SPECULATIVE, seed=2, draft_tokens=draft_tokens))
         texts.add(tuple(tokens))
         traversals.append(stats.traversals)
     assert len(texts) == 1
@@ -126,7 +126,7 @@ def test_a_stop_string_is_found_across_the_borders_of_tokens(tokenizer):
 def test_what_is_refused_is_said_in_tokens(token_model, token_segments, kind):
     (segment,) = token_segments(token_model(kind), [range(4)])
     with pytest.raises(ConfigError, match="context of 64 tokens: give at most 63"):
-        check(Request(b"a", 100, Mode.SPECULATIVE, draft_bytes=64), segment.info)
+        check(Request(b"a", 100, Mode.SPECULATIVE, draft_tokens=64), segment.info)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from blocktrain.cli.shared.gateway import Front, answer_http
-from blocktrain.http.limits import HttpLimits
-from blocktrain.http.server import LOOPBACK, listening
+from blocktrain.http.limits import LOOPBACK, HttpLimits
+from blocktrain.http.server import listening
 from blocktrain.serve.chain.pipeline import Pipeline
 from blocktrain.serve.gateway.app import GatewaySettings, build_gateway
 

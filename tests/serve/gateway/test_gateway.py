@@ -141,7 +141,7 @@ def test_a_key_s_rate_is_kept_and_others_have_their_own(forward):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_text_that_takes_too_long_gets_504(forward, stream):
     forward.stops_at = 1
-    client = TestClient(build_gateway(forward, GatewaySettings(any_host=True, deadline_s=0.05)))
+    client = TestClient(build_gateway(forward, GatewaySettings(any_host=True, time_limit_s=0.05)))
     answer = client.post("/v1/completions", json={**BODY, "stream": stream})
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
     assert forward.open == set()
@@ -157,12 +157,12 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 
 def test_a_stream_that_takes_too_long_ends_with_an_event_that_says_so(forward):
-    settings = GatewaySettings(any_host=True, deadline_s=3600)
+    settings = GatewaySettings(any_host=True, time_limit_s=3600)
     transport = httpx.ASGITransport(build_gateway(forward, settings))
 
     async def answered() -> httpx.Response:
         loop = asyncio.get_running_loop()
-        forward.stops_at, forward.when_it_stops = 3, lambda: setattr(loop, "skipped_s", settings.deadline_s)
+        forward.stops_at, forward.when_it_stops = 3, lambda: setattr(loop, "skipped_s", settings.time_limit_s)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway.test") as client:
             return await client.post("/v1/completions", json={**ENDLESS, "stream": True}, timeout=None)
 
@@ -255,7 +255,7 @@ ROWS = [
 @pytest.mark.parametrize("method, path, mode", ROWS)
 def test_every_answer_is_one_that_the_schema_describes(forward, method, path, mode):
     """Except one check: a schema cannot say which model there is and how long its prompts may be."""
-    app = build_gateway(forward, GatewaySettings(api_keys=(KEY,), max_bytes=4, max_choices=2))
+    app = build_gateway(forward, GatewaySettings(api_keys=(KEY,), max_tokens=4, max_choices=2))
     operation = schemathesis.openapi.from_asgi("/openapi.json", app)[path][method]
 
     @settings(max_examples=25, suppress_health_check=list(HealthCheck))

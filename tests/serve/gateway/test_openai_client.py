@@ -25,7 +25,7 @@ def completion(client, **fields):
 
 def written_by_the_decoder(gateway, **fields) -> bytes:
     async def written() -> bytes:
-        request = Request(**{"prompt": PROMPT.encode(), "max_bytes": 24, "seed": 5, **fields})
+        request = Request(**{"prompt": PROMPT.encode(), "max_tokens": 24, "seed": 5, **fields})
         return bytes([byte.value async for step in decode(gateway.forward.real, request) for byte in step.written])
 
     return asyncio.run(written())

@@ -35,7 +35,7 @@ def completion(client, **fields):
 
 def decoded(gateway, tokenizer, **fields) -> bytes:
     async def written():
-        request = Request(**{"prompt": PROMPT.encode(), "max_bytes": 16, "seed": 5, **fields})
+        request = Request(**{"prompt": PROMPT.encode(), "max_tokens": 16, "seed": 5, **fields})
         return [token.value async for step in decode(gateway.forward, request) for token in step.written]
 
     return tokenizer.decode(asyncio.run(written()))

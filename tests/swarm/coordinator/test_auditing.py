@@ -235,7 +235,7 @@ def test_an_audit_must_repeat_every_step(audited):
     one_round(members)
     lease = members[0].lease()
     assert is_audit(lease)
-    fewer = {"steps": lease.steps - 1, "tokens": (lease.steps - 1) * audited.spec.step_bytes}
+    fewer = {"steps": lease.steps - 1, "tokens": (lease.steps - 1) * audited.spec.step_tokens}
     answer = members[0].send(lease, members[0].payload(lease), **fewer)
     assert (answer.status_code, answer.json()["code"]) == (422, "steps")
 

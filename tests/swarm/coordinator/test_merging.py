@@ -60,7 +60,7 @@ def test_the_shares_of_unequal_updates_are_those_of_their_weights(new_house):
     members = [house.member(), house.member()]
     leases = [member.lease() for member in members]
     for member, lease, steps in zip(members, leases, (1, 2), strict=True):
-        tokens = steps * house.spec.step_bytes
+        tokens = steps * house.spec.step_tokens
         member.send(lease, member.payload(lease, 1e-3 * steps), steps=steps, tokens=tokens)
     recipe = read_recipe(ways(house)[0])
     assert sorted(each.share for each in recipe.updates) == pytest.approx([1 / 3, 2 / 3])

@@ -31,7 +31,7 @@ def test_one_lease_stores_one_upload_however_many_it_sends(house, member):
 
 @pytest.mark.parametrize("limit, refused", [(1000, False), (999, True)])
 def test_the_unfinished_uploads_of_one_access_token_are_bounded(tmp_path, limit, refused):
-    quotas = Quotas(Blobs(tmp_path), StorageLimits(token_bytes=limit))
+    quotas = Quotas(Blobs(tmp_path), StorageLimits(access_token_bytes=limit))
     quotas.admit("lease 1", "token", 400)
     quotas.admit("lease 1", "token", 500)  # its next part
     quotas.admit("lease 2", "another token", 900)

@@ -84,4 +84,4 @@ def test_an_update_one_version_behind_is_merged_with_less_weight(house, member, 
     member.work()
     receipt = another_member.send(late, data).json()
     assert receipt["lag"] == 1
-    assert receipt["weight"] < late.steps * house.spec.step_bytes
+    assert receipt["weight"] < late.steps * house.spec.step_tokens

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from blocktrain.swarm.coordinator.waiting import Bell
+from blocktrain.swarm.coordinator.bell import Bell
 
 PATIENT = {"Prefer": "wait=10"}  # of the house's clock, which stands still
 PATIENCE_S = 60.0

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 PROCESS_BYTES = 500 * 10**6  # of a worker or stage, beside its tensors
 STAGE_CACHE_BYTES = 2**30  # the default of blocktrain stage --cache
-FLOAT_BYTES = 4
 NO_AUTHENTICATION = (
     "warning: this Ray cluster has no authentication, so everybody who reaches its ports controls it: run ray "
     "get-auth-token --generate on its first machine, copy the file to the others and start Ray again"
@@ -221,6 +220,7 @@ def _stage_shares(spec: RunSpec, stages: int) -> tuple[tuple[str, ...], int]:
         return (), 0
     from blocktrain.cli.shared.stage_processes import split_blocks
     from blocktrain.model.block import block_shapes
+    from blocktrain.train.memory_estimate import FLOAT_BYTES
 
     shares = split_blocks(spec.model.blocks, stages)
     sizes = [sum(prod(shape) for block in share for shape in block_shapes(spec, block).values()) for share in shares]

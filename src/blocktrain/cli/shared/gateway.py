@@ -19,10 +19,11 @@ import typer
 
 from blocktrain.cli.console import counted, say
 from blocktrain.cli.machine import use_threads
-from blocktrain.cli.shared.address_file import write_address
 from blocktrain.errors import ConfigError
+from blocktrain.io.address_file import write_address
 from blocktrain.io.allocator import keep_some_memory
 from blocktrain.logs import visible
+from blocktrain.wire.invite import bracketed
 
 if TYPE_CHECKING:
     from blocktrain.http.limits import HttpLimits, Listener
@@ -118,7 +119,7 @@ async def answer_http(pipeline: Pipeline, settings: GatewaySettings, front: Fron
     use_threads(1)
     keep_some_memory()
     host, port = front.listener.getsockname()[:2]
-    url = f"{'https' if front.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    url = f"{'https' if front.tls else 'http'}://{bracketed(host)}:{port}"
     app = build_gateway(pipeline, settings)
     print(f"{url}/v1", flush=True)
     say(f"serving {pipeline.info.name}, version {pipeline.info.version}; open {url} in a browser to try it")

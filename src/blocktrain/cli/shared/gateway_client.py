@@ -70,7 +70,7 @@ def generate_remotely(
 
 
 def _body(request: Request, stop: list[str]) -> dict[str, Any]:
-    if request.draft_bytes is not None:
+    if request.draft_tokens is not None:
         raise ConfigError("a gateway chooses the draft length itself: leave --draft-bytes out")
     try:
         prompt = request.prompt.decode()
@@ -78,7 +78,7 @@ def _body(request: Request, stop: list[str]) -> dict[str, Any]:
         raise ConfigError("the prompt is not UTF-8, which a gateway needs: change it") from None
     body = {
         "prompt": prompt,
-        "max_tokens": request.max_bytes,
+        "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
         "seed": request.seed,

@@ -24,11 +24,11 @@ def opened_ledger(folder: Path, url: str | None) -> Iterator[Ledger]:
 
     if url is None and not (folder / LEDGER_FILE).is_file():
         raise ConfigError(f"{folder} has no {LEDGER_FILE}: give the --dir of blocktrain coordinator, or its --ledger")
-    book = Ledger(url or folder / LEDGER_FILE)
+    ledger = Ledger(url or folder / LEDGER_FILE)
     try:
-        yield book
+        yield ledger
     finally:
-        book.close()
+        ledger.close()
 
 
 def all_pages(page: Page) -> Iterator[dict[str, Any]]:

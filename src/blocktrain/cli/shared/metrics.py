@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from blocktrain.cli.console import say
 from blocktrain.errors import ConfigError, StorageError
+from blocktrain.http.limits import LOOPBACK
 
 if TYPE_CHECKING:
     from blocktrain.swarm.worker.worker import WorkReport
     from blocktrain.train.trainer import StepReport
 
 Report = TypeVar("Report")
-LOOPBACK = "127.0.0.1"
 
 
 def report_to(*listeners: Callable[[Report], None] | None) -> Callable[[Report], None]:

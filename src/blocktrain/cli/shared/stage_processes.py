@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Self
 
 from blocktrain.cli.console import say
-from blocktrain.cli.shared.address_file import POLL_S, read_address, stage_file
 from blocktrain.errors import ConfigError
+from blocktrain.io.address_file import POLL_S, read_address, stage_file
+from blocktrain.io.restarts import next_pause_s
 
 FREE_PORT = "tcp://127.0.0.1:*"
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
-STABLE_S = 30.0  # a stage that lived this long did not fail at its start
+FIRST_PAUSE_S = 0.2
 GRACE_S = 5.0
 
 
@@ -68,7 +68,7 @@ class StageProcesses:
                 listening.set_exception(ConfigError(text))
                 return
             address = listening.result()
-            pause_s = FIRST_PAUSE_S if loop.time() - started_s > STABLE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = next_pause_s(pause_s, FIRST_PAUSE_S, loop.time() - started_s)
             say(f"stage {number} at {address} exited with code {code}: restarting it")
             await asyncio.sleep(pause_s)
 

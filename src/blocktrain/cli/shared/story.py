@@ -137,7 +137,7 @@ def training_curves(spec: RunSpec, losses_of_phase: dict[int, list[float]], colo
     for start, group in zip(starts, spec.groups, strict=False):
         for phase in group:
             steps, losses = means(losses_of_phase.get(phase.index, []))
-            seen = [(start + step) * spec.step_bytes for step in steps]
+            seen = [(start + step) * spec.step_tokens for step in steps]
             lines.append(Line(phase_label(spec, phase), seen, losses, color))
     return lines
 

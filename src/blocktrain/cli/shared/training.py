@@ -26,22 +26,17 @@ from blocktrain.model.block import (
     physical_parameters,
     table_parameters,
 )
-from blocktrain.model.stack import BlockModel
 from blocktrain.spec import EndToEnd, ModelSpec, Phase, RunSpec, Stacked
 from blocktrain.start_model import StartModel
 from blocktrain.tables import LARGEST_SHARE, chosen_rank
-from blocktrain.train.evaluate import answer, evaluate
 from blocktrain.train.flops import phase_flops, run_flops
 from blocktrain.train.memory_estimate import FLOAT_BYTES, MemoryPlan, memory_plan, training_memory_bytes
 from blocktrain.train.reference import equal_work_steps, reference_of
 from blocktrain.train.run import train_run, wanted_phases
-from blocktrain.train.samples import sample_prompts, write_samples
 from blocktrain.train.start import begin_from
 from blocktrain.train.trainer import pick_device
-from blocktrain.train.unfinished import trained_so_far
-from blocktrain.wire.messages import Sample
+from blocktrain.train.unfinished import look_at
 
-LOOK_WINDOWS = 16  # of held-out text
 LOOK_SHARE = 0.05
 
 
@@ -133,7 +128,7 @@ def has_room_to_look(spec: RunSpec, phases: Iterable[Phase], memory_bytes: int |
 
 
 class Look:
-    """Looks at a run while it is trained: its held-out loss on a few windows, and the same prompts continued. Takes at
+    """Shows a run while it is trained: its held-out loss on a few windows, and the same prompts continued. Takes at
     most LOOK_SHARE of the time."""
 
     def __init__(
@@ -146,22 +141,16 @@ class Look:
         self._run, self._corpus, self._device, self._clock = run, corpus, device or pick_device(), clock
         self._not_before_s = -math.inf
 
-    def _samples(self, model: BlockModel) -> tuple[Sample, ...]:
-        prompts = sample_prompts(self._corpus.valid, model.spec.model.context)
-        return write_samples(model, prompts, tokenizer=self._corpus.tokenizer)
-
     def __call__(self) -> None:
         began_s = self._clock()
         finished = len(self._run.manifest().finished) == len(self._run.spec.phases)
         if began_s < self._not_before_s and not finished:
             return
-        so_far = trained_so_far(self._run)
-        model, held_out = so_far.model().to(self._device), self._corpus.valid
-        loss = answer(evaluate(model, held_out, max_windows=LOOK_WINDOWS)).nats_per_byte
-        samples = [x.model_dump() for x in self._samples(model)]
-        record = {"at_s": time.time(), "where": so_far.where, "nats_per_byte": loss, "samples": samples}
+        found = look_at(self._run, self._corpus, self._device)
+        loss, samples = found.nats_per_byte, [x.model_dump() for x in found.samples]
+        record = {"at_s": time.time(), "where": found.where, "nats_per_byte": loss, "samples": samples}
         self._run.log(record, SAMPLES_FILE)
-        say(f"{so_far.where}: held-out loss {loss:.3f} nats/byte", *sample_lines(samples))
+        say(f"{found.where}: held-out loss {loss:.3f} nats/byte", *sample_lines(samples))
         self._not_before_s = self._clock() + (self._clock() - began_s) / LOOK_SHARE
 
 
@@ -232,7 +221,7 @@ def parameters_of_blocks(spec: RunSpec) -> list[int]:
 
 def training_tokens(spec: RunSpec) -> int:
     """All tokens that training reads. A token is a byte, unless the run has a tokenizer."""
-    return sum(phase.steps for phase in spec.phases) * spec.step_bytes
+    return sum(phase.steps for phase in spec.phases) * spec.step_tokens
 
 
 def training_text(spec: RunSpec) -> str:

@@ -14,7 +14,7 @@ from blocktrain.errors import BlockTrainError, FrameError, StageUnreachable, for
 from blocktrain.serve.chain.frames import decode, encode
 from blocktrain.serve.chain.messages import Hello, Refused, StageMessage, Welcome
 from blocktrain.serve.chain.routing import StageView, pause_s
-from blocktrain.serve.chain.sockets import Network, Standing, post, standings
+from blocktrain.serve.chain.sockets import LinkState, Network, link_states, post
 from blocktrain.serve.traversal import Traversal
 
 SMOOTHING = 0.3
@@ -51,7 +51,7 @@ class Link:
     ) -> None:
         self.address, self.stats = address, LinkStats()
         self.welcome: Welcome | None = None
-        self.standing: Standing = "silent"
+        self.state: LinkState = "silent"
         self.complaint = ""  # what was wrong with its messages
         self.under_way = 0
         self._socket = network.connect(address, identity)
@@ -79,7 +79,7 @@ class Link:
     def alive(self) -> bool:
         """Connected, and it sent something recently."""
         recently = self._clock() - self._last_message_s <= self._dead_after_s
-        return self.welcome is not None and self.standing == "up" and recently
+        return self.welcome is not None and self.state == "up" and recently
 
     def view(self) -> StageView | None:
         """None until the stage has answered."""
@@ -101,9 +101,9 @@ class Link:
         """Why the stage is not in use, for people."""
         if self.complaint:
             return f"{self.address}: {self.complaint}"
-        if self.standing == "silent":
+        if self.state == "silent":
             return f"{self.address}: nothing listens there; start the stage, or correct the address"
-        if self.standing in ("reached", "refused"):
+        if self.state in ("reached", "refused"):
             return (
                 f"{self.address}: it refuses our key, or is not a stage; give the stage and the gateway the same "
                 f"--keys file, or none to both"
@@ -118,7 +118,7 @@ class Link:
 
     def send_if_up(self, message: StageMessage) -> None:
         """For messages that matter only to a connected stage."""
-        if self.standing == "up":
+        if self.state == "up":
             with suppress(StageUnreachable):
                 self.send(encode(message))
 
@@ -136,11 +136,11 @@ class Link:
         self._out_until_s = self._clock() + pause_s(self._failures_in_a_row)
 
     async def _watch(self) -> None:
-        async for standing in standings(self._socket, self.address, self._network.tunnel(self._socket)):
-            if standing == "silent" and self.standing in ("reached", "refused"):
-                standing = "refused"  # something listens there and closes the connection during the handshake
-            self.standing = standing
-            if standing == "up":
+        async for state in link_states(self._socket, self.address, self._network.tunnel(self._socket)):
+            if state == "silent" and self.state in ("reached", "refused"):
+                state = "refused"  # something listens there and closes the connection during the handshake
+            self.state = state
+            if state == "up":
                 self._greet.set()
             else:
                 self._last_message_s = -1e9
@@ -149,7 +149,7 @@ class Link:
     async def _beat(self) -> None:
         """Whatever the stage said, the next heartbeat follows: without it the link would be unusable for good."""
         while True:
-            if self.standing == "up":
+            if self.state == "up":
                 number = next(self._numbers)
                 self._asked_s = {number: self._clock(), **dict(list(self._asked_s.items())[:8])}
                 self.send_if_up(Hello(id=number))

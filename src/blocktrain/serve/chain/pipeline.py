@@ -40,7 +40,7 @@ class PipelineSettings:
     wire: Wire = "fp16"
     degraded: bool = False  # may answer without blocks that no stage holds now
     insecure: bool = False  # connect to other hosts without a key
-    deadline_s: float = 120.0  # for a traversal
+    time_limit_s: float = 120.0  # for a traversal
     attempt_s: float = 60.0  # without a sign of progress; then another attempt is made
     attempts: int = 4
     wait_s: float = 5.0  # for a stage to come back if there is no other
@@ -150,7 +150,7 @@ class Pipeline:
         )
 
     async def __call__(self, traversal: Traversal) -> Traversal:
-        deadline_at_s = self.clock() + self.settings.deadline_s
+        deadline_at_s = self.clock() + self.settings.time_limit_s
         traversal = traversal.with_(wire=self.settings.wire)
         try:
             return await self._dispatch(traversal, deadline_at_s)
@@ -287,7 +287,7 @@ class Pipeline:
             return True, text
         silent = [link for link in self.links.values() if link.welcome is None]
         if silent and (not views or newest_whole(views) is None or any(link.complaint for link in silent)):
-            sure = all(link.complaint or link.standing == "refused" for link in silent)
+            sure = all(link.complaint or link.state == "refused" for link in silent)
             return sure, "; ".join(link.diagnosis() for link in silent)
         if text := version_problem(views):
             return False, text

@@ -33,13 +33,13 @@ secret = "{secret}"
 """
 
 Socket = zmq.asyncio.Socket
-Standing = Literal["silent", "reached", "refused", "up"]  # no TCP; TCP only; handshake failed; handshake done
+LinkState = Literal["silent", "reached", "refused", "up"]  # no TCP; TCP only; handshake failed; handshake done
 
 ALIVE_EVERY_MS, DEAD_AFTER_MS = 5_000, 20_000
 RECONNECT_MS, LONGEST_RECONNECT_MS = 50, 2_000
 DOMAIN = "chain"  # of ZAP, ZeroMQ's authentication protocol
 MAX_QUEUED = 1_000  # messages in each direction
-STANDINGS: dict[int, Standing] = {
+LINK_STATES: dict[int, LinkState] = {
     zmq.EVENT_CONNECT_RETRIED: "silent",
     zmq.EVENT_CONNECTED: "reached",
     zmq.EVENT_DISCONNECTED: "silent",
@@ -205,15 +205,15 @@ class Network:
         return socket
 
 
-async def standings(socket: Socket, address: str, tunnel: Tunnel | None) -> AsyncIterator[Standing]:
+async def link_states(socket: Socket, address: str, tunnel: Tunnel | None) -> AsyncIterator[LinkState]:
     """Connects and yields every change of the connection. ZeroMQ reports a refused handshake in no other way. A stage
     that the tunnel does not reach is silent, although the tunnel takes the connection."""
-    monitor: Any = socket.get_monitor_socket(sum(STANDINGS))
+    monitor: Any = socket.get_monitor_socket(sum(LINK_STATES))
     with zmq_errors(address):
         socket.connect(tunnel.address if tunnel else address)
     while True:
         event = await recv_monitor_message(monitor)
-        yield "silent" if tunnel and not tunnel.joined else STANDINGS[event["event"]]
+        yield "silent" if tunnel and not tunnel.joined else LINK_STATES[event["event"]]
 
 
 async def send(socket: Socket, frames: Sequence[bytes], to: str) -> None:

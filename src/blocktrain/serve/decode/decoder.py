@@ -29,8 +29,8 @@ from blocktrain.serve.decode.request import (
 from blocktrain.serve.segment.sampling import before_each, divergence_bound, effective_candidates
 from blocktrain.serve.traversal import Draft, Forward, ModelInfo, Noise, Traversal, Verify, Weigh
 
-FIRST_DRAFT_BYTES = 32  # before anything is measured
-LONGEST_DRAFT_BYTES = 64
+FIRST_DRAFT_TOKENS = 32  # before anything is measured
+LONGEST_DRAFT_TOKENS = 64
 SWEEP_TREE_COLUMNS = 64  # of the exact part of a sweep
 RANKED_TEMPERATURE = 0.3  # of drafted candidates when the most likely one is wanted
 
@@ -83,7 +83,7 @@ class TextDecoder:
 
     @property
     def _left(self) -> int:
-        return self.request.max_bytes - self.stats.written
+        return self.request.max_tokens - self.stats.written
 
     def _window(self) -> TokenIds:
         """The part of the text that the model sees."""
@@ -169,7 +169,7 @@ class Speculative(TreeDecoder):
         if not self._left:
             return None
         rows = self.request.candidates or TREE_ROWS
-        return self._tree(self.request.draft_bytes or self._pace.draft_bytes(), rows)
+        return self._tree(self.request.draft_tokens or self._pace.draft_tokens(), rows)
 
     def take(self, reply: Traversal, seconds: float) -> list[WrittenToken]:
         self._count(reply, seconds)
@@ -187,7 +187,7 @@ class DenoisingSweep(TextDecoder):
     def ask(self) -> Traversal | None:
         if not self._left:
             return None
-        length = min(self._left, self.info.longest_sweep, self.request.draft_bytes or self._left)
+        length = min(self._left, self.info.longest_sweep, self.request.draft_tokens or self._left)
         prompt = self._end(-(self.info.context - length))
         return Traversal(self._session, prompt, noise=Noise(length, self.request.seed + self.stats.traversals))
 
@@ -204,8 +204,8 @@ class WeighedSweep(TreeDecoder):
     takes the candidate that the whole model finds most likely. One candidate is the first segment's text alone.
 
     The weights of long outputs are very unequal, so the best candidate nearly always wins (stats.effective_candidates
-    says how many count). `draft_bytes` cuts what follows into several sweeps, each weighed on its own. top_p applies to
-    the draft."""
+    says how many count). `draft_tokens` cuts what follows into several sweeps, each weighed on its own. top_p applies
+    to the draft."""
 
     def ask(self) -> Traversal | None:
         if not self._left:
@@ -214,7 +214,7 @@ class WeighedSweep(TreeDecoder):
         if not self.stats.traversals and self._candidates > 1:
             return self._tree(SWEEP_TREE_COLUMNS, self._candidates)
         room = context - min(len(self._text), context // 2)  # the model sees at least half a context of the text
-        length = min(self._left, room, request.draft_bytes or room)
+        length = min(self._left, room, request.draft_tokens or room)
         prompt = self._end(-(context - length))
         draft = Draft(length, self._candidates, request.seed, self._draft_temperature, request.top_p, len(self._text))
         weigh = Weigh(request.temperature, request.seed, len(self._text)) if self._candidates > 1 else None
@@ -249,32 +249,32 @@ class Pace:
     def __init__(self) -> None:
         self._good, self._tried = 9.5, 10.0  # as if 19 of 20 drafted columns had been accepted
         self._traversal_s: float | None = None
-        self._byte_s: float | None = None
+        self._token_s: float | None = None
 
     def measured(self, good: int, tried: int, drafted: int, draft_s: float, traversal_s: float) -> None:
         self._good = self._good * self.DECAY + good
         self._tried = self._tried * self.DECAY + tried
         self._traversal_s = self._smooth(self._traversal_s, traversal_s)
         if drafted:
-            self._byte_s = self._smooth(self._byte_s, draft_s / drafted)
+            self._token_s = self._smooth(self._token_s, draft_s / drafted)
 
     def _smooth(self, before: float | None, now: float) -> float:
         return now if before is None else self.DECAY * before + (1 - self.DECAY) * now
 
-    def draft_bytes(self) -> int:
-        if self._traversal_s is None or self._byte_s is None:
-            return FIRST_DRAFT_BYTES
-        return best_draft_bytes(self._good / self._tried, self._byte_s, self._traversal_s)
+    def draft_tokens(self) -> int:
+        if self._traversal_s is None or self._token_s is None:
+            return FIRST_DRAFT_TOKENS
+        return best_draft_tokens(self._good / self._tried, self._token_s, self._traversal_s)
 
 
-def best_draft_bytes(acceptance: float, byte_s: float, traversal_s: float, longest: int = LONGEST_DRAFT_BYTES) -> int:
-    """The k that writes the most tokens per second: (1 - a^(k + 1)) / (1 - a) tokens in traversal_s + k · byte_s."""
+def best_draft_tokens(acceptance: float, token_s: float, traversal_s: float) -> int:
+    """The k that writes the most tokens per second: (1 - a^(k + 1)) / (1 - a) tokens in traversal_s + k · token_s."""
 
-    def bytes_per_s(k: int) -> float:
+    def tokens_per_s(k: int) -> float:
         expected = sum(acceptance**place for place in range(k + 1))
-        return expected / max(traversal_s + k * byte_s, 1e-9)
+        return expected / max(traversal_s + k * token_s, 1e-9)
 
-    return max(range(1, longest + 1), key=bytes_per_s)
+    return max(range(1, LONGEST_DRAFT_TOKENS + 1), key=tokens_per_s)
 
 
 def _at_all_places(prompt_logits: Tensor | None, tail_logits: Tensor | None) -> Tensor:

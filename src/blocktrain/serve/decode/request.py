@@ -31,48 +31,49 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """`max_bytes` and `draft_bytes` count tokens, which are bytes unless the model has a tokenizer. The prompt is text.
+    """A token is a byte unless the model has a tokenizer. The prompt is text. Errors name the options `--max-bytes` and
+    `--draft-bytes`.
 
-    `draft_bytes` is how much is drafted for one traversal. None adapts it (speculative) or takes as much as fits
+    `draft_tokens` is how much is drafted for one traversal. None adapts it (speculative) or takes as much as fits
     (sweep). `candidates` is how many tokens are drafted for each position: the rows of a tree (speculative), or of a
     sweep that drafts and weighs. None takes 4 or 8, or the denoising sweep if the model was
     trained for it."""
 
     prompt: bytes
-    max_bytes: int = 200
+    max_tokens: int = 200
     mode: Mode = Mode.AUTOREGRESSIVE
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
     candidates: int | None = None
-    draft_bytes: int | None = None
+    draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in list(Mode):
             raise ConfigError(f'there is no mode "{self.mode}": choose one of {", ".join(Mode)}')
         object.__setattr__(self, "mode", Mode(self.mode))
-        check_sampling(self.max_bytes, self.temperature, self.top_p, self.seed)
+        check_sampling(self.max_tokens, self.temperature, self.top_p, self.seed)
         if self.candidates is not None and not 1 <= self.candidates <= MAX_CANDIDATES:
             raise ConfigError(f"candidates = {self.candidates} is out of range: give 1 to {MAX_CANDIDATES}")
-        if self.draft_bytes is not None and self.draft_bytes < 1:
-            raise ConfigError(f"draft_bytes = {self.draft_bytes} is too small: give 1 or more")
+        if self.draft_tokens is not None and self.draft_tokens < 1:
+            raise ConfigError(f"draft_bytes = {self.draft_tokens} is too small: give 1 or more")
         if self.candidates is not None and self.mode is Mode.AUTOREGRESSIVE:
             raise ConfigError(
                 f"mode {self.mode} has no candidates: leave them out, or choose mode speculative or sweep"
             )
-        if self.draft_bytes is not None and self.mode is Mode.AUTOREGRESSIVE:
+        if self.draft_tokens is not None and self.mode is Mode.AUTOREGRESSIVE:
             raise ConfigError("mode autoregressive drafts nothing: leave draft_bytes out, or choose mode speculative")
 
 
 def check(request: Request, info: ModelInfo) -> None:
     """Raises ConfigError if the model cannot do it."""
-    if request.draft_bytes is not None and request.draft_bytes >= info.context:
+    if request.draft_tokens is not None and request.draft_tokens >= info.context:
         raise ConfigError(
-            f"draft_bytes = {request.draft_bytes} does not fit behind a prompt in the model's context of "
+            f"draft_bytes = {request.draft_tokens} does not fit behind a prompt in the model's context of "
             f"{info.context} {info.unit}: give at most {info.context - 1}"
         )
     prompt = len(info.tokenizer.encode(request.prompt)) if request.candidates is not None else 0
-    window = min(info.context, prompt + min(request.max_bytes, request.draft_bytes or request.max_bytes))
+    window = min(info.context, prompt + min(request.max_tokens, request.draft_tokens or request.max_tokens))
     if request.candidates is not None and request.candidates > (most := max(1, MAX_ROW_BYTES // window)):
         raise ConfigError(
             f"candidates = {request.candidates} of {window} {info.unit} each are too many for the memory of the "
@@ -125,10 +126,6 @@ class DecodeStats:
     effective_candidates: float | None = None  # of the last weighing: 1 / Σ share²
     degraded: bool = False
     prompt_bytes_unread: int = 0  # at the start of a prompt that is longer than what the model reads
-
-    @property
-    def tokens_per_traversal(self) -> float:
-        return self.written / max(1, self.traversals)
 
 
 class TextStream:

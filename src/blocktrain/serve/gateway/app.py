@@ -46,7 +46,7 @@ from blocktrain.serve.gateway.validate import Limits, modes_of, unknown_model, v
 from blocktrain.serve.traversal import Forward, ModelInfo
 
 log = logging.getLogger(__name__)
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 NO_KEYS = "without API keys the gateway answers only this machine: set a key"
 LAST_EVENT_S = 5.0  # after the deadline, to send the event that says so
 STALLED_S = 20.0  # a client that reads nothing for so long is dropped: others need its seats
@@ -82,18 +82,18 @@ class GatewaySettings(BaseModel):
     any_host: bool = False  # without keys: answer requests for every host name
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = Field(default=2**20, ge=1024)
-    max_bytes: int = Field(default=4096, ge=1)  # of one text: tokens, if the model has a tokenizer
+    max_tokens: int = Field(default=4096, ge=1)  # of one text: bytes, unless the model has a tokenizer
     max_choices: int = Field(default=16, ge=1)  # texts per request
     max_texts: int = Field(default=64, ge=1)  # written at once
     degraded: bool = False  # the chain may answer without some blocks, so missing blocks are not a failure
     requests_per_minute: int | None = Field(default=None, ge=1)  # per key, or without keys per address
-    deadline_s: float = Field(default=300.0, gt=0)
+    time_limit_s: float = Field(default=300.0, gt=0)
 
     def model_post_init(self, context: object) -> None:
         ApiKeys(self.api_keys)  # raises on weak ones
 
     def limits(self) -> Limits:
-        return Limits(max_bytes=self.max_bytes, max_choices=min(self.max_choices, self.max_texts))
+        return Limits(max_tokens=self.max_tokens, max_choices=min(self.max_choices, self.max_texts))
 
 
 class Gateway:
@@ -139,7 +139,7 @@ class Gateway:
             blocks=info.blocks,
             context=info.context,
             longest_sweep=info.longest_sweep,
-            max_tokens=limits.max_bytes,
+            max_tokens=limits.max_tokens,
             max_choices=limits.max_choices,
             modes=modes_of(info),
             tokenizer="bytes" if info.tokenizer.sha256 is None else "bpe",
@@ -154,7 +154,7 @@ class Gateway:
             raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=wait_s)
         info = self.forward.info
         plan = validate(asked, info, self.settings.limits(), fresh_seed=secrets.randbelow(FRESH_SEEDS))
-        deadline_at_s = asyncio.get_running_loop().time() + self.settings.deadline_s
+        deadline_at_s = asyncio.get_running_loop().time() + self.settings.time_limit_s
         seats = self.limit.seats_of(request.state.caller)
         job = CompletionJob(self.forward, info, plan, seats, deadline_at_s, self.clock)
         request.state.job = job
@@ -191,7 +191,7 @@ def build_gateway(forward: Forward, settings: GatewaySettings, clock: Callable[[
     app.add_middleware(
         Middleware,
         body=BodyLimit(settings.max_body_bytes),
-        checks=[] if settings.any_host or gateway.keys else [require_host(LOOPBACK, NO_KEYS)],
+        checks=[] if settings.any_host or gateway.keys else [require_host(LOOPBACK_HOSTS, NO_KEYS)],
         render=error_response,
         headers=HEADERS,
         report=gateway.report,

@@ -12,7 +12,7 @@ from blocktrain.serve.decode.request import Mode, Request, check, denoises
 from blocktrain.serve.gateway.openai import ApiError, CompletionRequest, ModeName
 from blocktrain.serve.traversal import ModelInfo
 
-DEFAULT_BYTES = Request.max_bytes
+DEFAULT_TOKENS = Request.max_tokens
 SEEDS = 2**63
 
 
@@ -20,7 +20,7 @@ SEEDS = 2**63
 class Limits:
     """The most that one request may ask for."""
 
-    max_bytes: int = 4096  # of each text: tokens, if the model has a tokenizer
+    max_tokens: int = 4096  # of each text: bytes, unless the model has a tokenizer
     max_choices: int = 16  # texts: prompts × n
 
 
@@ -57,12 +57,12 @@ def validate(asked: CompletionRequest, info: ModelInfo, limits: Limits, fresh_se
     _check_supported(asked)
     prompts = _prompts(asked)
     n = _num_choices(asked, len(prompts), limits)
-    max_bytes = _max_bytes(asked, limits)
+    max_tokens = _max_tokens(asked, limits)
     mode = Mode(asked.mode or Mode.SPECULATIVE)
     stops = asked.stop if isinstance(asked.stop, list) else [asked.stop] if asked.stop else []
     seed = fresh_seed if asked.seed is None else asked.seed % SEEDS
     texts = tuple(
-        Text(row * n + column, prompt, _request(asked, mode, prompt, max_bytes, derived_seed(seed, column), info))
+        Text(row * n + column, prompt, _request(asked, mode, prompt, max_tokens, derived_seed(seed, column), info))
         for row, prompt in enumerate(prompts)
         for column in range(n)
     )
@@ -136,9 +136,9 @@ def _num_choices(asked: CompletionRequest, num_prompts: int, limits: Limits) -> 
     return n
 
 
-def _max_bytes(asked: CompletionRequest, limits: Limits) -> int:
-    least, most = 0 if asked.echo else 1, limits.max_bytes
-    given = min(DEFAULT_BYTES, most) if asked.max_tokens is None else asked.max_tokens
+def _max_tokens(asked: CompletionRequest, limits: Limits) -> int:
+    least, most = 0 if asked.echo else 1, limits.max_tokens
+    given = min(DEFAULT_TOKENS, most) if asked.max_tokens is None else asked.max_tokens
     if not least <= given <= most:
         why = "" if asked.echo or given else " (0 only with echo)"
         message = f"max_tokens = {given} is not accepted: give {least} to {most}{why}"
@@ -148,7 +148,7 @@ def _max_bytes(asked: CompletionRequest, limits: Limits) -> int:
 
 def modes_of(info: ModelInfo) -> list[ModeName]:
     """The decoding modes that this model supports."""
-    return [mode for mode in get_args(ModeName) if _possible(Request(prompt=b"a", max_bytes=1, mode=Mode(mode)), info)]
+    return [mode for mode in get_args(ModeName) if _possible(Request(prompt=b"a", max_tokens=1, mode=Mode(mode)), info)]
 
 
 def _possible(request: Request, info: ModelInfo) -> bool:
@@ -160,14 +160,14 @@ def _possible(request: Request, info: ModelInfo) -> bool:
 
 
 def _request(
-    asked: CompletionRequest, mode: Mode, prompt: bytes, max_bytes: int, seed: int, info: ModelInfo
+    asked: CompletionRequest, mode: Mode, prompt: bytes, max_tokens: int, seed: int, info: ModelInfo
 ) -> Request | None:
-    if max_bytes == 0:
+    if max_tokens == 0:
         return None
     try:
         request = Request(
             prompt=prompt,
-            max_bytes=max_bytes,
+            max_tokens=max_tokens,
             mode=mode,
             temperature=1.0 if asked.temperature is None else asked.temperature,
             top_p=1.0 if asked.top_p is None else asked.top_p,

@@ -17,11 +17,9 @@ from blocktrain.swarm.policy.averaging.norms import norm_of
 from blocktrain.wire.codecs.base import Codec
 from blocktrain.wire.codecs.table import update_codec
 from blocktrain.wire.messages import Blob, BlockVersion
-from blocktrain.wire.safetensors import Array, decode, flat
+from blocktrain.wire.safetensors import Shapes, Tensors, decode, flat
 from blocktrain.wire.updates import EncodedUpdate
 
-Tensors = dict[str, Array]
-Shapes = dict[str, tuple[int, ...]]
 KNOWN_NORMS = KNOWN_VERSIONS = 1024  # a few numbers each
 
 

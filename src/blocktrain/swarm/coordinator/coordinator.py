@@ -5,19 +5,18 @@ Next: granting.py and intake.py, which check requests; loop.py, which opens phas
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from random import SystemRandom
 from typing import BinaryIO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from blocktrain.data.shards import CorpusIndex
 from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
 from blocktrain.swarm.coordinator.attaching import attached
+from blocktrain.swarm.coordinator.bell import Bell
 from blocktrain.swarm.coordinator.blobs import Blobs
-from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, own_blobs
-from blocktrain.swarm.coordinator.granting import Granting, LeaseShards
+from blocktrain.swarm.coordinator.blocks import Blocks, own_blobs
+from blocktrain.swarm.coordinator.granting import Granting
 from blocktrain.swarm.coordinator.intake import CheckedUpdate, Intake, phase_over
 from blocktrain.swarm.coordinator.loop import CoordinatorLoop
 from blocktrain.swarm.coordinator.merging import Merger
@@ -26,7 +25,6 @@ from blocktrain.swarm.coordinator.trust.auditing import Auditing
 from blocktrain.swarm.coordinator.trust.history import History
 from blocktrain.swarm.coordinator.trust.orders import Orders
 from blocktrain.swarm.coordinator.trust.vetting import Vetting
-from blocktrain.swarm.coordinator.waiting import Bell
 from blocktrain.swarm.coordinator.watching.status import Watching
 from blocktrain.swarm.ledger.audits import is_audit
 from blocktrain.swarm.ledger.chain import NotedHead
@@ -48,6 +46,7 @@ from blocktrain.wire.messages import (
     VetNotice,
 )
 from blocktrain.wire.people_messages import BanOrder, RollbackOrder
+from blocktrain.wire.safetensors import Tensors
 
 UNFORESEEN = SystemRandom().random
 
@@ -77,14 +76,16 @@ class Coordinator:
         self._noted_head = noted_head
         self._receipt_key = receipt_key or Ed25519PrivateKey.generate()
         ledger.add_coordinator_key(public_half(self._receipt_key), clock())
-        self._blocks = Blocks(spec, ledger, blobs, initial_block)
-        self._auditing = Auditing(spec, ledger, blobs, self._blocks, memory_bytes, self._run_id, chance)
+        run, self._blocks = self._run(), Blocks(spec, ledger, blobs, initial_block)
+        self._run_id = run.id
+        self._auditing = Auditing(spec, ledger, blobs, self._blocks, memory_bytes, run.id, chance)
         self.bell = Bell()
-        self._vetting = Vetting(spec, ledger, self._blocks, memory_bytes, self._run_id, chance, self.bell.ring)
+        self._vetting = Vetting(spec, ledger, self._blocks, memory_bytes, run.id, chance, self.bell.ring)
         trust = self._auditing, self._vetting
-        self._granting = Granting(spec, ledger, self._blocks, memory_bytes, self._run_id, *trust, self._lease_shards)
+        index = run.corpus.get(INDEX_BLOB)
+        self._granting = Granting(spec, ledger, blobs, self._blocks, memory_bytes, run.id, *trust, index)
         self.quotas = Quotas(blobs, storage or StorageLimits())
-        self.intake = Intake(spec, ledger, blobs, self._blocks, self.quotas, clock, self._run_id)
+        self.intake = Intake(spec, ledger, blobs, self._blocks, self.quotas, clock, run.id)
         self.watching = Watching(spec, ledger, self.quotas, clock)
         self.history = History(ledger, blobs)
         self._orders = Orders(spec, ledger, blobs, Merger(spec.swarm, self._blocks, blobs))
@@ -94,17 +95,6 @@ class Coordinator:
         run = self._ledger.run()
         assert run is not None, "a coordinator is started on a ledger with a run"
         return run
-
-    @cache  # noqa: B019 (a coordinator lives as long as its process)
-    def _run_id(self) -> str:
-        return self._run().id
-
-    @cache  # noqa: B019
-    def _lease_shards(self) -> LeaseShards | None:
-        index = self._run().corpus.get(INDEX_BLOB)
-        if index is None:
-            return None
-        return LeaseShards(self._spec, CorpusIndex.model_validate_json(bytes(self.blobs.get(index))))
 
     def info(self) -> RunInfo:
         run, public = self._run(), self._spec.without_paths()
@@ -168,7 +158,7 @@ class Coordinator:
 
     def _audited(self, notice: UpdateNotice, part: BinaryIO | None, lease: AuditLease, audit: Audit) -> UpdateReceipt:
         """The result of an audit is compared, and weighs nothing."""
-        new = self._auditing.report(notice, part, lease, audit, self.intake, self._clock())
+        new = self._auditing.report(notice, self.intake.opened(notice, part), lease, audit, self._clock())
         self.quotas.finished(notice.lease)
         self.loop.due.set()
         payload = notice.payload.sha256 if new else lease.payload or notice.payload.sha256
@@ -189,7 +179,7 @@ class Coordinator:
             weight=weight,
             duplicate=duplicate,
         )
-        return sign(unsigned, self._receipt_key, self._run_id())
+        return sign(unsigned, self._receipt_key, self._run_id)
 
     def vetted(self, notice: VetNotice) -> None:
         """The scores of a worker that was asked to score the updates of a round."""

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from blocktrain.data.shards import CorpusIndex
 from blocktrain.data.windows import STEPS_PER_SHARDS, shards_of_steps
 from blocktrain.errors import RequestRefused
 from blocktrain.spec import Phase, RunSpec
+from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks, recorded_version
 from blocktrain.swarm.coordinator.trust.auditing import Auditing
 from blocktrain.swarm.coordinator.trust.vetting import Vetting
@@ -61,22 +63,32 @@ class LeaseShards:
 
 
 class Granting:
-    """`memory_bytes` says what training a phase takes. `shards` is known if the corpus is prepared."""
+    """`memory_bytes` says what training a phase takes. `corpus_index` is the sha256 of a prepared corpus's index."""
 
     def __init__(
         self,
         spec: RunSpec,
         ledger: Ledger,
+        blobs: Blobs,
         blocks: Blocks,
         memory_bytes: Callable[[Phase], int],
-        run_id: Callable[[], str],
+        run_id: str,
         auditing: Auditing,
         vetting: Vetting,
-        shards: Callable[[], LeaseShards | None],
+        corpus_index: str | None,
     ) -> None:
-        self._spec, self._ledger, self._blocks, self._memory_bytes = spec, ledger, blocks, memory_bytes
-        self._run_id, self._auditing, self._vetting, self._shards = run_id, auditing, vetting, shards
+        self._spec, self._ledger, self._blobs, self._blocks = spec, ledger, blobs, blocks
+        self._memory_bytes, self._run_id, self._corpus_index = memory_bytes, run_id, corpus_index
+        self._auditing, self._vetting = auditing, vetting
         self._usual: dict[int, tuple[int, float | None]] = {}  # phase: a round's number, and the usual speed in it
+
+    @cached_property
+    def _shards(self) -> LeaseShards | None:
+        """Read at the first request: a coordinator starts even if the corpus cannot be read."""
+        if self._corpus_index is None:
+            return None
+        index = bytes(self._blobs.get(self._corpus_index))
+        return LeaseShards(self._spec, CorpusIndex.model_validate_json(index))
 
     def require_fit(self, request: LeaseRequest) -> None:
         """Validates protocol, signature and phase. Does not read the ledger."""
@@ -86,7 +98,7 @@ class Granting:
                 f"install the coordinator's version of blocktrain",
                 code="protocol",
             )
-        require_signature(request, self._run_id())
+        require_signature(request, self._run_id)
         if request.phase is not None and request.phase >= len(self._spec.phases):
             raise RequestRefused(
                 f"this worker has phase {request.phase}, the run has phases 0 to {len(self._spec.phases) - 1}: "
@@ -121,7 +133,7 @@ class Granting:
         """The answer, and how things stood. A worker is seen and answered in one transaction: a replay gets nothing,
         and where there is one writer at a time no other worker is given work in between. It does not wait for the
         disk: a worker whose lease a power cut took asks for another, and an update is synced with its lease."""
-        self._shards()  # read here if it never was: inside the transaction it would take a second connection
+        _ = self._shards  # read here if it never was: inside the transaction it would take a second connection
         with self._ledger.transaction(synced=False) as transaction:
             if not admitted:
                 self._admit(transaction, request, now_s, access_token)
@@ -203,7 +215,7 @@ class Granting:
         now_s: float,
         newest: Mapping[int, Version],
     ) -> TrainLease:
-        phase, reference, shards = self._spec.phases[lease.phase], self._blocks.reference, self._shards()
+        phase, reference, shards = self._spec.phases[lease.phase], self._blocks.reference, self._shards
         end = lease.step_start + lease.steps
         steps, following = range(lease.step_start, end), range(end, end + STEPS_PER_SHARDS)
         around = (*phase.below, *phase.ahead)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import SEEK_END
@@ -26,12 +27,11 @@ from blocktrain.swarm.policy.evaluations import fault_in
 from blocktrain.swarm.policy.rounds import Refusal, staleness_weight
 from blocktrain.swarm.signatures import require_signature
 from blocktrain.wire.messages import Blob, EvaluationNotice, UpdateNotice
+from blocktrain.wire.safetensors import Shapes
 from blocktrain.wire.updates import max_update_bytes, read_update
 
 OPENED_AT_ONCE = 2
 KNOWN_LEASES = 1024
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Intake:
         blocks: Blocks,
         quotas: Quotas,
         clock: Callable[[], float],
-        run_id: Callable[[], str],
+        run_id: str,
     ) -> None:
         self._spec, self._ledger, self._blobs, self._blocks, self._clock = spec, ledger, blobs, blocks, clock
         self._quotas, self._run_id = quotas, run_id
@@ -120,11 +120,10 @@ class Intake:
             lease, facts = self._look_up(seen, notice)
         if isinstance(facts, Update):
             if facts.id in self._blobs.damaged and (part or self.received(lease.id, facts.id) == facts.num_bytes):
-                self._blobs.keep(self.uploaded(notice, part), facts.id)  # it was sent again
+                self._blobs.keep(self._uploaded(notice, part), facts.id)  # it was sent again
             return facts
         require_tensors(notice.tensors, self._blocks.shapes(lease.phase))
-        with self.opening:
-            upload = self.uploaded(notice, part)
+        with self.opened(notice, part) as upload:
             norm = self._norm(upload.data, facts)
             self._blobs.keep(upload, notice.payload.sha256)
             self._quotas.finished(notice.lease)
@@ -138,7 +137,7 @@ class Intake:
     def _look_up(self, ledger: Ledger, notice: UpdateNotice) -> tuple[LeaseRecord, NewUpdate | Update]:
         """Its lease and its facts, or the update itself if it was recorded before."""
         lease = _require_lease(ledger, notice.lease)
-        require_signature(notice, self._run_id())
+        require_signature(notice, self._run_id)
         if lease.worker != notice.worker:
             raise RequestRefused("this lease belongs to another worker: ask for one of your own", code="owner")
         if known := ledger.update(notice.payload.sha256):
@@ -166,10 +165,10 @@ class Intake:
             raise RequestRefused(staleness.reason, code="stale")
         if finished:
             raise phase_over(lease.phase)
-        if notice.steps > lease.steps or notice.tokens != notice.steps * self._spec.step_bytes:
+        if notice.steps > lease.steps or notice.tokens != notice.steps * self._spec.step_tokens:
             raise RequestRefused(
                 f"{notice.steps} steps and {notice.tokens} tokens were reported, the lease was for {lease.steps} steps "
-                f"of {self._spec.step_bytes} tokens: report what was done",
+                f"of {self._spec.step_tokens} tokens: report what was done",
                 code="steps",
             )
         return NewUpdate(
@@ -190,7 +189,13 @@ class Intake:
             signature=notice.signature,
         )
 
-    def uploaded(self, notice: UpdateNotice, part: BinaryIO | None) -> Uploaded:
+    @contextmanager
+    def opened(self, notice: UpdateNotice, part: BinaryIO | None) -> Iterator[Uploaded]:
+        """The bytes of an update while they are checked, in memory only then."""
+        with self.opening:
+            yield self._uploaded(notice, part)
+
+    def _uploaded(self, notice: UpdateNotice, part: BinaryIO | None) -> Uploaded:
         """The bytes that came with the notice or were uploaded before, complete. They become a blob only when they are
         accepted."""
         announced = notice.payload
@@ -237,7 +242,7 @@ class Intake:
     # Evaluations
 
     def evaluation(self, notice: EvaluationNotice) -> None:
-        require_signature(notice, self._run_id())
+        require_signature(notice, self._run_id)
         lease = self._ledger.evaluation_lease(int(notice.lease)) if _is_number(notice.lease) else None
         if lease is None or lease.worker != notice.worker:
             raise RequestRefused(f"there is no evaluation {notice.lease} of yours: ask for a lease", code="lease")

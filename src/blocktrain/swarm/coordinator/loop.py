@@ -13,13 +13,13 @@ from contextlib import contextmanager, suppress
 
 from blocktrain.errors import BlobError, BlockTrainError, StorageError
 from blocktrain.spec import Phase, RunSpec, Stacked
+from blocktrain.swarm.coordinator.bell import Bell
 from blocktrain.swarm.coordinator.blobs import Blobs
 from blocktrain.swarm.coordinator.blocks import Blocks, own_blobs
 from blocktrain.swarm.coordinator.merging import Merger
 from blocktrain.swarm.coordinator.quotas import Quotas
 from blocktrain.swarm.coordinator.trust.auditing import Auditing
 from blocktrain.swarm.coordinator.trust.vetting import Vetting
-from blocktrain.swarm.coordinator.waiting import Bell
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import MergeWeight, Standing, Update
 from blocktrain.swarm.policy.rounds import Round, decide, learned_limit_s, next_round, open_phases, open_round

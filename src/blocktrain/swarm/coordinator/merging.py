@@ -14,7 +14,7 @@ from itertools import groupby
 from blocktrain.io.files import forget
 from blocktrain.spec import SwarmSpec
 from blocktrain.swarm.coordinator.blobs import Blobs
-from blocktrain.swarm.coordinator.blocks import Blocks, Tensors, before
+from blocktrain.swarm.coordinator.blocks import Blocks, before
 from blocktrain.swarm.ledger.records import MergeWeight, NewVersion, Update
 from blocktrain.swarm.policy.averaging.base import Deltas, WeightedUpdate
 from blocktrain.swarm.policy.averaging.outer import outer_step
@@ -23,7 +23,7 @@ from blocktrain.swarm.policy.rounds import Round
 from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import Blob
 from blocktrain.wire.recipes import MAX_RECIPE_UPDATES, Recipe, RecipeUpdate, follow_recipe
-from blocktrain.wire.safetensors import Floats, by_block, encode_chunks
+from blocktrain.wire.safetensors import Floats, Tensors, by_block, encode_chunks
 from blocktrain.wire.updates import EncodedUpdate, encode_difference, in_order, max_update_bytes, read_update
 
 Named = tuple[str, Floats]

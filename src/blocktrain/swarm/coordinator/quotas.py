@@ -19,7 +19,7 @@ class StorageLimits:
     """Of the storage of a run. They change nothing that is trained, so they are no part of the run's settings."""
 
     total_bytes: int | None = None  # of all blobs and uploads; None: what the disk has
-    token_bytes: int = 16 * GIB  # of the unfinished uploads of one access token
+    access_token_bytes: int = 16 * GIB  # of the unfinished uploads of one access token
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Quotas:
             if problem := self._shortage(max(0, end - before)):
                 self.state = replace(self.state, problem=problem)
                 raise StorageError(problem)
-            mine = [size for key, (token, size) in self._unfinished.items() if token == access_token and key != lease]
-            if (wanted := sum(mine) + max(before, end)) > self._limits.token_bytes:
+            mine = [size for key, (other, size) in self._unfinished.items() if other == access_token and key != lease]
+            if (wanted := sum(mine) + max(before, end)) > self._limits.access_token_bytes:
                 raise RequestRefused(
                     f"the unfinished uploads with this access token would have {wanted} bytes, at most "
-                    f"{self._limits.token_bytes} are kept: finish those, or ask for another access token",
+                    f"{self._limits.access_token_bytes} are kept: finish those, or ask for another access token",
                     code="quota",
                 )
             self._unfinished[lease] = access_token, max(before, end)

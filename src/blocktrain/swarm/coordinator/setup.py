@@ -14,11 +14,10 @@ from blocktrain.errors import ConfigError
 from blocktrain.settings import public_name
 from blocktrain.spec import LATER_SWARM_SETTINGS, RunSpec, first_difference, parse_spec
 from blocktrain.swarm.coordinator.blobs import Blobs
-from blocktrain.swarm.coordinator.blocks import Tensors
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Run
 from blocktrain.wire.messages import INDEX_BLOB, PROTOCOL_VERSION, TOKENIZER_BLOB
-from blocktrain.wire.safetensors import encode_chunks
+from blocktrain.wire.safetensors import Tensors, encode_chunks
 
 
 def found_run(spec: RunSpec, corpus: Corpus, ledger: Ledger, blobs: Blobs, now_s: float) -> Run:

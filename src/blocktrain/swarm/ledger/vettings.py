@@ -29,10 +29,6 @@ SEATS = (
 CONTRADICTED = select(t.vet_seats.c.worker).where(t.vet_seats.c.contradicted)
 
 
-def is_vetting(lease_id: str) -> bool:
-    return lease_id.startswith("vet-")
-
-
 class VettingsPart(LedgerPart):
     """Vettings. None is ever deleted."""
 

@@ -13,6 +13,7 @@ from blocktrain.swarm.policy.rounds import Grant, Lease, Round, decide
 from blocktrain.swarm.policy.track_record import after_a_miss
 
 FILL_SHARE = 0.8  # of the time to the deadline that a lease may plan to use
+UPLOAD_SHARE = 0.1  # of the time to the deadline, which a worker keeps for the upload
 JOIN_SHARE = 0.5  # of a whole lease's time that a worker must find in a running round to join it
 RETRY_SHARE = 0.02  # of the time that a round has taken, until a waiting worker asks again: it loses no more
 SHORTEST_WAIT_S = 0.1

@@ -12,9 +12,9 @@ from statistics import median_low
 from typing import Literal
 
 from blocktrain.swarm.policy.audits import votes_needed
+from blocktrain.swarm.policy.averaging.base import FEWEST
 
 SCORERS = 3  # that are asked first, by lot; if they agree, no others are asked
-FEWEST = 3  # updates of which one can be told to differ from the others
 MOST_UPDATES = 16  # that one worker scores: more are divided among more workers
 MOST_SEATS = 18  # workers that score the same updates, however much they contradict each other
 HELD_OUT_TOKENS = 2048  # that each score is measured on, at least

@@ -18,11 +18,8 @@ from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.wire.attached import Held
 from blocktrain.wire.messages import BlockVersion, EvaluateLease, TrainLease, VetLease
 from blocktrain.wire.recipes import Recipe, follow_recipe, is_recipe, read_recipe
-from blocktrain.wire.safetensors import Array, by_block, continue_block, decode, encode, flat
+from blocktrain.wire.safetensors import Shapes, Tensors, by_block, continue_block, decode, encode, flat
 from blocktrain.wire.updates import EncodedUpdate, apply_update, read_update
-
-Tensors = dict[str, Array]
-Shapes = dict[str, tuple[int, ...]]
 
 
 class BlockCache:
@@ -45,7 +42,7 @@ class BlockCache:
         self._last_payload = ""  # its hash
         self._recipe_updates = lru_cache(1)(self._fetch_recipe_updates)  # one recipe serves all blocks of its phase
 
-    def named_shapes(self, blocks: Sequence[int]) -> Shapes:
+    def named_shapes(self, blocks: Sequence[int]) -> dict[str, tuple[int, ...]]:
         """The shapes of an update of these blocks."""
         return {f"{block}.{name}": shape for block in blocks for name, shape in self.shapes(block).items()}
 

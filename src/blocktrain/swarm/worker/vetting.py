@@ -19,11 +19,9 @@ from blocktrain.swarm.worker.client import CoordinatorClient
 from blocktrain.train.trainer import BlockTrainer
 from blocktrain.wire.messages import MAX_LOSS, BlockVersion, VetLease, VetUpdate
 from blocktrain.wire.recipes import MAX_WEIGHT
-from blocktrain.wire.safetensors import Array, by_block, decode, flat
+from blocktrain.wire.safetensors import Array, Shapes, Tensors, by_block, decode, flat
 from blocktrain.wire.updates import read_update
 
-Tensors = dict[str, Array]
-Shapes = dict[str, tuple[int, ...]]
 Step = Sequence[tuple[VetUpdate, float]]  # updates, and what each is multiplied with
 
 

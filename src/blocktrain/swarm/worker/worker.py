@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,6 +25,7 @@ from blocktrain.io.shelf import Shelf, ShelvedArrays
 from blocktrain.model.block import block_shapes, build_block
 from blocktrain.model.stack import BlockModel
 from blocktrain.spec import RunSpec
+from blocktrain.swarm.policy.leases import UPLOAD_SHARE
 from blocktrain.swarm.signatures import is_signed, sign
 from blocktrain.swarm.worker.block_cache import BlockCache, prune_cache
 from blocktrain.swarm.worker.client import CoordinatorClient
@@ -54,25 +55,24 @@ from blocktrain.wire.messages import (
     VetNotice,
     Wait,
 )
-from blocktrain.wire.safetensors import Array, flat
+from blocktrain.wire.safetensors import Tensors, flat
 
-Tensors = dict[str, Array]
 # Refusals of the worker itself: no other lease helps.
 FINAL_CODES = ("token", "role", "protocol", "signature", "replayed", "excluded", "keys")
 REFUSED_PAUSE_S = 1.0
 RECEIPTS_FILE = "receipts.jsonl"  # what coordinators have signed for
 NUMBER_TRIES = 5  # to find a number that is larger than the last: another process may use the same key
 UNNEEDED_S = 60.0  # how long a cached blob that no lease needs is kept: another worker of the same home may read it
-UPLOAD_SHARE = 0.1  # of the time until the deadline, kept for the upload
+
+OfWorker = Literal["lease", "step", "submitted", "refused", "wait", "sample", "evaluated", "vetted", "finished"]
+WorkKind = OfWorker | Literal["standing", "away"]  # the command line adds these two
 
 
 @dataclass(frozen=True)
 class WorkReport:
     """What a worker reports while it works."""
 
-    # "lease", "step", "submitted", "standing", "refused", "wait", "sample", "evaluated", "vetted" or "finished";
-    # the command line adds "away"
-    kind: str
+    kind: WorkKind
     text: str
     loss: float | None = None
 
@@ -262,7 +262,7 @@ class Worker:
                 tensors=self._block_cache.named_shapes([version.block for version in lease.trained]),
                 payload=blob,
                 steps=steps,
-                tokens=steps * self._spec.step_bytes,
+                tokens=steps * self._spec.step_tokens,
                 loss=min(loss, MAX_LOSS),  # a diverged block is judged by its norm
             )
             return sign(unsigned, self._key, self._info.run)

@@ -8,7 +8,7 @@ from blocktrain.cli.commands.demo.serving import ABOUT, Lane, race_results
 from blocktrain.cli.shared.gateway_client import Output
 from blocktrain.serve.decode.request import Mode, Request
 
-REQUEST = Request(b"The president", max_bytes=100)
+REQUEST = Request(b"The president", max_tokens=100)
 
 
 def lanes() -> list[Lane]:

@@ -91,9 +91,9 @@ def test_runs_of_different_texts_are_compared_on_the_text_that_is_named(run, tex
 
 def test_the_work_of_workers_that_are_averaged_is_added_up():
     spec = preset("tiny")
-    update = {"phase": 0, "steps": 2, "tokens": 2 * spec.step_bytes}
+    update = {"phase": 0, "steps": 2, "tokens": 2 * spec.step_tokens}
     story = SwarmStory(spec, [{"update": update}, {"update": update}], [], [], [])
-    assert work_of(story) == (4 * spec.step_bytes, 4 * phase_flops(spec, spec.phases[0]))
+    assert work_of(story) == (4 * spec.step_tokens, 4 * phase_flops(spec, spec.phases[0]))
 
 
 def test_only_the_settings_that_differ_are_listed():

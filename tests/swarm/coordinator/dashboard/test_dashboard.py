@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dashboard_steps import HOSTILE, PATIENCE_MS, TOKENS, amount, ask, status_of
@@ -32,6 +32,21 @@ def test_the_numbers_are_those_of_the_api(visit, trained):
         expect(rows.nth(row)).to_contain_text(f"{amount(worker['update_bytes'])} / {amount(worker['down_bytes'])}")
         assert worker["update_bytes"] or worker["device"] == HOSTILE
     expect(page.locator("#events li")).to_have_count(len(facts["events"]))
+
+
+def test_what_workers_have_trained_on_is_counted_in_tokens_if_the_run_has_a_tokenizer(visit, trained):
+    def tokenized(route: Route) -> None:
+        answer = route.fetch()
+        run = answer.json()
+        run["spec"]["corpus"]["tokenizer"] = "bpe:300"
+        route.fulfill(response=answer, json=run)
+
+    page = visit(trained, TOKENS["viewer"])
+    most = max(worker["tokens"] for worker in status_of(trained)["workers"])
+    expect(page.locator("#workers tbody tr").first).to_contain_text(f"{amount(most)} of text")
+    page.route("**/v1/run", tokenized)
+    page.reload()
+    expect(page.locator("#workers tbody tr").first).to_contain_text(re.compile(r"\d tokens of text"))
 
 
 def test_charts_are_drawn_and_said_in_words_and_tables(visit, trained):

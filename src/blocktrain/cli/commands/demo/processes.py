@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from blocktrain.cli.console import duration, say
-from blocktrain.cli.shared.address_file import POLL_S
 from blocktrain.cli.shared.signals import interrupts_delayed
 from blocktrain.errors import EXIT_USER_ERROR, BlockTrainError
+from blocktrain.io.address_file import POLL_S
 from blocktrain.io.files import make_folder
 
 Found = TypeVar("Found")

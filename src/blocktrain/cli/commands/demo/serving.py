@@ -21,9 +21,9 @@ from rich.table import Table
 
 from blocktrain.cli.commands.demo.processes import Process, start, tell
 from blocktrain.cli.console import counted, plain_table, say
-from blocktrain.cli.shared.address_file import read_address, read_pid, stage_file
 from blocktrain.cli.shared.gateway_client import Output, generate_remotely
 from blocktrain.errors import BlockTrainError
+from blocktrain.io.address_file import read_address, read_pid, stage_file
 from blocktrain.sampling_settings import READABLE_TEMPERATURE
 from blocktrain.serve.decode.request import DEFAULT_CANDIDATES, Mode, Request
 
@@ -125,7 +125,7 @@ def race(served: Served, prompt: str, num_bytes: int, num_tokens: int) -> list[L
         f"\nThe race: three ways to decode, {num_bytes} bytes each, over hosts that are {RTT_MS} ms apart "
         f"(simulated; a traversal of {STAGES} stages then takes {(STAGES + 1) * RTT_MS // 2} ms and its computing)."
     )
-    request = Request(prompt.encode(), max_bytes=num_tokens, temperature=READABLE_TEMPERATURE)
+    request = Request(prompt.encode(), max_tokens=num_tokens, temperature=READABLE_TEMPERATURE)
     drafts = {Mode.SWEEP: DEFAULT_CANDIDATES}  # also for models that could turn noise into text
     lanes = [Lane(replace(request, mode=mode, candidates=drafts.get(mode)), num_bytes) for mode in ABOUT]
     threads = [threading.Thread(target=lane.run, args=(served.url,), daemon=True) for lane in lanes]

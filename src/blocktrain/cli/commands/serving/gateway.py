@@ -17,6 +17,7 @@ import typer
 from blocktrain.cli.console import say
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
+    AddressFile,
     Host,
     Insecure,
     KeyFile,
@@ -30,7 +31,6 @@ from blocktrain.cli.options import (
     require_above_zero,
     require_positive,
 )
-from blocktrain.cli.shared.address_file import AddressFile
 from blocktrain.cli.shared.gateway import (
     ApiKeyFile,
     Degraded,
@@ -121,14 +121,14 @@ def gateway(
         api_keys=api_keys,
         any_host=insecure,
         cors_origins=origins,
-        max_bytes=max_bytes,
+        max_tokens=max_bytes,
         max_choices=max_choices,
         max_texts=max_texts,
         degraded=degraded,
         requests_per_minute=rate,
-        deadline_s=deadline,
+        time_limit_s=deadline,
     )
-    chain = PipelineSettings(wire=wire.value, degraded=degraded, insecure=insecure, deadline_s=deadline)
+    chain = PipelineSettings(wire=wire.value, degraded=degraded, insecure=insecure, time_limit_s=deadline)
     addresses = [address.strip() for address in stages.split(",") if address.strip()]
     key = _chain_key(key_file, relay, insecure)
     with listening(host, port, "another gateway") as listener, requests_logged(json_logs):

@@ -15,6 +15,7 @@ from blocktrain.cli.machine import chosen_device
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
     INVITE_VARIABLE,
+    AddressFile,
     DeviceName,
     Home,
     Host,
@@ -31,7 +32,6 @@ from blocktrain.cli.options import (
     require_above_zero,
     require_positive,
 )
-from blocktrain.cli.shared.address_file import AddressFile
 from blocktrain.cli.shared.gateway import (
     ApiKeyFile,
     Degraded,

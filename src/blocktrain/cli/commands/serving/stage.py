@@ -18,6 +18,7 @@ from blocktrain.cli.console import say, show_line
 from blocktrain.cli.machine import chosen_device, parse_size, use_threads
 from blocktrain.cli.options import (
     EXIT_INTERRUPTED,
+    AddressFile,
     DeviceName,
     Home,
     Insecure,
@@ -29,9 +30,9 @@ from blocktrain.cli.options import (
     require_above_zero,
     require_positive,
 )
-from blocktrain.cli.shared.address_file import AddressFile, write_address
 from blocktrain.cli.shared.signals import stop_signal
 from blocktrain.errors import BlockTrainError, ConfigError
+from blocktrain.io.address_file import write_address
 from blocktrain.io.allocator import keep_some_memory
 from blocktrain.io.private import cache_home
 

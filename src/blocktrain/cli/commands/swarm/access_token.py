@@ -44,7 +44,7 @@ def add(
     The invite is not shown again."""
     if not name.strip():
         raise ConfigError("an access token needs a name, by which it is listed and revoked: give for example alice")
-    with opened_ledger(folder, ledger) as book:
+    with opened_ledger(folder, ledger) as opened:
         own = read_private(folder / INVITE_FILE)
         if own is None:
             raise ConfigError(
@@ -52,7 +52,7 @@ def add(
                 f"with --dir {folder} once"
             )
         invite = replace(parse_invite(own.decode(errors="replace")), access_token=secrets.token_urlsafe(24))
-        book.add_access_token(name, role.value, invite.access_token, time.time())
+        opened.add_access_token(name, role.value, invite.access_token, time.time())
     say(f"{name} can join as {role.value} with this invite. It is not shown again.")
     print(invite)
 
@@ -64,8 +64,8 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")] = False,
 ) -> None:
     """List access tokens, also revoked ones."""
-    with opened_ledger(folder, ledger) as book:
-        tokens = book.access_tokens()
+    with opened_ledger(folder, ledger) as opened:
+        tokens = opened.access_tokens()
     if as_json:
         print(json.dumps([asdict(each) for each in tokens], indent=2))
         return
@@ -80,9 +80,9 @@ def revoke(
     ledger: LedgerUrl = None,
 ) -> None:
     """Revoke an access token: it is refused from now on."""
-    with opened_ledger(folder, ledger) as book:
-        if not book.revoke_access_token(name, time.time()):
-            in_use = ", ".join(each.name for each in book.access_tokens() if each.revoked_s is None) or "none"
+    with opened_ledger(folder, ledger) as opened:
+        if not opened.revoke_access_token(name, time.time()):
+            in_use = ", ".join(each.name for each in opened.access_tokens() if each.revoked_s is None) or "none"
             raise ConfigError(f'there is no access token "{name}" to revoke: name one of those in use ({in_use})')
     print(f"{name} is revoked")
 

@@ -43,8 +43,8 @@ def ledger(
         with CoordinatorClient(read_invite(invite)) as client:
             records = list(all_pages(client.contributions))
     else:
-        with opened_ledger(folder or Path(), ledger_url) as book:
-            records = list(all_pages(lambda after: [asdict(each) for each in book.contributions(after)]))
+        with opened_ledger(folder or Path(), ledger_url) as opened:
+            records = list(all_pages(lambda after: [asdict(each) for each in opened.contributions(after)]))
     if as_json:
         print(json.dumps(records, indent=2))
     else:

@@ -63,7 +63,7 @@ def cost_of(name: str, spec: RunSpec) -> Cost:
     return Cost(
         name=name,
         parameters=physical_parameters(spec),
-        text_bytes=sum(phase.steps for phase in spec.phases) * spec.step_bytes,
+        text_bytes=sum(phase.steps for phase in spec.phases) * spec.step_tokens,
         memory_bytes=max(training_memory_bytes(spec, phase) for phase in spec.phases),
         least_memory_bytes=max(least_memory_bytes(spec, phase) for phase in spec.phases),
         up_bytes_a_round=max(up for _, up in rounds),

@@ -186,7 +186,7 @@ function take(newer) {
 const now_s = () => (status ? status.now_s + (performance.now() - heardAt) / 1000 : 0);
 function redraw() {
   if (!status) return;
-  showStatus(status, curves, role === "admin");
+  showStatus(status, curves, role === "admin", textUnit(spec));
   showHero(status, curves, textUnit(spec));
   showTrust(status);
 }

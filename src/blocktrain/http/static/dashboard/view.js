@@ -1,4 +1,5 @@
 // Shows a status on the page. Everything that came from the server is set as text, never as HTML.
+import { textAmount } from "./timeline.js";
 import { BLOCK_STATES, ago, bytes, clock, count, finished, nats, percent, plural, span, speed, until } from "./words.js";
 
 const byId = (id) => document.getElementById(id);
@@ -54,7 +55,7 @@ export function tick(clock_s) {
 export const EXCLUDED = ["banned", "quarantined"];
 export const pill = (word, kind = word) => element("span", { class: `pill ${kind.replaceAll(" ", "-")}` }, word);
 
-export function showStatus(status, curves, isAdmin) {
+export function showStatus(status, curves, isAdmin, text_unit) {
   const state = finished(status) ? "finished" : status.paused ? "paused" : status.workers.length ? "training" : "waiting";
   document.title = `${status.name} · BlockTrain`;
   byId("run").textContent = `${status.name} · ${plural(status.blocks.length, "block")} · ${plural(status.num_phases, "phase")}`;
@@ -66,7 +67,7 @@ export function showStatus(status, curves, isAdmin) {
   whenChanged("rounds", status.phases.map(withoutSeconds), (target) => showRounds(target, status));
   byId("no-samples").hidden = (status.samples ?? []).length > 0;
   whenChanged("samples", status.samples ?? [], (target) => target.replaceChildren(...[...(status.samples ?? [])].reverse().map(sampleItem)));
-  whenChanged("workers", [status.workers, isAdmin], (target) => showWorkers(target, status, isAdmin));
+  whenChanged("workers", [status.workers, isAdmin, text_unit], (target) => showWorkers(target, status, isAdmin, text_unit));
   byId("no-events").hidden = status.events.length > 0;
   whenChanged("events", status.events, (target) => target.replaceChildren(...[...status.events].reverse().map((event) => eventItem(event, status))));
 }
@@ -150,14 +151,14 @@ function showRounds(target, status) {
   lastColumnWhole(target);
 }
 
-function showWorkers(target, status, isAdmin) {
+function showWorkers(target, status, isAdmin, text_unit) {
   const all = status.workers.reduce((sum, worker) => sum + worker.tokens, 0);
   const ranked = [...status.workers].sort((one, other) => other.tokens - one.tokens);
   const rows = ranked.map((worker, index) => [
     element("span", {}, element("span", { class: "rank" }, `${index + 1}. `), worker.alias, isAdmin ? element("small", {}, worker.name) : null),
     worker.device,
     speed(worker.steps_per_s),
-    contribution(worker, all),
+    contribution(worker, all, text_unit),
     `${bytes(worker.update_bytes)} / ${bytes(worker.down_bytes)}`,
     since(worker.last_seen_s),
     element("span", {}, pill(worker.state), worker.why ? element("small", {}, worker.why) : null, standing(worker, status)),
@@ -182,11 +183,11 @@ function lastColumnWhole(target) {
   for (const row of target.tBodies[0].rows) row.lastElementChild.classList.add("whole");
 }
 
-function contribution(worker, all) {
+function contribution(worker, all, text_unit) {
   const share = all ? worker.tokens / all : 0;
   const bar = element("i");
   bar.style.width = `${100 * share}%`;
-  return element("span", {}, `${percent(share)} · ${plural(worker.updates, "update")}`, element("small", {}, `${bytes(worker.tokens)} of text`), element("span", { class: "share", "aria-hidden": "true" }, bar));
+  return element("span", {}, `${percent(share)} · ${plural(worker.updates, "update")}`, element("small", {}, `${textAmount(worker.tokens, text_unit)} of text`), element("span", { class: "share", "aria-hidden": "true" }, bar));
 }
 
 // Events name workers by alias

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import BinaryIO
+from contextlib import AbstractContextManager
 
 from blocktrain.errors import BlobError, RequestRefused, TensorError, foreign_bytes
 from blocktrain.spec import Phase, RunSpec
-from blocktrain.swarm.coordinator.blobs import Blobs
+from blocktrain.swarm.coordinator.blobs import Blobs, Uploaded
 from blocktrain.swarm.coordinator.blocks import Blocks, recorded_version
-from blocktrain.swarm.coordinator.intake import Intake, require_tensors
+from blocktrain.swarm.coordinator.intake import require_tensors
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import Audit, AuditLease, NewUpdate
@@ -44,7 +44,7 @@ class Auditing:
         blobs: Blobs,
         blocks: Blocks,
         memory_bytes: Callable[[Phase], int],
-        run_id: Callable[[], str],
+        run_id: str,
         chance: Callable[[], float],
     ) -> None:
         self._spec, self._ledger, self._blobs, self._blocks = spec, ledger, blobs, blocks
@@ -121,27 +121,26 @@ class Auditing:
     def report(
         self,
         notice: UpdateNotice,
-        part: BinaryIO | None,
+        opened: AbstractContextManager[Uploaded],
         lease: AuditLease,
         audit: Audit,
-        intake: Intake,
         now_s: float,
     ) -> bool:
-        """Takes in the result of an audit. False if it was reported before."""
-        require_signature(notice, self._run_id())
+        """Takes in the result of an audit, whose bytes are `opened` when the rest is right. False if it was reported
+        before."""
+        require_signature(notice, self._run_id)
         if lease.worker != notice.worker:
             raise RequestRefused("this lease belongs to another worker: ask for one of your own", code="owner")
         if lease.payload is not None:
             return False
         require_tensors(notice.tensors, self._blocks.shapes(audit.lease.phase))
-        if notice.steps != audit.update.steps or notice.tokens != notice.steps * self._spec.step_bytes:
+        if notice.steps != audit.update.steps or notice.tokens != notice.steps * self._spec.step_tokens:
             raise RequestRefused(
                 f"{notice.steps} steps were reported and the lease was for {audit.update.steps}: report all of them, "
                 f"or ask for another lease",
                 code="steps",
             )
-        with intake.opening:
-            upload = intake.uploaded(notice, part)
+        with opened as upload:
             encoded = self._read(upload.data, audit)
             self._blobs.keep(upload, notice.payload.sha256)
             distances = self._distances(encoded, notice.payload.sha256, audit)

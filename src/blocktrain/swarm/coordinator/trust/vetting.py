@@ -14,9 +14,9 @@ from blocktrain.swarm.coordinator.blocks import Blocks, before, recorded_version
 from blocktrain.swarm.ledger.database import retry_on_conflict
 from blocktrain.swarm.ledger.ledger import Ledger
 from blocktrain.swarm.ledger.records import MergeWeight, Update, VettingRecord
+from blocktrain.swarm.policy.averaging.base import FEWEST
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.swarm.policy.vetting import (
-    FEWEST,
     HELD_OUT_TOKENS,
     SCORERS,
     VettingVerdict,
@@ -42,7 +42,7 @@ class Vetting:
         ledger: Ledger,
         blocks: Blocks,
         memory_bytes: Callable[[Phase], int],
-        run_id: Callable[[], str],
+        run_id: str,
         chance: Callable[[], float],
         ring: Callable[[], None],
     ) -> None:
@@ -167,7 +167,7 @@ class Vetting:
 
     def report(self, notice: VetNotice) -> None:
         """Takes in the scores of a worker. The loop closes the vetting when there are enough."""
-        require_signature(notice, self._run_id())
+        require_signature(notice, self._run_id)
         found = self._ledger.vet_seat(notice.lease)
         if found is None or found[0].worker != notice.worker:
             raise RequestRefused(f"there is no vetting {notice.lease[:80]} of yours: ask for a lease", code="lease")

@@ -56,9 +56,9 @@ def samples_of(events: Sequence[Event], evaluations: Sequence[Evaluation]) -> li
     ]
 
 
-def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
-    """Every n-th, counted back from the newest, so that no more than `most` are left."""
-    every = max(1, -(-len(points) // most))
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """Every n-th, counted back from the newest, so that no more than MAX_POINTS are left."""
+    every = max(1, -(-len(points) // MAX_POINTS))
     return list(points[::-1][::every][::-1])
 
 

@@ -20,6 +20,7 @@ from blocktrain.wire.safetensors import Floats
 Deltas = Callable[[str], Iterable[Floats]]  # name of a tensor: its flat Δ, piece after piece
 Read = Callable[[int, int], Floats]  # elements start to stop of a flattened Δ
 ROUNDING = 1e-9
+FEWEST = 3  # updates of which one can be told to differ from the others
 SLICE_ELEMENTS = 1 << 19  # of all updates together that are in memory at once
 
 

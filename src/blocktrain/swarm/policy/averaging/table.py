@@ -12,6 +12,7 @@ import numpy as np
 
 from blocktrain.spec import SwarmSpec
 from blocktrain.swarm.policy.averaging.base import (
+    FEWEST,
     Compared,
     Rule,
     WeightedUpdate,
@@ -29,8 +30,6 @@ from blocktrain.swarm.policy.averaging.products import inner_products
 from blocktrain.swarm.policy.averaging.screened import Screened
 from blocktrain.swarm.policy.averaging.trimmed import Trimmed
 from blocktrain.wire.safetensors import Floats
-
-FEWEST = 3  # updates of which one can be told to differ from the others
 
 RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Screened, Mean, Clipped, Trimmed, Median, Krum, Centered)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from blocktrain.cli.shared.address_file import read_address, write_address
+from blocktrain.io.address_file import read_address, write_address
 
 
 def test_the_address_is_read_once_its_process_has_written_it(tmp_path):

@@ -1,22 +1,17 @@
 """The address file: how a command tells another process where it listens. It holds the address and the process id as
 JSON and appears, whole, when the command accepts connections. No torch.
-Next: stage_processes.py and cli/commands/demo/processes.py, which start commands and read their files."""
+Next: cli/shared/stage_processes.py, cli/commands/demo/processes.py and fleet/supervisor.py, which start commands and
+read their files."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from blocktrain.io.private import read_private, write_private
 
-AddressFile = Annotated[
-    Path | None,
-    typer.Option("--address-file", metavar="FILE", help="Write address and process id there as JSON when ready."),
-]
 POLL_S = 0.05  # between two looks for a file of a process that is starting
 
 
@@ -26,11 +21,11 @@ def write_address(path: Path | None, address: str) -> None:
         write_private(path, json.dumps({"address": address, "pid": os.getpid()}).encode())
 
 
-def read_address(path: Path, pid: int) -> str | None:
-    """The address that process `pid` wrote; None while it has written none. A file of an earlier process does not
-    count."""
+def read_address(path: Path, pid: int | None = None) -> str | None:
+    """The address that process `pid` wrote, or any process without one; None while there is none. A file of an earlier
+    process does not count."""
     found = _read(path)
-    return str(found["address"]) if found.get("pid") == pid else None
+    return str(found["address"]) if found and pid in (None, found.get("pid")) else None
 
 
 def stage_file(path: Path, number: int) -> Path:
