@@ -7,13 +7,15 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
 from blocktrain.errors import BlockTrainError, ConfigError, FrameError, StageUnreachable, foreign_bytes
+from blocktrain.serve.chain.event_socket import EventSocket
 from blocktrain.serve.chain.frames import decode, encode, without_states
 from blocktrain.serve.chain.messages import (
     Advance,
@@ -33,7 +35,7 @@ from blocktrain.serve.chain.messages import (
 )
 from blocktrain.serve.chain.peers import Peers
 from blocktrain.serve.chain.queue import Arrival, ArrivalQueue, Recent
-from blocktrain.serve.chain.sockets import ChainKey, Network, post, require_key, send
+from blocktrain.serve.chain.sockets import ChainKey, Network, post, posted, require_key, send
 from blocktrain.serve.traversal import CacheMiss, ModelInfo, Outcome, Traversal
 from blocktrain.spec import RunSpec
 
@@ -66,6 +68,21 @@ class StageSettings:
     max_rows: int = 256  # per batch
     pass_s: float = 5.0  # time limit for sending to the next stage
     relay: str | None = None  # HOST:PORT, through which it reaches stages behind routers
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """An advanced traversal, or a piece of it, on its way to the next stage."""
+
+    arrival: Arrival
+    frames: list[bytes]
+    waited_s: float
+    computed_s: float
+    is_last: bool
+
+    @property
+    def to(self) -> str:
+        return self.arrival.message.route[0]
 
 
 class Stage:
@@ -103,7 +120,7 @@ class Stage:
         self._thread = ThreadPoolExecutor(1, "compute")
         # Fails with an unexpected error of a task.
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._start(self._listen())
+        self._router.receive(self._listen)
         self._start(self._work())
         return self
 
@@ -145,19 +162,22 @@ class Stage:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self.broken.done():
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broke(error)
+
+    def _broke(self, error: BaseException) -> None:
+        if not self.broken.done():
             self.broken.set_exception(error)
 
-    async def _listen(self) -> None:
-        while True:
-            sender, *frames = await self._router.recv_multipart()
-            try:
-                with foreign_bytes(FrameError, "the message"):
-                    message, traversal = decode(frames)
-                    self._handle(sender, message, traversal, sum(map(len, frames)))
-            except (BlockTrainError, OSError, MemoryError) as error:
-                text = str(error)[:2000].encode("utf-8", "replace").decode()
-                self._reply(sender, Refused(code="malformed", message=text))
+    def _listen(self, frames: list[bytes]) -> None:
+        sender, *said = frames
+        try:
+            with foreign_bytes(FrameError, "the message"):
+                message, traversal = decode(said)
+                self._handle(sender, message, traversal, sum(map(len, said)))
+        except (BlockTrainError, OSError, MemoryError) as error:
+            text = str(error)[:2000].encode("utf-8", "replace").decode()
+            self._reply(sender, Refused(code="malformed", message=text))
 
     def _handle(self, sender: bytes, message: StageMessage, traversal: Traversal | None, num_bytes: int) -> None:
         match message:
@@ -297,33 +317,47 @@ class Stage:
                 "head": Head.of(traversal),
             }
             frames = encode(message.model_copy(update=rest), traversal)
-            self._start(self._send_to_next(arrival, frames, max(0.0, waited_s), took_s, traversal.is_last))
+            self._send_to_next(Parcel(arrival, frames, max(0.0, waited_s), took_s, traversal.is_last))
         elif traversal.is_last:  # the segment keeps earlier pieces until all are there
             traversal = without_states(traversal)
             answer = Answer(id=message.id, attempt=message.attempt, head=Head.of(traversal))
             self._reply(bytes.fromhex(message.reply_to), answer, traversal)
 
-    async def _send_to_next(
-        self, arrival: Arrival, frames: list[bytes], waited_s: float, computed_s: float, is_last: bool
-    ) -> None:
-        message, to = arrival.message, arrival.message.route[0]
-        try:
-            require_key(to, self._key, self.settings.insecure)
+    def _send_to_next(self, parcel: Parcel) -> None:
+        """At once, if the next stage takes it: it nearly always does."""
+        with self._refused_if_unreachable(parcel):
+            require_key(parcel.to, self._key, self.settings.insecure)
+            peer = self._peers.to(parcel.to)
+            if posted(peer, parcel.frames, parcel.to):
+                self._note_passed(parcel)
+            else:
+                self._start(self._send_when_taken(peer, parcel))
+
+    async def _send_when_taken(self, peer: EventSocket, parcel: Parcel) -> None:
+        with self._refused_if_unreachable(parcel):
             async with asyncio.timeout(self.settings.pass_s):
-                await send(self._peers.to(to), frames, to)
+                await send(peer, parcel.frames, parcel.to)
+            self._note_passed(parcel)
+
+    @contextmanager
+    def _refused_if_unreachable(self, parcel: Parcel) -> Iterator[None]:
+        try:
+            yield
         except (TimeoutError, StageUnreachable, ConfigError) as error:
-            text = str(error) or f"{self.address} could not reach {to} for {self.settings.pass_s:g} s"
-            self._refuse(arrival, "unreachable", text, culprit=to)
+            text = str(error) or f"{self.address} could not reach {parcel.to} for {self.settings.pass_s:g} s"
+            self._refuse(parcel.arrival, "unreachable", text, culprit=parcel.to)
+
+    def _note_passed(self, parcel: Parcel) -> None:
+        if not parcel.is_last:
             return
-        if not is_last:
-            return
+        message = parcel.arrival.message
         note = Passed(
             id=message.id,
             attempt=message.attempt,
-            to=to,
-            sent_bytes=sum(map(len, frames)),
-            waited_s=waited_s,
-            computed_s=computed_s,
+            to=parcel.to,
+            sent_bytes=sum(map(len, parcel.frames)),
+            waited_s=parcel.waited_s,
+            computed_s=parcel.computed_s,
         )
         self._reply(bytes.fromhex(message.reply_to), note)
 
