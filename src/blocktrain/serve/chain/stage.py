@@ -8,13 +8,13 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
 from blocktrain.errors import BlockTrainError, ConfigError, FrameError, StageUnreachable, foreign_bytes
+from blocktrain.serve.chain.compute_thread import ComputeThread
 from blocktrain.serve.chain.event_socket import EventSocket
 from blocktrain.serve.chain.frames import decode, encode, without_states
 from blocktrain.serve.chain.messages import (
@@ -105,7 +105,7 @@ class Stage:
         self._queue = ArrivalQueue(self.settings.max_waiting, self.settings.max_waiting_bytes)
         self._computing: dict[tuple[str, int], Arrival] = {}
         self._cancelled, self._forgotten = Recent(REMEMBERED), Recent(REMEMBERED)
-        self._arrived = asyncio.Event()
+        self._busy = False  # a batch is computed, or about to be formed
         self._batch_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -117,11 +117,10 @@ class Stage:
             self._network.close()
             raise
         self._peers = Peers(self._network)
-        self._thread = ThreadPoolExecutor(1, "compute")
-        # Fails with an unexpected error of a task.
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._thread = ComputeThread("compute")
+        self.broken: asyncio.Future[None] = self._loop.create_future()  # fails with an unexpected error
         self._router.receive(self._listen)
-        self._start(self._work())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -130,7 +129,7 @@ class Stage:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._network.close()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.close()
 
     @property
     def waiting(self) -> int:
@@ -156,7 +155,7 @@ class Stage:
             del self._segments[version]
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -231,7 +230,7 @@ class Stage:
             )
             self._refuse(arrival, "overloaded", text, retry_after_s=retry_s)
         else:
-            self._arrived.set()
+            self._begin_soon()
 
     def _unwanted(self, arrival: Arrival) -> bool:
         return arrival.message.id in self._cancelled or arrival.traversal.session in self._forgotten
@@ -241,44 +240,60 @@ class Stage:
         self._forgotten.add(session)
         self._queue.drop(lambda arrival: arrival.traversal.session == session)
         for segment in self._segments.values():
-            self._thread.submit(segment.forget, session)
+            self._thread.submit(partial(segment.forget, session))
 
-    async def _work(self) -> None:
-        """Computes one batch after the other. New arrivals wait in the queue meanwhile."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._arrived.wait()
+    def _begin_soon(self) -> None:
+        """Computes one batch after the other. New arrivals wait in the queue meanwhile, and those that come together
+        form one batch."""
+        if not self._busy:
+            self._busy = True
+            self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        if self.broken.done():
+            return
+        try:
             for late in self._queue.drop(lambda arrival: arrival.time_left_s(self._clock()) <= 0):
                 self._refuse(late, "expired", f"its time was over before {self.address} could compute it")
             batch = self._queue.take(self.settings.max_rows)
-            if not self._queue:
-                self._arrived.clear()
-            if not batch:
-                continue
-            began_s = self._clock()
+        except Exception as error:
+            self._broke(error)
+            return
+        self._busy = bool(batch)
+        if batch:
             self._computing = {arrival.key: arrival for arrival in batch}
-            ahead = {
-                at: partial(self._send_ahead, loop, arrival) for at, arrival in enumerate(batch) if _goes_ahead(arrival)
-            }
-            outcomes = await loop.run_in_executor(self._thread, self._advance, batch, ahead)
+            self._thread.submit(partial(self._compute, batch, self._clock()))
+
+    def _compute(self, batch: Sequence[Arrival], began_s: float) -> None:
+        """Runs on the computing thread."""
+        outcomes = self._advance(batch)
+        self._loop.call_soon_threadsafe(self._computed, batch, outcomes, began_s)
+
+    def _computed(self, batch: Sequence[Arrival], outcomes: Sequence[Outcome | Exception], began_s: float) -> None:
+        if self.broken.done():
+            return
+        try:
             took_s = self._clock() - began_s
             self._batch_s += (took_s - self._batch_s) * (SMOOTHING if self._batch_s else 1)
             newest, self._computing = self._computing, {}
             for arrival, outcome in zip(batch, outcomes, strict=True):
                 self._finish(newest[arrival.key], outcome, began_s - arrival.arrived_s, took_s)
+        except Exception as error:
+            self._broke(error)
+            return
+        self._begin()
 
-    def _send_ahead(self, loop: asyncio.AbstractEventLoop, arrival: Arrival, piece: Traversal) -> None:
+    def _send_ahead(self, arrival: Arrival, piece: Traversal) -> None:
         """Runs on the computing thread, which goes on drafting."""
-        loop.call_soon_threadsafe(self._finish, arrival, piece, 0.0, 0.0)
+        self._loop.call_soon_threadsafe(self._finish, arrival, piece, 0.0, 0.0)
 
-    def _advance(
-        self, batch: Sequence[Arrival], ahead: Mapping[int, Callable[[Traversal], None]]
-    ) -> Sequence[Outcome | Exception]:
+    def _advance(self, batch: Sequence[Arrival]) -> Sequence[Outcome | Exception]:
         """Runs on the computing thread. If the whole batch fails, the error is the outcome of each arrival."""
         segment = self._segments.get(batch[0].message.version)
         if segment is None:  # replaced twice while they waited
             return [KeyError(batch[0].message.version)] * len(batch)
         try:
+            ahead = {at: partial(self._send_ahead, each) for at, each in enumerate(batch) if _goes_ahead(each)}
             return segment.advance([arrival.traversal for arrival in batch], ahead)
         except Exception as error:
             return [error] * len(batch)
