@@ -1,5 +1,5 @@
-"""ComputeThread: a thread that does one piece of work after the other. An executor makes a future with a lock of its own
-for each, and one more for the event loop. Next: stage.py, which computes its batches there."""
+"""ComputeThread: a thread that does one piece of work after the other. An executor makes a future with a lock for each,
+and a second future for the event loop. Next: stage.py, which computes its batches there."""
 
 from __future__ import annotations
 

@@ -60,19 +60,25 @@ _MESSAGE: TypeAdapter[Any] = TypeAdapter(
 )
 
 
-def encode(message: StageMessage, traversal: Traversal | None = None) -> list[bytes]:
+def encode(message: StageMessage, payload: Traversal | bytes | None = None) -> list[bytes]:
+    """`payload` is the message's traversal, or what payload_of has made of it."""
     header = message.model_dump_json().encode()
     if isinstance(message, TokenizerFile):
         return [header, message.file]
-    if traversal is None:
+    if payload is None:
         return [header]
+    return [header, payload_of(payload) if isinstance(payload, Traversal) else payload]
+
+
+def payload_of(traversal: Traversal) -> bytes:
+    """The second frame. Raises FrameError if it is larger than any stage accepts."""
     payload = _payload(traversal)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise FrameError(
             f"the traversal has {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are accepted: send fewer rows, or "
             f"choose a smaller wire format"
         )
-    return [header, payload]
+    return payload
 
 
 def decode(frames: Sequence[bytes]) -> tuple[Any, Traversal | None]:

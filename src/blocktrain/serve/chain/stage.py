@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 from blocktrain.errors import BlockTrainError, ConfigError, FrameError, StageUnreachable, foreign_bytes
 from blocktrain.serve.chain.compute_thread import ComputeThread
 from blocktrain.serve.chain.event_socket import EventSocket
-from blocktrain.serve.chain.frames import decode, encode, without_states
+from blocktrain.serve.chain.frames import decode, encode, payload_of, without_states
 from blocktrain.serve.chain.messages import (
     Advance,
     Answer,
@@ -68,6 +68,14 @@ class StageSettings:
     max_rows: int = 256  # per batch
     pass_s: float = 5.0  # time limit for sending to the next stage
     relay: str | None = None  # HOST:PORT, through which it reaches stages behind routers
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """A traversal that the segment has advanced, and its tensors as they will be sent."""
+
+    traversal: Traversal
+    payload: bytes
 
 
 @dataclass(frozen=True)
@@ -266,10 +274,10 @@ class Stage:
 
     def _compute(self, batch: Sequence[Arrival], began_s: float) -> None:
         """Runs on the computing thread."""
-        outcomes = self._advance(batch)
+        outcomes = [_packed(*each) for each in zip(batch, self._advance(batch), strict=True)]
         self._loop.call_soon_threadsafe(self._computed, batch, outcomes, began_s)
 
-    def _computed(self, batch: Sequence[Arrival], outcomes: Sequence[Outcome | Exception], began_s: float) -> None:
+    def _computed(self, batch: Sequence[Arrival], outcomes: Sequence[Advanced | Exception], began_s: float) -> None:
         if self.broken.done():
             return
         try:
@@ -285,7 +293,7 @@ class Stage:
 
     def _send_ahead(self, arrival: Arrival, piece: Traversal) -> None:
         """Runs on the computing thread, which goes on drafting."""
-        self._loop.call_soon_threadsafe(self._finish, arrival, piece, 0.0, 0.0)
+        self._loop.call_soon_threadsafe(self._finish, arrival, _packed(arrival, piece), 0.0, 0.0)
 
     def _advance(self, batch: Sequence[Arrival]) -> Sequence[Outcome | Exception]:
         """Runs on the computing thread. If the whole batch fails, the error is the outcome of each arrival."""
@@ -298,18 +306,15 @@ class Stage:
         except Exception as error:
             return [error] * len(batch)
 
-    def _finish(self, arrival: Arrival, outcome: Outcome | Exception, waited_s: float, took_s: float) -> None:
+    def _finish(self, arrival: Arrival, outcome: Advanced | Exception, waited_s: float, took_s: float) -> None:
         match outcome:
             case _ if self._unwanted(arrival):
                 pass
-            case Traversal():
-                try:
-                    self._pass_on(arrival, self._timed(outcome, waited_s), waited_s, took_s)
-                except FrameError as error:
-                    self._refuse(arrival, "bad_request", str(error))
+            case Advanced(traversal, payload):
+                self._pass_on(arrival, self._timed(traversal, waited_s), payload, waited_s, took_s)
             case CacheMiss():
                 self._refuse(arrival, "cache_miss", str(outcome), start=outcome.start, have=outcome.have)
-            case ConfigError():
+            case ConfigError() | FrameError():
                 self._refuse(arrival, "bad_request", str(outcome))
             case KeyError():
                 self._refuse(arrival, "version", f"{self.address} no longer holds version {arrival.message.version}")
@@ -322,7 +327,7 @@ class Stage:
         *before, own = traversal.trace
         return traversal.with_(trace=(*before, replace(own, stage=self.address, queued_s=max(0.0, waited_s))))
 
-    def _pass_on(self, arrival: Arrival, traversal: Traversal, waited_s: float, took_s: float) -> None:
+    def _pass_on(self, arrival: Arrival, traversal: Traversal, payload: bytes, waited_s: float, took_s: float) -> None:
         """Sends the traversal to the next stage of its route, or the answer to the gateway."""
         message = arrival.message
         if message.route:
@@ -331,12 +336,11 @@ class Stage:
                 "time_left_s": max(0.0, arrival.time_left_s(self._clock())),
                 "head": Head.of(traversal),
             }
-            frames = encode(message.model_copy(update=rest), traversal)
+            frames = encode(message.model_copy(update=rest), payload)
             self._send_to_next(Parcel(arrival, frames, max(0.0, waited_s), took_s, traversal.is_last))
         elif traversal.is_last:  # the segment keeps earlier pieces until all are there
-            traversal = without_states(traversal)
             answer = Answer(id=message.id, attempt=message.attempt, head=Head.of(traversal))
-            self._reply(bytes.fromhex(message.reply_to), answer, traversal)
+            self._reply(bytes.fromhex(message.reply_to), answer, payload)
 
     def _send_to_next(self, parcel: Parcel) -> None:
         """At once, if the next stage takes it: it nearly always does."""
@@ -381,12 +385,25 @@ class Stage:
         refusal = Refused(id=id, attempt=attempt, code=code, message=text[:2000], **details)
         self._reply(bytes.fromhex(reply_to), refusal)
 
-    def _reply(self, to: bytes, message: StageMessage, traversal: Traversal | None = None) -> None:
+    def _reply(self, to: bytes, message: StageMessage, payload: bytes | None = None) -> None:
         """Does nothing if the gateway is gone: it notices the broken connection and asks again."""
         try:
-            post(self._router, [to, *encode(message, traversal)], to.hex())
+            post(self._router, [to, *encode(message, payload)], to.hex())
         except StageUnreachable:
             return
+
+
+def _packed(arrival: Arrival, outcome: Outcome | Exception) -> Advanced | Exception:
+    """Runs on the computing thread, which has just written the tensors, so that the event loop stays free. The last
+    segment keeps pieces until all are there, so it sends the last one only, and without states."""
+    if not isinstance(outcome, Traversal):
+        return outcome
+    has_next = bool(arrival.message.route)
+    try:
+        sent = payload_of(outcome if has_next else without_states(outcome)) if has_next or outcome.is_last else b""
+    except Exception as error:
+        return error
+    return Advanced(outcome, sent)
 
 
 def _goes_ahead(arrival: Arrival) -> bool:
