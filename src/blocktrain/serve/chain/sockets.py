@@ -232,8 +232,10 @@ async def send(socket: EventSocket, frames: Sequence[bytes], to: str) -> None:
 
 def posted(socket: EventSocket, frames: Sequence[bytes], to: str) -> bool:
     """Sends at once, or returns False."""
-    with zmq_errors(to):
+    try:
         return socket.post(frames)
+    except zmq.ZMQError as error:
+        raise _unreachable(to, error) from None
 
 
 def post(socket: EventSocket, frames: Sequence[bytes], to: str) -> None:
@@ -247,7 +249,11 @@ def zmq_errors(address: str) -> Iterator[None]:
     try:
         yield
     except zmq.ZMQError as error:
-        raise StageUnreachable(f"{address} cannot be reached ({_reason(error)}): check that it runs") from None
+        raise _unreachable(address, error) from None
+
+
+def _unreachable(address: str, error: zmq.ZMQError) -> StageUnreachable:
+    return StageUnreachable(f"{address} cannot be reached ({_reason(error)}): check that it runs")
 
 
 def _reason(error: zmq.ZMQError) -> str:

@@ -110,6 +110,7 @@ class Stage:
         self.instance = uuid.uuid4().hex
         self._key, self._clock = key, clock
         self._segments: dict[str, Computes] = {segment.info.version: segment}  # the newest last
+        self._served: tuple[ServedModel, ...] | None = None  # the same as heartbeats tell it
         self._queue = ArrivalQueue(self.settings.max_waiting, self.settings.max_waiting_bytes)
         self._computing: dict[tuple[str, int], Arrival] = {}
         self._cancelled, self._forgotten = Recent(REMEMBERED), Recent(REMEMBERED)
@@ -161,6 +162,7 @@ class Stage:
         self._segments[segment.info.version] = segment
         for version in self.versions[KEPT_VERSIONS:]:
             del self._segments[version]
+        self._served = None
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
@@ -205,13 +207,15 @@ class Stage:
                 self._reply(sender, Refused(code="malformed", message=text))
 
     def _welcome(self, id: int) -> Welcome:
-        models = [ServedModel.of(held.info, held.spec.digest()) for held in reversed(self._segments.values())]
         (*_, current) = self._segments.values()
+        if self._served is None:
+            newest_first = reversed(self._segments.values())
+            self._served = tuple(ServedModel.of(held.info, held.spec.digest()) for held in newest_first)
         return Welcome(
             id=id,
             instance=self.instance,
             blocks=current.blocks,
-            models=tuple(models),
+            models=self._served,
             waiting=len(self._queue),
             limit=self.settings.max_waiting,
             batch_s=self._batch_s,
@@ -244,11 +248,14 @@ class Stage:
         return arrival.message.id in self._cancelled or arrival.traversal.session in self._forgotten
 
     def _forget(self, session: str) -> None:
-        """KV caches are freed on the computing thread, which owns them."""
+        """The computing thread owns the KV caches while it computes. While it rests it is not woken for this."""
         self._forgotten.add(session)
         self._queue.drop(lambda arrival: arrival.traversal.session == session)
         for segment in self._segments.values():
-            self._thread.submit(partial(segment.forget, session))
+            if self._busy:
+                self._thread.submit(partial(segment.forget, session))
+            else:
+                segment.forget(session)
 
     def _begin_soon(self) -> None:
         """Computes one batch after the other. New arrivals wait in the queue meanwhile, and those that come together

@@ -163,7 +163,7 @@ class Gateway:
         request.state.job = job
         if not plan.stream:
             answer = await cancel_on_disconnect(request.receive, job.answer())
-            return JSONResponse(answer.model_dump())
+            return Response(answer.model_dump_json(), media_type=JSON)
         events = job.events(api_error)
         try:
             first = await cancel_on_disconnect(request.receive, anext(events))
