@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 class ComputeThread:
     def __init__(self, name: str) -> None:
         self._waiting: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._closed = False
+        self.closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -24,12 +24,12 @@ class ComputeThread:
 
     def close(self) -> None:
         """Waits for the work that has begun, and drops the rest."""
-        self._closed = True
+        self.closing.set()
         self._waiting.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (work := self._waiting.get()) is not None and not self._closed:
+        while (work := self._waiting.get()) is not None and not self.closing.is_set():
             try:
                 work()
             except Exception:
