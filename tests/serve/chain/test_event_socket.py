@@ -4,6 +4,7 @@ machine."""
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -98,6 +99,22 @@ def test_answers_that_come_while_it_sends_are_noticed(serve):
                 await caller.send([b"%d" % number])
             await serve.until(lambda: len(answers) == MANY)
             assert numbers(answers) == list(range(MANY))
+
+    asyncio.run(main())
+
+
+def test_a_socket_that_takes_no_messages_lets_the_event_loop_rest_when_one_comes(serve):
+    async def main():
+        async with pair() as (caller, listener, address):
+            taken: list[list[bytes]] = []
+            listener.receive(taken.append)
+            caller.connect(address)
+            await caller.send([b"1"])
+            await serve.until(lambda: bool(taken))
+            assert listener.post([b"2"])
+            descriptor = caller.plain.get(zmq.FD)
+            assert select.select([descriptor], [], [], serve.limit_s)[0]
+            await serve.until(lambda: not select.select([descriptor], [], [], 0)[0])
 
     asyncio.run(main())
 

@@ -79,9 +79,11 @@ class EventSocket:
     def _receive_some(self) -> bool:
         """Whether there may be more."""
         for _ in range(IN_A_ROW):
-            if self._take is None or self.plain.closed:
+            if self.plain.closed:
                 return False
-            if not int(self.plain.get(zmq.EVENTS)) & _READABLE:  # cheaper than an exception
+            # Asked in any case: until then the descriptor stays readable, and the event loop would not rest.
+            has_come = int(self.plain.get(zmq.EVENTS)) & _READABLE
+            if not has_come or self._take is None:
                 return False
             self._take(self.plain.recv_multipart(zmq.NOBLOCK))
         return True
