@@ -18,7 +18,7 @@ with warnings.catch_warnings():  # torch warns once per process about a read-onl
 
 
 def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    return {name: _as_array(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    return {name: _as_array(tensor) for name, tensor in tensors.items()}
 
 
 def as_tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
@@ -28,8 +28,8 @@ def as_tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
 
 def _as_array(tensor: Tensor) -> Array:
     if tensor.dtype == torch.bfloat16:  # which numpy itself does not know
-        return tensor.view(torch.uint16).numpy().view(BFLOAT16)
-    return tensor.numpy()
+        return tensor.view(torch.uint16).numpy(force=True).view(BFLOAT16)
+    return tensor.numpy(force=True)  # also of another device, or of a parameter
 
 
 def _as_tensor(array: Array) -> Tensor:

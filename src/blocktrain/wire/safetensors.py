@@ -48,6 +48,8 @@ Floats: TypeAlias = NDArray[np.floating[Any]]
 AnyTensor = TypeVar("AnyTensor")
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_SPELLED = {dtype: str(dtype) for dtype in DTYPES.values()}  # numpy takes long to spell a name
+_AS_JSON = json.JSONEncoder(separators=(",", ":"))
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
 
@@ -88,7 +90,7 @@ def encode_chunks(tensors: Mapping[str, Array], metadata: Mapping[str, str] | No
     give equal bytes, so that a hash can name them. (The safetensors package writes metadata in an order that changes
     from process to process, and copies every byte three times.)"""
     for name, tensor in tensors.items():
-        if name == _METADATA or tensor.dtype not in DTYPES.values():
+        if name == _METADATA or tensor.dtype not in _NAMES:
             raise TensorError(
                 f'"{name}" of {tensor.dtype} cannot be stored: rename it, or use one of {", ".join(DTYPES)}'
             )
@@ -96,7 +98,7 @@ def encode_chunks(tensors: Mapping[str, Array], metadata: Mapping[str, str] | No
         raise TensorError(f"{excess}, so that no reader would accept these tensors: store fewer or simpler ones")
     header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
     parts, end = list[memoryview](), 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, str(item[1].dtype), item[0])):
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, _SPELLED[item[1].dtype], item[0])):
         # A view, if the tensor is contiguous.
         parts.append(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
         begin, end = end, end + parts[-1].nbytes
@@ -117,7 +119,7 @@ def _entry(dtype: np.dtype[Any], shape: Sequence[int], begin: int, end: int) -> 
 
 
 def _encoded_header(header: Mapping[str, Any]) -> bytes:
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _AS_JSON.encode(header).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)  # the tensors start aligned
     return struct.pack("<Q", len(text)) + text
 

@@ -170,6 +170,8 @@ BAD = {
     "not a table": ([b"[1]"], "protocol none"),
     "deep": ([b"[" * 100_000], "not JSON"),
     "large header": ([b" " * (frames.MAX_HEADER_BYTES + 1)], "at most"),
+    "no protocol": ([b'{"kind": "cancel", "id": "x"}'], "protocol none"),
+    "a protocol that is no number": ([b'{"protocol": "%d", "kind": "cancel", "id": "x"}' % PROTOCOL], "protocol none"),
     "other protocol": (tampered(protocol=PROTOCOL + 1), "install the same version"),
     "unknown kind": (tampered(kind="dance"), "not a message"),
     "unknown key": (tampered(hat="red"), "not a message"),

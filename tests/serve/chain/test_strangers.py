@@ -194,7 +194,7 @@ def test_a_link_that_received_a_bad_answer_still_takes_the_next_one(serve, name)
             await pipeline(TEXT)
             link = pipeline.links[stage.address]
             received = link.stats.received_bytes
-            await stage._router.send_multipart([pipeline.identity, *BAD_ANSWERS[name]])
+            await stage._router.send([pipeline.identity, *BAD_ANSWERS[name]])
             await serve.until(lambda: link.stats.received_bytes > received)
             serve.assert_right(await pipeline(TEXT.with_(session="next")), TEXT)
             assert link.alive
@@ -210,7 +210,7 @@ def test_a_link_outlives_a_defect_of_what_takes_its_messages(serve):
         ):
             link = pipeline.links[stage.address]
             taken, link._received = link._received, lambda *_: 1 / 0
-            await stage._router.send_multipart([pipeline.identity, *encode(Cancel(id="x"))])
+            await stage._router.send([pipeline.identity, *encode(Cancel(id="x"))])
             await serve.until(lambda: "ZeroDivisionError" in link.complaint)
             link._received = taken
             serve.assert_right(await pipeline(TEXT), TEXT)
@@ -262,7 +262,7 @@ def test_a_welcome_that_nobody_can_use_ends_neither_the_heartbeat_nor_the_link(s
                 changed(link)
 
             link._changed = defective
-            await stage._router.send_multipart([pipeline.identity, *encode(WELCOME)])
+            await stage._router.send([pipeline.identity, *encode(WELCOME)])
             await serve.until(lambda: "ZeroDivisionError" in link.complaint)
             heard = link.stats.received_bytes
             await serve.until(lambda: link.stats.received_bytes > heard and not link.complaint)  # of the next heartbeat

@@ -56,6 +56,20 @@ def test_bytes_are_counted_to_the_end_of_the_stop_string():
     assert writer.num_bytes == 4
 
 
+@given(
+    data=st.binary(max_size=30) | st.text(alphabet="abä", max_size=30).map(str.encode),
+    sizes=st.lists(st.integers(0, 5)),
+    stops=st.lists(st.text(alphabet="abä", min_size=1, max_size=2), max_size=2),
+)
+def test_without_log_probabilities_the_same_is_shown_and_counted(data, sizes, stops):
+    each, plain, at = ChoiceWriter(0, stops, None), ChoiceWriter(0, stops, None), 0
+    for size in [*sizes, len(data)]:
+        piece, at = data[at : at + size], at + size
+        assert plain.take_plain(piece) == each.take(map(TokenLogprobs, piece))
+        assert (plain.num_tokens, plain.num_bytes) == (each.num_tokens, each.num_bytes)
+    assert plain.end() == each.end()
+
+
 def test_the_prompt_is_echoed_whatever_it_says():
     writer = ChoiceWriter(0, ["stop"], logprobs=0)
     assert writer.echo([TokenLogprobs(byte) for byte in b"stop here"]).text == "stop here"

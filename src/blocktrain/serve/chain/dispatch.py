@@ -115,6 +115,16 @@ class Dispatch:
             del self._dispatcher.dispatches[self.id]
             self._cancel_the_rest()
 
+    def take(self, event: StageEvent) -> None:
+        """What a stage sent. A note of progress is only noted: there is nothing to decide, and limits move on."""
+        passed = event.message if isinstance(event.message, Passed) and self.inbox.empty() else None
+        attempt = self._attempts.get(passed.attempt) if passed else None
+        if passed and attempt:
+            self._passed(attempt, event.link, passed)
+            if self._attempts:
+                return
+        self.inbox.put_nowait(event)
+
     async def _next_event(self) -> StageEvent | None:
         """What a stage sent, or None when a time limit has passed."""
         limits = [self._limits.deadline_at_s]

@@ -4,6 +4,7 @@ as safetensors. Everything is bounded and checked before it is used. No socket. 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -59,19 +60,25 @@ _MESSAGE: TypeAdapter[Any] = TypeAdapter(
 )
 
 
-def encode(message: StageMessage, traversal: Traversal | None = None) -> list[bytes]:
+def encode(message: StageMessage, payload: Traversal | bytes | None = None) -> list[bytes]:
+    """`payload` is the message's traversal, or what payload_of has made of it."""
     header = message.model_dump_json().encode()
     if isinstance(message, TokenizerFile):
         return [header, message.file]
-    if traversal is None:
+    if payload is None:
         return [header]
+    return [header, payload_of(payload) if isinstance(payload, Traversal) else payload]
+
+
+def payload_of(traversal: Traversal) -> bytes:
+    """The second frame. Raises FrameError if it is larger than any stage accepts."""
     payload = _payload(traversal)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise FrameError(
             f"the traversal has {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are accepted: send fewer rows, or "
             f"choose a smaller wire format"
         )
-    return [header, payload]
+    return payload
 
 
 def decode(frames: Sequence[bytes]) -> tuple[Any, Traversal | None]:
@@ -122,10 +129,10 @@ def _payload(traversal: Traversal) -> bytes:
             tensors[name] = rows
     for name in FLOATS:
         if (x := getattr(traversal, name)) is not None:
-            tensors |= _packed(name, x.detach().float(), traversal.wire)
+            tensors |= _packed(name, x.float(), traversal.wire)
     for name in EXACT:
         if (x := getattr(traversal, name)) is not None:
-            tensors[name] = _smallest_exact(x.detach().float())
+            tensors[name] = _smallest_exact(x.float())
     return safetensors.encode(as_arrays(tensors))
 
 
@@ -140,7 +147,7 @@ def _packed(name: str, x: Tensor, wire: Wire) -> dict[str, Tensor]:
 
 def _finite(x: Tensor) -> bool:
     """The sum is finite only if all values are; it takes a thirtieth of the time of testing each value, and no copy."""
-    return bool(x.sum(dtype=torch.float32).isfinite()) or bool(x.isfinite().all())
+    return math.isfinite(x.sum(dtype=torch.float32).item()) or bool(x.isfinite().all())
 
 
 def _smallest_exact(x: Tensor) -> Tensor:
@@ -160,6 +167,20 @@ def _message(header: bytes) -> Any:
         accepted = f"at most {MAX_HEADER_BYTES} are accepted"
         raise FrameError(f"the header has {len(header)} bytes, {accepted}: {_AS_DESCRIBED}")
     try:
+        message = _MESSAGE.validate_json(header)
+    except ValidationError as error:
+        _check_protocol(header)
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))[:100]
+        raise FrameError(f"not a message of this protocol ({where}: {first['msg'][:200]}): {_AS_DESCRIBED}") from None
+    if message.protocol != PROTOCOL or "protocol" not in message.model_fields_set:
+        _check_protocol(header)
+    return message
+
+
+def _check_protocol(header: bytes) -> None:
+    """Raises FrameError if it is another one: that explains everything else."""
+    try:
         table = json.loads(header)
     except (ValueError, RecursionError):
         raise FrameError(f"the first frame is not JSON: {_AS_DESCRIBED}") from None
@@ -169,12 +190,6 @@ def _message(header: bytes) -> Any:
         raise FrameError(
             f"protocol {shown}, this side speaks {PROTOCOL}: install the same version of blocktrain on all hosts"
         )
-    try:
-        return _MESSAGE.validate_json(header)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))[:100]
-        raise FrameError(f"not a message of this protocol ({where}: {first['msg'][:200]}): {_AS_DESCRIBED}") from None
 
 
 def _traversal(head: Head, payload: bytes) -> Traversal:

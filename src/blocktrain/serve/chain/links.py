@@ -63,7 +63,8 @@ class Link:
         self._last_message_s = -1e9
         self._was_alive = False
         self._greet = asyncio.Event()
-        self._tasks = [asyncio.create_task(work) for work in (self._watch(), self._listen(), self._beat())]
+        self._tasks = [asyncio.create_task(work) for work in (self._watch(), self._beat())]
+        self._socket.receive(self._listen)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -160,12 +161,10 @@ class Link:
             with self._complaints():
                 self._news()
 
-    async def _listen(self) -> None:
-        while True:
-            frames = await self._socket.recv_multipart()
-            self.stats.received_bytes += sum(map(len, frames))
-            with self._complaints():
-                self._take(*decode(frames))
+    def _listen(self, frames: list[bytes]) -> None:
+        self.stats.received_bytes += sum(map(len, frames))
+        with self._complaints():
+            self._take(*decode(frames))
 
     @contextmanager
     def _complaints(self) -> Iterator[None]:

@@ -87,7 +87,7 @@ class Head(BaseModel):
 class StageMessage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    protocol: Count = PROTOCOL
+    protocol: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = PROTOCOL
 
 
 class Hello(StageMessage):

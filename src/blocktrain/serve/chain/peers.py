@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from blocktrain.serve.chain.sockets import Network, Socket, zmq_errors
+from blocktrain.serve.chain.event_socket import EventSocket
+from blocktrain.serve.chain.sockets import Network, zmq_errors
 
 MAX_PEERS = 64
 
@@ -12,9 +13,9 @@ class Peers:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._sockets: dict[str, Socket] = {}
+        self._sockets: dict[str, EventSocket] = {}
 
-    def to(self, address: str) -> Socket:
+    def to(self, address: str) -> EventSocket:
         """The connection to another stage."""
         peer = self._sockets.pop(address, None)
         if peer is None:

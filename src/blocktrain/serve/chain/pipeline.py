@@ -111,6 +111,7 @@ class Pipeline:
         self._tokenizer: Tokenizer = ByteTokenizer()  # of all versions: they have one spec
         self._tokenizer_came = asyncio.Event()
         self._model: ServedModel | None = None  # the newest version of which all blocks were there recently
+        self._info: tuple[ServedModel, Tokenizer, ModelInfo] | None = None  # what `info` was made of last
 
     async def __aenter__(self) -> Self:
         self._network = Network(self._key, self.settings.relay)
@@ -132,7 +133,11 @@ class Pipeline:
     @property
     def info(self) -> ModelInfo:
         assert self._model is not None, "use the pipeline inside `async with`"
-        return self._model.info(self._tokenizer)
+        known, tokenizer, info = self._info or (None, None, None)
+        if info is None or known is not self._model or tokenizer is not self._tokenizer:
+            info = self._model.info(self._tokenizer)
+            self._info = self._model, self._tokenizer, info
+        return info
 
     def views(self) -> list[StageView]:
         """The stages that serve our model now."""
@@ -232,7 +237,7 @@ class Pipeline:
         if traversal is not None and self._model is not None:
             check_tokens(traversal, self.info)
         if (dispatch := self.dispatches.get(getattr(message, "id", ""))) is not None:
-            dispatch.inbox.put_nowait(StageEvent(link, message, traversal))
+            dispatch.take(StageEvent(link, message, traversal))
 
     def _changed(self, link: Link) -> None:
         self._changes.set()

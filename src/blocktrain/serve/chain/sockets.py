@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from blocktrain.errors import ConfigError, StageUnreachable
 from blocktrain.http.limits import is_loopback
+from blocktrain.serve.chain.event_socket import EventSocket
 from blocktrain.serve.chain.tunnel import Tunnel
 
 MAX_PAYLOAD_BYTES = 2**28  # of one frame
@@ -32,7 +34,6 @@ public = "{public}"
 secret = "{secret}"
 """
 
-Socket = zmq.asyncio.Socket
 LinkState = Literal["silent", "reached", "refused", "up"]  # no TCP; TCP only; handshake failed; handshake done
 
 ALIVE_EVERY_MS, DEAD_AFTER_MS = 5_000, 20_000
@@ -80,6 +81,7 @@ def read_key(path: Path) -> ChainKey:
     return key
 
 
+@lru_cache(maxsize=1024)  # a stage reads the next one's with every traversal
 def parse_address(text: str, *, listen: bool = False) -> tuple[str, str]:
     """Host and port. Raises ConfigError."""
     found = ADDRESS.fullmatch(text)
@@ -93,11 +95,14 @@ def parse_address(text: str, *, listen: bool = False) -> tuple[str, str]:
 def require_key(address: str, key: ChainKey | None, insecure: bool, *, listen: bool = False) -> None:
     """Raises ConfigError for another host without a key: anyone on the network could call, answer and listen."""
     host, _ = parse_address(address, listen=listen)
-    if key is None and not insecure and not is_loopback(host):
+    if key is None and not insecure and not _is_here(host):
         raise ConfigError(
             f"{address} is not on this machine and would be open to everyone: make a key with blocktrain keys "
             f"chain.key, copy it to all hosts and give --keys chain.key everywhere (or --insecure on a trusted network)"
         )
+
+
+_is_here = lru_cache(maxsize=1024)(is_loopback)
 
 
 @dataclass(frozen=True)
@@ -117,17 +122,18 @@ class Network:
         self.key, self._relay = key, relay
         self._context = zmq.asyncio.Context()
         self._context.set(zmq.MAX_SOCKETS, 8192)
-        self._open: set[Socket] = set()
-        self._tunnels: dict[Socket, Tunnel] = {}
+        self._open: set[EventSocket] = set()
+        self._tunnels: dict[EventSocket, Tunnel] = {}
         self._guard: Any = None
         if key is not None:
             self._guard = AsyncioAuthenticator(self._context)
             self._guard.start()
             self._guard.configure_curve_callback(DOMAIN, _OnlyThisKey(key.public))
 
-    def listen(self, address: str) -> tuple[Socket, str]:
+    def listen(self, address: str) -> tuple[EventSocket, str]:
         """A ROUTER socket, and its address with the actual port."""
-        socket = self._socket(zmq.ROUTER, address)
+        opened = self._socket(zmq.ROUTER, address)
+        socket = opened.plain
         socket.set(zmq.ROUTER_MANDATORY, 1)  # sending to an unknown peer is an error
         socket.set(zmq.ROUTER_HANDOVER, 1)  # a gateway that reconnects keeps its routing id
         if self.key is not None:
@@ -137,16 +143,16 @@ class Network:
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
-            self.close_socket(socket)
+            self.close_socket(opened)
             remedy = (
                 "end what listens there, or give another port"
                 if error.errno == zmq.EADDRINUSE
                 else "correct the address"
             )
             raise ConfigError(f"{address} cannot be listened on ({_reason(error)}): {remedy}") from None
-        return socket, socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return opened, socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def connect(self, address: str, identity: bytes | None = None) -> Socket:
+    def connect(self, address: str, identity: bytes | None = None) -> EventSocket:
         """A DEALER socket that accepts messages only while the other side is connected. The caller connects it: to its
         tunnel if it has one."""
         host, _ = parse_address(address)
@@ -155,29 +161,30 @@ class Network:
             raise StageUnreachable(
                 f"{address} is behind a relay: give the gateway --relay, and every stage of its chain --via"
             )
-        socket = self._socket(zmq.DEALER, address)
+        opened = self._socket(zmq.DEALER, address)
+        socket = opened.plain
         socket.set(zmq.IMMEDIATE, 1)
         if relayed and self._relay is not None:
-            self._tunnels[socket] = Tunnel(self._relay, host)
+            self._tunnels[opened] = Tunnel(self._relay, host)
         if identity is not None:
             socket.set(zmq.ROUTING_ID, identity)
         if self.key is not None:
             socket.set(zmq.CURVE_SERVERKEY, self.key.public)
             socket.set(zmq.CURVE_PUBLICKEY, self.key.public)
             socket.set(zmq.CURVE_SECRETKEY, self.key.secret)
-        return socket
+        return opened
 
-    def tunnel(self, socket: Socket) -> Tunnel | None:
+    def tunnel(self, socket: EventSocket) -> Tunnel | None:
         """How the socket reaches a stage behind the relay."""
         return self._tunnels.get(socket)
 
-    def close_socket(self, socket: Socket) -> None:
+    def close_socket(self, socket: EventSocket) -> None:
         self._open.discard(socket)
         if (tunnel := self._tunnels.pop(socket, None)) is not None:
             tunnel.close()
         with suppress(zmq.ZMQError):
-            socket.disable_monitor()
-        socket.close(linger=0)
+            socket.plain.disable_monitor()
+        socket.close()
 
     def close(self) -> None:
         for socket in tuple(self._open):
@@ -186,10 +193,11 @@ class Network:
             self._guard.stop()
         self._context.destroy(linger=0)
 
-    def _socket(self, kind: int, address: str) -> Socket:
+    def _socket(self, kind: int, address: str) -> EventSocket:
         host, _ = parse_address(address, listen=True)
-        socket = self._context.socket(kind)
-        self._open.add(socket)
+        socket: zmq.Socket[bytes] = zmq.Socket(self._context, kind)
+        opened = EventSocket(socket)
+        self._open.add(opened)
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES),
@@ -202,13 +210,13 @@ class Network:
             (zmq.IPV6, int(":" in host)),
         ):
             socket.set(option, value)
-        return socket
+        return opened
 
 
-async def link_states(socket: Socket, address: str, tunnel: Tunnel | None) -> AsyncIterator[LinkState]:
+async def link_states(socket: EventSocket, address: str, tunnel: Tunnel | None) -> AsyncIterator[LinkState]:
     """Connects and yields every change of the connection. ZeroMQ reports a refused handshake in no other way. A stage
     that the tunnel does not reach is silent, although the tunnel takes the connection."""
-    monitor: Any = socket.get_monitor_socket(sum(LINK_STATES))
+    monitor: Any = socket.plain.get_monitor_socket(sum(LINK_STATES))
     with zmq_errors(address):
         socket.connect(tunnel.address if tunnel else address)
     while True:
@@ -216,21 +224,24 @@ async def link_states(socket: Socket, address: str, tunnel: Tunnel | None) -> As
         yield "silent" if tunnel and not tunnel.joined else LINK_STATES[event["event"]]
 
 
-async def send(socket: Socket, frames: Sequence[bytes], to: str) -> None:
+async def send(socket: EventSocket, frames: Sequence[bytes], to: str) -> None:
     """Waits while the other side is away or slow. The caller sets the time limit."""
     with zmq_errors(to):
-        await socket.send_multipart(frames)
+        await socket.send(frames)
 
 
-def post(socket: Socket, frames: Sequence[bytes], to: str) -> None:
+def posted(socket: EventSocket, frames: Sequence[bytes], to: str) -> bool:
+    """Sends at once, or returns False."""
+    try:
+        return socket.post(frames)
+    except zmq.ZMQError as error:
+        raise _unreachable(to, error) from None
+
+
+def post(socket: EventSocket, frames: Sequence[bytes], to: str) -> None:
     """Sends at once, or raises StageUnreachable."""
-    with zmq_errors(to):
-        sent: Any = socket.send_multipart(frames, flags=zmq.NOBLOCK)
-        if sent.done():
-            sent.result()
-        else:
-            sent.cancel()
-            raise StageUnreachable(f"{to} takes no messages now: try again")
+    if not posted(socket, frames, to):
+        raise StageUnreachable(f"{to} takes no messages now: try again")
 
 
 @contextmanager
@@ -238,7 +249,11 @@ def zmq_errors(address: str) -> Iterator[None]:
     try:
         yield
     except zmq.ZMQError as error:
-        raise StageUnreachable(f"{address} cannot be reached ({_reason(error)}): check that it runs") from None
+        raise _unreachable(address, error) from None
+
+
+def _unreachable(address: str, error: zmq.ZMQError) -> StageUnreachable:
+    return StageUnreachable(f"{address} cannot be reached ({_reason(error)}): check that it runs")
 
 
 def _reason(error: zmq.ZMQError) -> str:

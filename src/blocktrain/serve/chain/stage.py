@@ -7,14 +7,16 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
 from blocktrain.errors import BlockTrainError, ConfigError, FrameError, StageUnreachable, foreign_bytes
-from blocktrain.serve.chain.frames import decode, encode, without_states
+from blocktrain.serve.chain.compute_thread import ComputeThread
+from blocktrain.serve.chain.event_socket import EventSocket
+from blocktrain.serve.chain.frames import decode, encode, payload_of, without_states
 from blocktrain.serve.chain.messages import (
     Advance,
     Answer,
@@ -33,7 +35,7 @@ from blocktrain.serve.chain.messages import (
 )
 from blocktrain.serve.chain.peers import Peers
 from blocktrain.serve.chain.queue import Arrival, ArrivalQueue, Recent
-from blocktrain.serve.chain.sockets import ChainKey, Network, post, require_key, send
+from blocktrain.serve.chain.sockets import ChainKey, Network, post, posted, require_key, send
 from blocktrain.serve.traversal import CacheMiss, ModelInfo, Outcome, Traversal
 from blocktrain.spec import RunSpec
 
@@ -68,6 +70,29 @@ class StageSettings:
     relay: str | None = None  # HOST:PORT, through which it reaches stages behind routers
 
 
+@dataclass(frozen=True)
+class Advanced:
+    """A traversal that the segment has advanced, and its tensors as they will be sent."""
+
+    traversal: Traversal
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """An advanced traversal, or a piece of it, on its way to the next stage."""
+
+    arrival: Arrival
+    frames: list[bytes]
+    waited_s: float
+    computed_s: float
+    is_last: bool
+
+    @property
+    def to(self) -> str:
+        return self.arrival.message.route[0]
+
+
 class Stage:
     """Sockets on the event loop, computation on one thread of its own. Used as an async context manager."""
 
@@ -85,10 +110,11 @@ class Stage:
         self.instance = uuid.uuid4().hex
         self._key, self._clock = key, clock
         self._segments: dict[str, Computes] = {segment.info.version: segment}  # the newest last
+        self._served: tuple[ServedModel, ...] | None = None  # the same as heartbeats tell it
         self._queue = ArrivalQueue(self.settings.max_waiting, self.settings.max_waiting_bytes)
         self._computing: dict[tuple[str, int], Arrival] = {}
         self._cancelled, self._forgotten = Recent(REMEMBERED), Recent(REMEMBERED)
-        self._arrived = asyncio.Event()
+        self._busy = False  # a batch is computed, or about to be formed
         self._batch_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -100,11 +126,10 @@ class Stage:
             self._network.close()
             raise
         self._peers = Peers(self._network)
-        self._thread = ThreadPoolExecutor(1, "compute")
-        # Fails with an unexpected error of a task.
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._start(self._listen())
-        self._start(self._work())
+        self._loop = asyncio.get_running_loop()
+        self._thread = ComputeThread("compute")
+        self.broken: asyncio.Future[None] = self._loop.create_future()  # fails with an unexpected error
+        self._router.receive(self._listen)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -113,7 +138,7 @@ class Stage:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._network.close()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.close()
 
     @property
     def waiting(self) -> int:
@@ -137,27 +162,31 @@ class Stage:
         self._segments[segment.info.version] = segment
         for version in self.versions[KEPT_VERSIONS:]:
             del self._segments[version]
+        self._served = None
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self.broken.done():
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broke(error)
+
+    def _broke(self, error: BaseException) -> None:
+        if not self.broken.done():
             self.broken.set_exception(error)
 
-    async def _listen(self) -> None:
-        while True:
-            sender, *frames = await self._router.recv_multipart()
-            try:
-                with foreign_bytes(FrameError, "the message"):
-                    message, traversal = decode(frames)
-                    self._handle(sender, message, traversal, sum(map(len, frames)))
-            except (BlockTrainError, OSError, MemoryError) as error:
-                text = str(error)[:2000].encode("utf-8", "replace").decode()
-                self._reply(sender, Refused(code="malformed", message=text))
+    def _listen(self, frames: list[bytes]) -> None:
+        sender, *said = frames
+        try:
+            with foreign_bytes(FrameError, "the message"):
+                message, traversal = decode(said)
+                self._handle(sender, message, traversal, sum(map(len, said)))
+        except (BlockTrainError, OSError, MemoryError) as error:
+            text = str(error)[:2000].encode("utf-8", "replace").decode()
+            self._reply(sender, Refused(code="malformed", message=text))
 
     def _handle(self, sender: bytes, message: StageMessage, traversal: Traversal | None, num_bytes: int) -> None:
         match message:
@@ -178,13 +207,15 @@ class Stage:
                 self._reply(sender, Refused(code="malformed", message=text))
 
     def _welcome(self, id: int) -> Welcome:
-        models = [ServedModel.of(held.info, held.spec.digest()) for held in reversed(self._segments.values())]
         (*_, current) = self._segments.values()
+        if self._served is None:
+            newest_first = reversed(self._segments.values())
+            self._served = tuple(ServedModel.of(held.info, held.spec.digest()) for held in newest_first)
         return Welcome(
             id=id,
             instance=self.instance,
             blocks=current.blocks,
-            models=tuple(models),
+            models=self._served,
             waiting=len(self._queue),
             limit=self.settings.max_waiting,
             batch_s=self._batch_s,
@@ -211,70 +242,86 @@ class Stage:
             )
             self._refuse(arrival, "overloaded", text, retry_after_s=retry_s)
         else:
-            self._arrived.set()
+            self._begin_soon()
 
     def _unwanted(self, arrival: Arrival) -> bool:
         return arrival.message.id in self._cancelled or arrival.traversal.session in self._forgotten
 
     def _forget(self, session: str) -> None:
-        """KV caches are freed on the computing thread, which owns them."""
+        """The computing thread owns the KV caches while it computes. While it rests it is not woken for this."""
         self._forgotten.add(session)
         self._queue.drop(lambda arrival: arrival.traversal.session == session)
         for segment in self._segments.values():
-            self._thread.submit(segment.forget, session)
+            if self._busy:
+                self._thread.submit(partial(segment.forget, session))
+            else:
+                segment.forget(session)
 
-    async def _work(self) -> None:
-        """Computes one batch after the other. New arrivals wait in the queue meanwhile."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._arrived.wait()
+    def _begin_soon(self) -> None:
+        """Computes one batch after the other. New arrivals wait in the queue meanwhile, and those that come together
+        form one batch."""
+        if not self._busy:
+            self._busy = True
+            self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        if self.broken.done():
+            return
+        try:
             for late in self._queue.drop(lambda arrival: arrival.time_left_s(self._clock()) <= 0):
                 self._refuse(late, "expired", f"its time was over before {self.address} could compute it")
             batch = self._queue.take(self.settings.max_rows)
-            if not self._queue:
-                self._arrived.clear()
-            if not batch:
-                continue
-            began_s = self._clock()
+        except Exception as error:
+            self._broke(error)
+            return
+        self._busy = bool(batch)
+        if batch:
             self._computing = {arrival.key: arrival for arrival in batch}
-            ahead = {
-                at: partial(self._send_ahead, loop, arrival) for at, arrival in enumerate(batch) if _goes_ahead(arrival)
-            }
-            outcomes = await loop.run_in_executor(self._thread, self._advance, batch, ahead)
+            self._thread.submit(partial(self._compute, batch, self._clock()))
+
+    def _compute(self, batch: Sequence[Arrival], began_s: float) -> None:
+        """Runs on the computing thread."""
+        outcomes = [_packed(*each) for each in zip(batch, self._advance(batch), strict=True)]
+        self._loop.call_soon_threadsafe(self._computed, batch, outcomes, began_s)
+
+    def _computed(self, batch: Sequence[Arrival], outcomes: Sequence[Advanced | Exception], began_s: float) -> None:
+        if self.broken.done():
+            return
+        try:
             took_s = self._clock() - began_s
             self._batch_s += (took_s - self._batch_s) * (SMOOTHING if self._batch_s else 1)
             newest, self._computing = self._computing, {}
             for arrival, outcome in zip(batch, outcomes, strict=True):
                 self._finish(newest[arrival.key], outcome, began_s - arrival.arrived_s, took_s)
+        except Exception as error:
+            self._broke(error)
+            return
+        self._begin()
 
-    def _send_ahead(self, loop: asyncio.AbstractEventLoop, arrival: Arrival, piece: Traversal) -> None:
+    def _send_ahead(self, arrival: Arrival, piece: Traversal) -> None:
         """Runs on the computing thread, which goes on drafting."""
-        loop.call_soon_threadsafe(self._finish, arrival, piece, 0.0, 0.0)
+        self._loop.call_soon_threadsafe(self._finish, arrival, _packed(arrival, piece), 0.0, 0.0)
 
-    def _advance(
-        self, batch: Sequence[Arrival], ahead: Mapping[int, Callable[[Traversal], None]]
-    ) -> Sequence[Outcome | Exception]:
+    def _advance(self, batch: Sequence[Arrival]) -> Sequence[Outcome | Exception]:
         """Runs on the computing thread. If the whole batch fails, the error is the outcome of each arrival."""
         segment = self._segments.get(batch[0].message.version)
         if segment is None:  # replaced twice while they waited
             return [KeyError(batch[0].message.version)] * len(batch)
         try:
+            ahead = {at: partial(self._send_ahead, each) for at, each in enumerate(batch) if _goes_ahead(each)}
             return segment.advance([arrival.traversal for arrival in batch], ahead)
         except Exception as error:
             return [error] * len(batch)
 
-    def _finish(self, arrival: Arrival, outcome: Outcome | Exception, waited_s: float, took_s: float) -> None:
+    def _finish(self, arrival: Arrival, outcome: Advanced | Exception, waited_s: float, took_s: float) -> None:
         match outcome:
             case _ if self._unwanted(arrival):
                 pass
-            case Traversal():
-                try:
-                    self._pass_on(arrival, self._timed(outcome, waited_s), waited_s, took_s)
-                except FrameError as error:
-                    self._refuse(arrival, "bad_request", str(error))
+            case Advanced(traversal, payload):
+                self._pass_on(arrival, self._timed(traversal, waited_s), payload, waited_s, took_s)
             case CacheMiss():
                 self._refuse(arrival, "cache_miss", str(outcome), start=outcome.start, have=outcome.have)
-            case ConfigError():
+            case ConfigError() | FrameError():
                 self._refuse(arrival, "bad_request", str(outcome))
             case KeyError():
                 self._refuse(arrival, "version", f"{self.address} no longer holds version {arrival.message.version}")
@@ -287,7 +334,7 @@ class Stage:
         *before, own = traversal.trace
         return traversal.with_(trace=(*before, replace(own, stage=self.address, queued_s=max(0.0, waited_s))))
 
-    def _pass_on(self, arrival: Arrival, traversal: Traversal, waited_s: float, took_s: float) -> None:
+    def _pass_on(self, arrival: Arrival, traversal: Traversal, payload: bytes, waited_s: float, took_s: float) -> None:
         """Sends the traversal to the next stage of its route, or the answer to the gateway."""
         message = arrival.message
         if message.route:
@@ -296,34 +343,47 @@ class Stage:
                 "time_left_s": max(0.0, arrival.time_left_s(self._clock())),
                 "head": Head.of(traversal),
             }
-            frames = encode(message.model_copy(update=rest), traversal)
-            self._start(self._send_to_next(arrival, frames, max(0.0, waited_s), took_s, traversal.is_last))
+            frames = encode(message.model_copy(update=rest), payload)
+            self._send_to_next(Parcel(arrival, frames, max(0.0, waited_s), took_s, traversal.is_last))
         elif traversal.is_last:  # the segment keeps earlier pieces until all are there
-            traversal = without_states(traversal)
             answer = Answer(id=message.id, attempt=message.attempt, head=Head.of(traversal))
-            self._reply(bytes.fromhex(message.reply_to), answer, traversal)
+            self._reply(bytes.fromhex(message.reply_to), answer, payload)
 
-    async def _send_to_next(
-        self, arrival: Arrival, frames: list[bytes], waited_s: float, computed_s: float, is_last: bool
-    ) -> None:
-        message, to = arrival.message, arrival.message.route[0]
-        try:
-            require_key(to, self._key, self.settings.insecure)
+    def _send_to_next(self, parcel: Parcel) -> None:
+        """At once, if the next stage takes it: it nearly always does."""
+        with self._refused_if_unreachable(parcel):
+            require_key(parcel.to, self._key, self.settings.insecure)
+            peer = self._peers.to(parcel.to)
+            if posted(peer, parcel.frames, parcel.to):
+                self._note_passed(parcel)
+            else:
+                self._start(self._send_when_taken(peer, parcel))
+
+    async def _send_when_taken(self, peer: EventSocket, parcel: Parcel) -> None:
+        with self._refused_if_unreachable(parcel):
             async with asyncio.timeout(self.settings.pass_s):
-                await send(self._peers.to(to), frames, to)
+                await send(peer, parcel.frames, parcel.to)
+            self._note_passed(parcel)
+
+    @contextmanager
+    def _refused_if_unreachable(self, parcel: Parcel) -> Iterator[None]:
+        try:
+            yield
         except (TimeoutError, StageUnreachable, ConfigError) as error:
-            text = str(error) or f"{self.address} could not reach {to} for {self.settings.pass_s:g} s"
-            self._refuse(arrival, "unreachable", text, culprit=to)
+            text = str(error) or f"{self.address} could not reach {parcel.to} for {self.settings.pass_s:g} s"
+            self._refuse(parcel.arrival, "unreachable", text, culprit=parcel.to)
+
+    def _note_passed(self, parcel: Parcel) -> None:
+        if not parcel.is_last:
             return
-        if not is_last:
-            return
+        message = parcel.arrival.message
         note = Passed(
             id=message.id,
             attempt=message.attempt,
-            to=to,
-            sent_bytes=sum(map(len, frames)),
-            waited_s=waited_s,
-            computed_s=computed_s,
+            to=parcel.to,
+            sent_bytes=sum(map(len, parcel.frames)),
+            waited_s=parcel.waited_s,
+            computed_s=parcel.computed_s,
         )
         self._reply(bytes.fromhex(message.reply_to), note)
 
@@ -332,12 +392,25 @@ class Stage:
         refusal = Refused(id=id, attempt=attempt, code=code, message=text[:2000], **details)
         self._reply(bytes.fromhex(reply_to), refusal)
 
-    def _reply(self, to: bytes, message: StageMessage, traversal: Traversal | None = None) -> None:
+    def _reply(self, to: bytes, message: StageMessage, payload: bytes | None = None) -> None:
         """Does nothing if the gateway is gone: it notices the broken connection and asks again."""
         try:
-            post(self._router, [to, *encode(message, traversal)], to.hex())
+            post(self._router, [to, *encode(message, payload)], to.hex())
         except StageUnreachable:
             return
+
+
+def _packed(arrival: Arrival, outcome: Outcome | Exception) -> Advanced | Exception:
+    """Runs on the computing thread, which has just written the tensors, so that the event loop stays free. The last
+    segment keeps pieces until all are there, so it sends the last one only, and without states."""
+    if not isinstance(outcome, Traversal):
+        return outcome
+    has_next = bool(arrival.message.route)
+    try:
+        sent = payload_of(outcome if has_next else without_states(outcome)) if has_next or outcome.is_last else b""
+    except Exception as error:
+        return error
+    return Advanced(outcome, sent)
 
 
 def _goes_ahead(arrival: Arrival) -> bool:

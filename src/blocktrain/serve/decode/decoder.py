@@ -152,7 +152,7 @@ class TreeDecoder(TextDecoder):
         self.stats.drafted += self._columns
         self.stats.accepted += len(reply.written) - 1
         logits = _at_all_places(reply.prompt_logits, reply.tail_logits)
-        written = self._write([WrittenToken(value, logits[at]) for at, value in enumerate(reply.written)])
+        written = self._write([WrittenToken(*each) for each in zip(reply.written, logits, strict=False)])
         self.stats.exact += len(written)
         return written
 
@@ -232,7 +232,7 @@ class WeighedSweep(TreeDecoder):
             self.stats.effective_candidates = effective_candidates(reply.log_weights.double().softmax(-1))
             if self.request.temperature:
                 self.stats.divergence_nats += divergence_bound(reply.log_weights.double())
-        return self._write([WrittenToken(value, logits[at]) for at, value in enumerate(reply.tails[0].tolist())])
+        return self._write([WrittenToken(*each) for each in zip(reply.tails[0].tolist(), logits, strict=True)])
 
     @property
     def _draft_temperature(self) -> float:

@@ -107,8 +107,11 @@ class Gateway:
         self.metrics = Metrics(lambda: self.limit.in_use, self.pipeline_stats)
         self.started_s = int(time.time())
 
-    def admit(self, request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> None:
-        """Requires a known key, if there are keys. `given` is for the schema only."""
+    async def admit(
+        self, request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]
+    ) -> None:
+        """Requires a known key, if there are keys. `given` is for the schema only. Starlette would have another thread
+        call a function that is not async."""
         caller = self.keys.caller(request.headers.get("authorization"))
         request.state.caller = caller or (site_of(request.client.host) if request.client else "-")
 
@@ -160,7 +163,7 @@ class Gateway:
         request.state.job = job
         if not plan.stream:
             answer = await cancel_on_disconnect(request.receive, job.answer())
-            return JSONResponse(answer.model_dump())
+            return Response(answer.model_dump_json(), media_type=JSON)
         events = job.events(api_error)
         try:
             first = await cancel_on_disconnect(request.receive, anext(events))
@@ -179,8 +182,9 @@ class Gateway:
         if caller := state.get("caller"):
             facts["caller"] = caller
         if isinstance(job := state.get("job"), CompletionJob):
-            self.metrics.written(job.effort(), job.usage(), job.plan.prompt_bytes)
-            facts |= {"id": job.id, **job.effort().model_dump()}
+            effort = job.effort()
+            self.metrics.written(effort, job.usage(), job.plan.prompt_bytes)
+            facts |= {"id": job.id, **effort.model_dump()}
         level = logging.DEBUG if status < 400 and route in QUIET_ROUTES else logging.INFO
         log.log(level, "%(method)s %(route)s %(status)s", facts, extra={"facts": facts})
 

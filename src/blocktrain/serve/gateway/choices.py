@@ -30,7 +30,7 @@ class ChoiceWriter:
     ) -> None:
         self.num_tokens = self.num_bytes = 0  # taken, up to and including the token that completes a stop string
         self._index, self._logprobs, self._tokenizer = index, logprobs, tokenizer or ByteTokenizer()
-        self._stream, self._offsets = TextStream(stops), _Offsets()
+        self._stops, self._stream, self._offsets = tuple(stops), TextStream(stops), _Offsets()
         self._num_characters = 0  # shown
         self._waiting: deque[tuple[int, TokenLogprobs]] = deque()  # with the index of the character it belongs to
 
@@ -53,6 +53,15 @@ class ChoiceWriter:
             text += self._stream.feed(data)
             if self.stopped:
                 break
+        return self._choice(text) if text else None
+
+    def take_plain(self, tokens: Sequence[int]) -> Choice | None:
+        """The same for tokens of which no log-probabilities are shown: at once, if there are no stop strings."""
+        if self._stops:
+            return self.take(map(TokenLogprobs, tokens))
+        data = self._tokenizer.decode(tokens)
+        self.num_tokens, self.num_bytes = self.num_tokens + len(tokens), self.num_bytes + len(data)
+        text = self._stream.feed(data)
         return self._choice(text) if text else None
 
     def end(self) -> Choice:

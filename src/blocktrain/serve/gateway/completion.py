@@ -25,10 +25,10 @@ MAX_QUEUED = 4  # chunks; a client that reads slowly has its text written slowly
 
 @dataclass(frozen=True)
 class CompletionChunk:
-    """More of one text, and what all texts have cost by then."""
+    """More of one text, and what all texts have cost by then, if the client gets it as an event."""
 
     choice: Choice
-    effort: Effort
+    effort: Effort | None
 
 
 @dataclass
@@ -78,7 +78,7 @@ class CompletionJob:
             async with aclosing(self._chunks()) as chunks:
                 async for chunk in chunks:
                     begun = True
-                    yield event(self._completion([chunk.choice], chunk.effort).model_dump_json())
+                    yield event(self._completion([chunk.choice], chunk.effort or self.effort()).model_dump_json())
         except Exception as error:
             if not begun:
                 raise
@@ -113,6 +113,9 @@ class CompletionJob:
                 *(each.prompt_bytes_unread for each in stats), *(cost.prompt_bytes_unread for cost in self._costs), 0
             ),
         )
+
+    def _chunk(self, choice: Choice) -> CompletionChunk:
+        return CompletionChunk(choice, self.effort() if self.plan.stream else None)
 
     def _completion(self, choices: Sequence[Choice], effort: Effort, usage: Usage | None = None) -> Completion:
         return Completion(
@@ -151,22 +154,25 @@ class CompletionJob:
         try:
             if plan.echo and text.prompt:
                 choice = writer.echo(await self._score_prompt(text, cost))
-                await queue.put(CompletionChunk(choice, self.effort()))
+                await queue.put(self._chunk(choice))
             if text.request is not None:
                 async with aclosing(decode(self._forward, text.request)) as steps:
                     async for step in steps:
-                        more = writer.take(_logprobs(each, plan.logprobs) for each in step.written)
+                        if plan.logprobs is None:
+                            more = writer.take_plain([each.value for each in step.written])
+                        else:
+                            more = writer.take(_logprobs(each, plan.logprobs) for each in step.written)
                         cost.tokens_written, cost.bytes_written = writer.num_tokens, writer.num_bytes
                         cost.stats = step.stats
                         if more is not None:
                             if self._first_byte_s is None:
                                 self._first_byte_s = self._clock() - self._began_s
-                            await queue.put(CompletionChunk(more, self.effort()))
+                            await queue.put(self._chunk(more))
                         if writer.stopped:
                             break
                         # A model in this process never waits: let other requests run, and notice a client that left.
                         await asyncio.sleep(0)
-            await queue.put(CompletionChunk(writer.end(), self.effort()))
+            await queue.put(self._chunk(writer.end()))
         except Exception as error:
             await queue.put(error)
 
