@@ -126,6 +126,8 @@ class SimDisk:
 class SimFolder(Folder):
     """The real folder on a simulated disk. `wall` is the clock of the machine that writes: files are dated with it."""
 
+    uses_threads = False
+
     def __init__(self, disk: SimDisk, wall: Callable[[], float]) -> None:
         self._disk, self._wall = disk, wall
         super().__init__(disk.folder / "blobs", (BLOBS, UPLOADS))

@@ -163,13 +163,15 @@ class Merger:
             if moved is not None:
                 momentum[name] = moved
         difference = None
-        if self._spec.download != "fp32":
+        if self._spec.download == "fp32":
+            sha256 = self._blobs.put(encode_chunks(after))
+        else:
             data, after = encode_difference(base, after, make_codec(self._spec.download))
-            difference = self._blobs.put(data)
+            sha256, difference = self._blobs.put_all([encode_chunks(after), data])
         return NewVersion(
             block=block,
             version=version + 1,
-            sha256=self._blobs.put(encode_chunks(after)),
+            sha256=sha256,
             momentum_sha256=self._blobs.put(encode_chunks(momentum)) if momentum else None,
             difference_sha256=difference,
         )
