@@ -114,7 +114,7 @@ def build_service(
     _add_update_route(service, coordinator, access, worker)
     _add_result_routes(service, coordinator, worker)
     own = [route for route in service.routes if isinstance(route, _OwnRoute)]
-    direct |= {(method, route.path): route.alone for route in own for method in route.methods}
+    direct |= {(method, route.path): route.alone for route in own for method in route.methods or ()}
     add_model_routes(service, coordinator, [any_role])
     add_status_routes(service, coordinator.watching, coordinator.history, answers, any_role)
     add_stream_routes(service, coordinator.watching, ledger, any_role)
@@ -321,19 +321,19 @@ async def _lease_or_wait(
 ) -> tuple[LeaseReply, list[Encoded] | None]:
     """The reply, and the same with blobs if it comes with some. A worker that disconnects while it waits gets no lease,
     because its round would wait for it."""
-    holds, waiting = request.headers.get(HOLDS_HEADER), None
+    holds = request.headers.get(HOLDS_HEADER)
 
-    def ask() -> tuple[LeaseReply, list[Encoded] | None, WaitingRequest]:
-        now = waiting or admitted()
-        reply = now.ask()
+    def ask(waiting: WaitingRequest | None) -> tuple[WaitingRequest, LeaseReply, list[Encoded] | None]:
+        waiting = waiting or admitted()
+        reply = waiting.ask()
         if holds is None or not isinstance(reply, TrainLease):
-            return reply, None, now
-        return reply, coordinator.with_blobs(reply, Held.parse(holds), now.worker), now
+            return waiting, reply, None
+        return waiting, reply, coordinator.with_blobs(reply, Held.parse(holds), waiting.worker)
 
-    while True:
-        reply, chunks, waiting = await run_in_threadpool(ask)
-        if waiting.ask_again_in_s is None:
-            return reply, chunks
+    waiting, reply, chunks = await run_in_threadpool(ask, None)
+    while waiting.ask_again_in_s is not None:
         await coordinator.bell.after(waiting.rung, waiting.ask_again_in_s)
         if await request.is_disconnected():
-            return reply, chunks
+            break
+        waiting, reply, chunks = await run_in_threadpool(ask, waiting)
+    return reply, chunks
