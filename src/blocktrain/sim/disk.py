@@ -146,8 +146,8 @@ class SimFolder(Folder):
         self._disk.require_room()
         return super().arrived(file)
 
-    def rename(self, key: str, inode: int, new_key: str) -> bool:
-        is_renamed = super().rename(key, inode, new_key)
+    def rename(self, key: str, inode: int, new_key: str, is_synced: bool = False) -> bool:
+        is_renamed = super().rename(key, inode, new_key, is_synced)
         if is_renamed:
             self._disk.wrote(new_key, synced=True, at_s=self._wall())
         return is_renamed

@@ -286,22 +286,23 @@ class Blobs:
             return Uploaded(None, mapped_file(part), self.storage.arrived(part))
 
     @contextmanager
-    def syncing(self, upload: Uploaded) -> Iterator[None]:
-        """While its bytes are checked, they are synced in another thread: `keep` then need not wait for the disk."""
+    def syncing(self, upload: Uploaded) -> Iterator[bool]:
+        """While its bytes are checked, they are synced in another thread. Whether they are: `keep` then need not wait
+        for the disk."""
         if upload.file is None or not self.storage.uses_threads:
-            yield
+            yield False
             return
         synced = self._begin(self.storage.sync, upload.file[0])
         try:
-            yield
+            yield True
         finally:
             with storage_errors(self.where):
                 synced()
 
-    def keep(self, upload: Uploaded, sha256: str) -> None:
+    def keep(self, upload: Uploaded, sha256: str, is_synced: bool = False) -> None:
         """The upload becomes the blob of this name, which its bytes were checked against."""
         with storage_errors(self.where):
-            if not (upload.file and self.storage.rename(*upload.file, _key(sha256))):
+            if not (upload.file and self.storage.rename(*upload.file, _key(sha256), is_synced)):
                 self.storage.write(_key(sha256), [upload.data])
         self._note(sha256)
         if upload.id is not None:

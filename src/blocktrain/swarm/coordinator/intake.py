@@ -125,10 +125,10 @@ class Intake:
         require_tensors(notice.tensors, self._blocks.shapes(lease.phase))
         with self.opening:
             upload = self._arrived(notice, part)
-            with self._blobs.syncing(upload):
+            with self._blobs.syncing(upload) as is_synced:
                 self._require_whole(upload, notice.payload)
                 norm = self._norm(upload.data, facts)
-            self._blobs.keep(upload, notice.payload.sha256)
+            self._blobs.keep(upload, notice.payload.sha256, is_synced)
             self._quotas.finished(notice.lease)
             del upload  # before the next one is opened
         return CheckedUpdate(notice, lease, norm)

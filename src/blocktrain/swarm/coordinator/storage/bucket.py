@@ -92,7 +92,7 @@ class Bucket:
     def inode(self, key: str) -> int | None:
         return None
 
-    def rename(self, key: str, inode: int, new_key: str) -> bool:
+    def rename(self, key: str, inode: int, new_key: str, is_synced: bool = False) -> bool:
         return False
 
     def disk_bytes(self) -> tuple[int, int] | None:

@@ -117,11 +117,13 @@ class Folder:
     def inode(self, key: str) -> int | None:
         return (self._path / key).stat().st_ino
 
-    def rename(self, key: str, inode: int, new_key: str) -> bool:
-        """Synced. Whether this file has the new key now: it may have been replaced, or be gone."""
+    def rename(self, key: str, inode: int, new_key: str, is_synced: bool = False) -> bool:
+        """Synced. Whether this file has the new key now: it may have been replaced, or be gone. Where its bytes
+        `is_synced` already, they are not synced again: that would wait for the disk too."""
         with suppress(FileNotFoundError):
             path, new_path = self._path / key, self._path / new_key
-            sync_file(path)
+            if not is_synced:
+                sync_file(path)
             os.utime(path)  # young again: it may be about to be recorded, however long ago it arrived
             os.replace(path, new_path)  # noqa: PTH105 (the call that the tests make fail)
             sync_folder(new_path.parent)
