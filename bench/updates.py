@@ -118,7 +118,7 @@ class Swarm:
             return (len(payloads) - 1) * sum(map(len, payloads)) + self._recipe_bytes(payloads, parted), published
         sizes = {name: theta.size for name, theta in self.base.items()}
         for name, delta in merge(parts, sizes, swarm):
-            after[name], moved = outer_step(self.base[name], delta, self._momentum.get(name), swarm)
+            after[name], moved = outer_step(self.base[name], [delta], self._momentum.get(name), swarm)
             if moved is not None:
                 self._momentum[name] = moved
         data, published = encode_difference(self.base, after, make_codec(swarm.download))

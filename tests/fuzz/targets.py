@@ -223,8 +223,10 @@ TARGETS = {
     "attached": Target(
         lambda data: bool(attached.read_attached(data)),
         (
-            attached.encode_attached(
-                GRANTED, [messages.Blob(sha256=hashlib.sha256(b"x").hexdigest(), num_bytes=1)], [b"x"]
+            b"".join(
+                attached.encode_attached(
+                    GRANTED, [messages.Blob(sha256=hashlib.sha256(b"x").hexdigest(), num_bytes=1)], [b"x"]
+                )
             ),
         ),
     ),

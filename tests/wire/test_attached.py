@@ -14,7 +14,7 @@ BLOBS = [Blob(sha256=hashlib.sha256(content).hexdigest(), num_bytes=len(content)
 
 
 def test_a_lease_and_its_blobs_arrive_as_they_were_sent():
-    lease, contents = read_attached(encode_attached(LEASE, BLOBS, CONTENTS))
+    lease, contents = read_attached(b"".join(encode_attached(LEASE, BLOBS, CONTENTS)))
     assert lease == LEASE
     assert [bytes(contents[blob.sha256]) for blob in BLOBS] == [*CONTENTS]
 
@@ -30,7 +30,7 @@ def test_a_lease_and_its_blobs_arrive_as_they_were_sent():
 )
 def test_what_is_not_what_its_message_says_is_refused(damage, says):
     with pytest.raises(TensorError, match=says):
-        read_attached(damage(encode_attached(LEASE, BLOBS, CONTENTS)))
+        read_attached(damage(b"".join(encode_attached(LEASE, BLOBS, CONTENTS))))
 
 
 def test_what_a_worker_holds_is_said_in_one_header():

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -114,16 +115,18 @@ class Middleware:
         checks: Sequence[Check],
         render: Callable[[Exception], Response | None],
         authorize: Authorize = _anybody,
+        direct: Mapping[tuple[str, str], ASGIApp] = MappingProxyType({}),
         headers: Mapping[str, str] | None = None,
         count: Callable[[int], None] = lambda status: None,
         report: Callable[[Scope, int, float], None] = lambda scope, status, seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`authorize` comes after the checks and before any byte of the body. `render` makes the answer to an
-        exception; None raises it again. `headers` are added where an answer has none of that name. `count` gets each
-        status when an answer begins; `report` gets it, and the time taken, when the answer has ended."""
+        exception; None raises it again. `direct` has routes by method and path that the app need not look for: its
+        search costs more than a small answer. `headers` are added where an answer has none of that name. `count` gets
+        each status when an answer begins; `report` gets it, and the time taken, when the answer has ended."""
         self._app, self._body, self._checks, self._render = app, body, (*checks, body.check), render
-        self._authorize = authorize
+        self._authorize, self._direct = authorize, direct
         self._headers, self._count, self._report, self._clock = headers or {}, count, report, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,7 +151,8 @@ class Middleware:
             for check in self._checks:
                 check(scope, request_headers)
             await self._authorize(scope, request_headers)
-            await self._app(scope, receive if self._body.length_required else self._body.enforce(receive), answer)
+            app = self._direct.get((scope["method"], scope["path"]), self._app)
+            await app(scope, receive if self._body.length_required else self._body.enforce(receive), answer)
         except Exception as error:
             response = None if status else self._render(error)  # after the start, the server can only disconnect
             if response is None:

@@ -76,6 +76,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers, self._in_body = False, True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """A first chunk stays what it is: added to a bytearray, it would be copied now and once more for the app."""
+        if not self.cycle.body:
+            self.cycle.body = b""  # type: ignore[assignment]
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()

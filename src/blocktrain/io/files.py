@@ -8,7 +8,7 @@ import errno
 import mmap
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -18,14 +18,17 @@ from blocktrain.errors import StorageError
 POSIX = hasattr(os, "O_DIRECTORY")
 
 
-def put_in_place(path: Path, chunks: Iterable[bytes | memoryview], staged: Path, *, synced: bool = True) -> None:
+Target = Path | Callable[[], Path]  # a function is called when the bytes are safe: they may have their name from it
+
+
+def put_in_place(path: Target, chunks: Iterable[bytes | memoryview], staged: Path, *, synced: bool = True) -> None:
     with appearing(path, staged, synced=synced) as file:
         for chunk in chunks:
             file.write(chunk)
 
 
 @contextmanager
-def appearing(path: Path, staged: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
+def appearing(path: Target, staged: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
     """Writes to `staged` on the same disk, syncs it, renames it to `path` and syncs the folder. After a failure `path`
     is what it was. Without `synced` the file is whole after a kill, but not after a power cut: for files that are
     checked when they are read."""
@@ -35,6 +38,7 @@ def appearing(path: Path, staged: Path, *, synced: bool = True) -> Iterator[Bina
             file.flush()
             if synced:
                 os.fsync(file.fileno())
+        path = path if isinstance(path, Path) else path()
         os.replace(staged, path)  # noqa: PTH105 (the call that the tests make fail)
     except BaseException:
         with suppress(OSError):

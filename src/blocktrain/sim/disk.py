@@ -126,6 +126,8 @@ class SimDisk:
 class SimFolder(Folder):
     """The real folder on a simulated disk. `wall` is the clock of the machine that writes: files are dated with it."""
 
+    uses_threads = False
+
     def __init__(self, disk: SimDisk, wall: Callable[[], float]) -> None:
         self._disk, self._wall = disk, wall
         super().__init__(disk.folder / "blobs", (BLOBS, UPLOADS))
@@ -144,8 +146,8 @@ class SimFolder(Folder):
         self._disk.require_room()
         return super().arrived(file)
 
-    def rename(self, key: str, inode: int, new_key: str) -> bool:
-        is_renamed = super().rename(key, inode, new_key)
+    def rename(self, key: str, inode: int, new_key: str, is_synced: bool = False) -> bool:
+        is_renamed = super().rename(key, inode, new_key, is_synced)
         if is_renamed:
             self._disk.wrote(new_key, synced=True, at_s=self._wall())
         return is_renamed

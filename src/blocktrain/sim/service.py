@@ -89,7 +89,7 @@ def _lease(coordinator: Coordinator, delivery: Delivery, bells: Bells) -> httpx.
     if holds is not None and isinstance(reply, TrainLease):
         body = coordinator.with_blobs(reply, Held.parse(holds), asked.worker)
         if body is not None:
-            return httpx.Response(200, headers={"Content-Type": MEDIA_TYPE}, content=body)
+            return httpx.Response(200, headers={"Content-Type": MEDIA_TYPE}, content=b"".join(body))
     return _json(reply)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from blocktrain.errors import TensorError
 from blocktrain.wire.messages import Blob, Message, TrainLease
+from blocktrain.wire.safetensors import Encoded
 
 HOLDS_HEADER = "BlockTrain-Holds"
 MEDIA_TYPE = "application/octet-stream"
@@ -50,9 +51,10 @@ class LeaseWithBlobs(Message):
     blobs: Annotated[tuple[Blob, ...], Field(max_length=MAX_ATTACHED)]  # whose bytes follow, in this order
 
 
-def encode_attached(lease: TrainLease, blobs: Sequence[Blob], contents: Collection[bytes | memoryview]) -> bytes:
+def encode_attached(lease: TrainLease, blobs: Sequence[Blob], contents: Iterable[Encoded]) -> list[Encoded]:
+    """As chunks that follow each other: the contents are not copied."""
     message = LeaseWithBlobs(lease=lease, blobs=tuple(blobs))
-    return b"".join([message.model_dump_json().encode(), b"\n", *contents])
+    return [message.model_dump_json().encode() + b"\n", *contents]
 
 
 def read_attached(data: bytes) -> tuple[TrainLease, dict[str, memoryview]]:

@@ -26,6 +26,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
@@ -41,6 +42,7 @@ FORMAT = "1"
 COURSE_SHARE = 0.5  # of a block's last change, expected of the next one; a power of two, so that the product is exact
 MAX_HEADER_BYTES = 2048
 MAX_METADATA = 64
+KNOWN_LAYOUTS = 64
 
 Named: TypeAlias = Mapping[str, Array]
 
@@ -52,7 +54,7 @@ def encode_update(before: Named, after: Named, codec: Codec, earlier: Named | No
     if earlier is not None:
         require_same_shapes(before, earlier)
     metadata = codec.describe() | ({"from_course": "1"} if earlier is not None and not codec.lossless else {})
-    layout = _Layout(tensor_shapes(after))
+    layout = _layout_of(tensor_shapes(after))
     metadata |= {"update": FORMAT, "layout": layout.name}
     values = _Differences(layout, None if codec.lossless else before, after, earlier)
     if codec.lossless:
@@ -102,7 +104,7 @@ def read_update(
             f"the update is coded as {_in_words(codec)} and {_in_words(expected)} is expected: "
             f"code it with the settings of the run"
         )
-    layout = _Layout(shapes)
+    layout = _layout_of(shapes)
     if metadata["layout"] != layout.name:
         raise TensorError(
             f'the update is made for tensors of layout "{metadata["layout"]}" and this block of {len(shapes)} tensors '
@@ -233,10 +235,20 @@ class _Layout:
         self.spans = dict(zip(order, pairwise(ends), strict=True))
         self.size = ends[-1]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Differs for other tensor names or shapes."""
         return hashlib.sha256(json.dumps(list(self.shapes.items())).encode()).hexdigest()[:16]
+
+
+def _layout_of(shapes: Shapes) -> _Layout:
+    """Every update of a block has the same: it is made once."""
+    return _known_layout(tuple((name, tuple(shape)) for name, shape in shapes.items()))
+
+
+@lru_cache(KNOWN_LAYOUTS)
+def _known_layout(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> _Layout:
+    return _Layout(dict(shapes))
 
 
 class _Differences:

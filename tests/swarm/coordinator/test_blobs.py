@@ -300,6 +300,42 @@ def test_a_disk_that_refuses_leaves_no_blob_and_no_rest(folder, monkeypatch, fun
     assert files(folder) == []
 
 
+LARGE = DATA * (blobs_module.LARGE_BYTES // len(DATA) + 1)
+
+
+def test_a_blob_that_is_hashed_while_it_is_written_has_the_name_of_its_bytes(folder):
+    blobs = Blobs(folder)
+    name = blobs.put([LARGE, DATA])
+    assert name == hashlib.sha256(LARGE + DATA).hexdigest()
+    assert blobs.get(name) == LARGE + DATA
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_disk_that_refuses_a_large_blob_leaves_nothing_of_it(folder, monkeypatch, function):
+    blobs = Blobs(folder)
+    refuse(monkeypatch, function, errno.ENOSPC)
+    with pytest.raises(StorageError, match="No space left"):
+        blobs.put(LARGE)
+    monkeypatch.undo()
+    assert files(folder) == []
+
+
+def test_several_blobs_that_are_stored_together_get_their_own_names(folder):
+    blobs = Blobs(folder)
+    names = blobs.put_all([[DATA, LARGE], LARGE, DATA])
+    assert [bytes(blobs.get(name)) for name in names] == [DATA + LARGE, LARGE, DATA]
+
+
+def test_an_upload_that_the_disk_cannot_sync_does_not_pass_its_checks(folder, monkeypatch):
+    blobs = Blobs(folder)
+    with blobs.receiving() as part:
+        part.write(DATA)
+        upload = blobs.whole(part)
+        refuse(monkeypatch, "fsync", errno.EIO)
+        with pytest.raises(StorageError, match="error"), blobs.syncing(upload):
+            pass
+
+
 def test_a_blob_is_hashed_again_only_when_its_file_was_written_to(folder, monkeypatch):
     blobs, hashed, real = Blobs(folder), [], hashlib.sha256
     blobs.put(DATA)

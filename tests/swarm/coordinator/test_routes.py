@@ -126,6 +126,23 @@ def test_a_body_is_read_only_if_the_token_may_send_one(house, method, path, toke
         assert client.recv(1000).startswith(f"HTTP/1.1 {status} ".encode())  # before a byte of the body was sent
 
 
+@pytest.mark.parametrize("role, status", [("stranger", 401), ("viewer", 403), ("worker", 422)])
+@pytest.mark.parametrize(
+    "method, path",
+    [
+        ("POST", "/v1/leases"),
+        ("PUT", "/v1/updates"),
+        ("PUT", "/v1/updates?notice=x"),
+        ("PUT", "/v1/updates?notice=0"),
+        ("PUT", "/v1/updates?notice=1"),
+        ("PUT", "/v1/updates?notice=100000"),
+        ("PUT", "/v1/updates?notice=2000000"),
+    ],
+)
+def test_a_malformed_request_is_refused_for_its_token_first(house, method, path, role, status):
+    assert house.ask(method, path, role, content=b"{").status_code == status
+
+
 @pytest.mark.parametrize("query", ["after=-1", "after=x", "before=-1", f"before={2**53}", "limit=5", "after="])
 def test_a_page_of_events_that_is_none_is_refused(house, query):
     assert house.ask("GET", f"/v1/events?{query}").json()["code"] == "malformed"

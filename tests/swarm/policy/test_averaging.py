@@ -74,7 +74,7 @@ AWKWARD = [
 def test_one_update_of_any_weight_gives_its_weights_back_exactly(kind, weight):
     before, after = np.array(AWKWARD, np.float32).T
     delta = merged(kind, [(before.astype(np.float64) - after.astype(np.float64), weight)])
-    moved, momentum = outer_step(before, delta, None, SwarmSpec())
+    moved, momentum = outer_step(before, [delta.reshape(-1)], None, SwarmSpec())
     assert moved.dtype == np.float32
     assert np.array_equal(moved, after)
     assert momentum is None
@@ -230,7 +230,7 @@ def test_no_merge_of_wild_updates_gives_a_number_that_is_none(kind, outer):
     theta = np.array([0.0, 1.0, -MAX_WEIGHT, MAX_WEIGHT], np.float32)
     for sign in (1, 1, -1):
         wild = np.full(4, sign * 1e38)
-        theta, momentum = outer_step(theta, merged(kind, [(wild, 1.0), (wild, 1e18)]), momentum, spec)
+        theta, momentum = outer_step(theta, [merged(kind, [(wild, 1.0), (wild, 1e18)]).reshape(-1)], momentum, spec)
         assert np.isfinite(theta).all()
         assert np.abs(theta).max() <= MAX_WEIGHT
         assert momentum is None or np.isfinite(momentum).all()

@@ -16,7 +16,7 @@ def test_nesterov_is_the_outer_optimiser_of_torch():
     optimizer = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
     for step in range(5):
         delta = np.random.default_rng(step).standard_normal(12)
-        ours, momentum = outer_step(ours, delta, momentum, spec)
+        ours, momentum = outer_step(ours, [delta], momentum, spec)
         reference.grad = torch.from_numpy(delta).view_as(reference).clone()
         optimizer.step()
     assert ours.dtype == momentum.dtype == np.float32
@@ -24,5 +24,5 @@ def test_nesterov_is_the_outer_optimiser_of_torch():
 
 
 def test_the_outer_learning_rate_scales_the_step():
-    moved, _ = outer_step(np.ones(2, np.float32), np.ones(2, np.float32), None, SwarmSpec(outer_lr=0.25))
+    moved, _ = outer_step(np.ones(2, np.float32), [np.ones(2, np.float32)], None, SwarmSpec(outer_lr=0.25))
     assert moved.tolist() == [0.75, 0.75]

@@ -180,7 +180,7 @@ def test_every_try_for_a_lease_is_a_request_of_its_own():
 
 def with_blob(damage: Callable[[bytes], bytes] = lambda body: body) -> httpx.Response:
     lease = {"lease": "1", "phase": 0, "shard": 0, "step_start": 0, "steps": 1, "time_left_s": 1.0}
-    body = encode_attached(TrainLease(**lease, trained=(), below=(), ahead=()), [BLOB], [DATA])
+    body = b"".join(encode_attached(TrainLease(**lease, trained=(), below=(), ahead=()), [BLOB], [DATA]))
     return httpx.Response(200, headers={"Content-Type": MEDIA_TYPE}, content=damage(body))
 
 

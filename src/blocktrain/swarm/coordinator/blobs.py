@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import SEEK_END
 from mmap import mmap
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from weakref import WeakValueDictionary
 
 from blocktrain.errors import BlobError, UploadError
@@ -29,10 +30,14 @@ from blocktrain.swarm.coordinator.storage.presigned import presigned_urls
 
 MAX_OFFSET_DIGITS = 16
 BLOBS, UPLOADS = "blobs", "uploads"
+LARGE_BYTES = 2**18  # to hash so many takes longer than to hand them to a thread
+THREADS = 4
 RESTORE = (
     "restore it from a copy, or have it uploaded again; text is stored again when the coordinator is started with its "
     "whole command (--corpus …)"
 )
+
+Result = TypeVar("Result")
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _UPLOAD_ID = re.compile("[0-9A-Za-z_-]{1,128}(/[0-9A-Za-z_-]{1,128})?")
@@ -61,6 +66,7 @@ class Blobs:
         self._checked: dict[str, FileState | None] = {}  # the state of each file when its bytes were checked
         self._known_sizes: dict[str, int] = {}  # of blobs in a bucket: every lease names some
         self.damaged: set[str] = set()  # blobs that were found damaged when they were read
+        self._threads = ThreadPoolExecutor(THREADS, "blobs")
         # While they are being read.
         self._mapped: WeakValueDictionary[tuple[str, FileState | None], mmap] = WeakValueDictionary()
         with storage_errors(self.where):
@@ -99,11 +105,33 @@ class Blobs:
         """Stores the bytes, which may come as chunks, and returns their name. A caller that has just computed it may
         pass it. A repeat writes them again, and so repairs damage."""
         chunks = [data] if isinstance(data, bytes | memoryview) else list(data)
-        sha256 = sha256 or _hash(chunks)
         with storage_errors(self.where):
-            self.storage.write(_key(sha256), chunks)
+            if sha256 is None and self.storage.uses_threads and sum(map(len, chunks)) >= LARGE_BYTES:
+                hashed = self._begin(_hash, chunks)  # while they are written and synced
+                self.storage.write_as(lambda: _key(hashed()), chunks)
+                sha256 = hashed()
+            else:
+                sha256 = sha256 or _hash(chunks)
+                self.storage.write(_key(sha256), chunks)
         self._note(sha256)
         return sha256
+
+    def put_all(self, blobs: Sequence[Data | Iterable[Data]]) -> list[str]:
+        """The same for several, which wait for the disk together."""
+        others = [self._begin(self._put_hashed, data) for data in blobs[1:]]
+        return [self.put(blobs[0]), *(name() for name in others)]
+
+    def _put_hashed(self, data: Data | Iterable[Data]) -> str:
+        """In a thread of its own, which waits for no other one."""
+        chunks = [data] if isinstance(data, bytes | memoryview) else list(data)
+        return self.put(chunks, _hash(chunks))
+
+    def _begin(self, work: Callable[..., Result], *given: Any) -> Callable[[], Result]:
+        """Begins it in another thread. The function that is returned waits for the result."""
+        if self.storage.uses_threads:
+            return self._threads.submit(work, *given).result
+        result = work(*given)
+        return lambda: result
 
     def _note(self, sha256: str) -> None:
         """Remembers that the file is right as it is now."""
@@ -266,10 +294,24 @@ class Blobs:
             part.flush()
             return Uploaded(None, mapped_file(part), self.storage.arrived(part))
 
-    def keep(self, upload: Uploaded, sha256: str) -> None:
+    @contextmanager
+    def syncing(self, upload: Uploaded) -> Iterator[bool]:
+        """While its bytes are checked, they are synced in another thread. Whether they are: `keep` then need not wait
+        for the disk."""
+        if upload.file is None or not self.storage.uses_threads:
+            yield False
+            return
+        synced = self._begin(self.storage.sync, upload.file[0])
+        try:
+            yield True
+        finally:
+            with storage_errors(self.where):
+                synced()
+
+    def keep(self, upload: Uploaded, sha256: str, is_synced: bool = False) -> None:
         """The upload becomes the blob of this name, which its bytes were checked against."""
         with storage_errors(self.where):
-            if not (upload.file and self.storage.rename(*upload.file, _key(sha256))):
+            if not (upload.file and self.storage.rename(*upload.file, _key(sha256), is_synced)):
                 self.storage.write(_key(sha256), [upload.data])
         self._note(sha256)
         if upload.id is not None:

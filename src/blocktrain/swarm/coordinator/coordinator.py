@@ -46,7 +46,7 @@ from blocktrain.wire.messages import (
     VetNotice,
 )
 from blocktrain.wire.people_messages import BanOrder, RollbackOrder
-from blocktrain.wire.safetensors import Tensors
+from blocktrain.wire.safetensors import Encoded, Tensors
 
 UNFORESEEN = SystemRandom().random
 
@@ -110,15 +110,16 @@ class Coordinator:
         )
 
     def lease(self, request: LeaseRequest, admitted: bool = False, access_token: str | None = None) -> LeaseReply:
-        """`admitted`: this very request was answered with a wait, and is asked once more."""
-        self._granting.require_fit(request)
+        """`admitted`: this very request was checked and answered with a wait, and is asked once more."""
+        if not admitted:
+            self._granting.require_fit(request)
         with own_blobs():
             reply, standing = self._granting.work(request, self._clock(), admitted, access_token)
         self.loop.follow(standing)
         return reply
 
-    def with_blobs(self, lease: TrainLease, held: Held, worker: str) -> bytes | None:
-        """The lease with the small blobs that the worker lacks; None if there are none."""
+    def with_blobs(self, lease: TrainLease, held: Held, worker: str) -> list[Encoded] | None:
+        """The lease with the small blobs that the worker lacks, in chunks; None if there are none."""
         found = attached(lease, held, self.blobs)
         self.watching.traffic.sent(sum(blob.num_bytes for blob in found), worker)
         return encode_attached(lease, tuple(found), found.values()) if found else None

@@ -123,9 +123,12 @@ class Intake:
                 self._blobs.keep(self._uploaded(notice, part), facts.id)  # it was sent again
             return facts
         require_tensors(notice.tensors, self._blocks.shapes(lease.phase))
-        with self.opened(notice, part) as upload:
-            norm = self._norm(upload.data, facts)
-            self._blobs.keep(upload, notice.payload.sha256)
+        with self.opening:
+            upload = self._arrived(notice, part)
+            with self._blobs.syncing(upload) as is_synced:
+                self._require_whole(upload, notice.payload)
+                norm = self._norm(upload.data, facts)
+            self._blobs.keep(upload, notice.payload.sha256, is_synced)
             self._quotas.finished(notice.lease)
             del upload  # before the next one is opened
         return CheckedUpdate(notice, lease, norm)
@@ -198,8 +201,14 @@ class Intake:
     def _uploaded(self, notice: UpdateNotice, part: BinaryIO | None) -> Uploaded:
         """The bytes that came with the notice or were uploaded before, complete. They become a blob only when they are
         accepted."""
-        announced = notice.payload
-        upload = self._stored(notice) if part is None else self._blobs.whole(part)
+        upload = self._arrived(notice, part)
+        self._require_whole(upload, notice.payload)
+        return upload
+
+    def _arrived(self, notice: UpdateNotice, part: BinaryIO | None) -> Uploaded:
+        return self._stored(notice) if part is None else self._blobs.whole(part)
+
+    def _require_whole(self, upload: Uploaded, announced: Blob) -> None:
         require_announced(announced, len(upload.data))
         if (found := hashlib.sha256(upload.data).hexdigest()) != announced.sha256:
             if upload.id is not None:
@@ -209,7 +218,6 @@ class Intake:
                 f"discarded, upload them again",
                 code="hash",
             )
-        return upload
 
     def _stored(self, notice: UpdateNotice) -> Uploaded:
         sha256, name = notice.payload.sha256, upload_id(notice.lease, notice.payload.sha256)

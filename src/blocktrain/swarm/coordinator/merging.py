@@ -18,7 +18,7 @@ from blocktrain.swarm.coordinator.blocks import Blocks, before
 from blocktrain.swarm.ledger.records import MergeWeight, NewVersion, Update
 from blocktrain.swarm.policy.averaging.base import Deltas, WeightedUpdate
 from blocktrain.swarm.policy.averaging.outer import outer_step
-from blocktrain.swarm.policy.averaging.table import merge, shares, weigh
+from blocktrain.swarm.policy.averaging.table import merge_pieces, shares, weigh
 from blocktrain.swarm.policy.rounds import Round
 from blocktrain.wire.codecs.table import make_codec
 from blocktrain.wire.messages import Blob
@@ -26,7 +26,7 @@ from blocktrain.wire.recipes import MAX_RECIPE_UPDATES, Recipe, RecipeUpdate, fo
 from blocktrain.wire.safetensors import Floats, Tensors, by_block, encode_chunks
 from blocktrain.wire.updates import EncodedUpdate, encode_difference, in_order, max_update_bytes, read_update
 
-Named = tuple[str, Floats]
+Named = tuple[str, Iterable[Floats]]
 FLOAT32_BYTES = 4
 REMEMBERED_BYTES = 2**18  # of each file that is read for a merge: a piece of the largest tensors
 LEFT_OUT = {  # why a rule left an update out, for people
@@ -77,7 +77,8 @@ class Merger:
         if recipe := self._recipe(round, kept, parts):
             yield from self._relayed(round, recipe)
             return
-        merged = self._lightly(merge(parts, self._sizes(round.phase), self._spec), kept)
+        sizes = self._sizes(round.phase)
+        merged = self._lightly(merge_pieces(parts, sizes, self._spec), sizes, kept)
         for block, deltas in groupby(merged, key=lambda item: _block_of(item[0])):
             yield self._next(block, round.base[block], deltas)
 
@@ -103,7 +104,7 @@ class Merger:
             by_id = {weight.update: weight for weight in one.weights}
             parts = [self._weighed(x, by_id.get(x.id) or MergeWeight(x.id, x.weight, 1.0)) for x in one.updates]
             parts = [part for part in parts if part.weight > 0]
-            for name, delta in merge(parts, self._sizes(phase), self._spec) if parts else ():
+            for name, delta in merge_pieces(parts, self._sizes(phase), self._spec) if parts else ():
                 current[name], _ = outer_step(current[name], delta, None, self._spec)
         return {block: self._blobs.put(encode_chunks(tensors)) for block, tensors in by_block(current).items()}
 
@@ -115,13 +116,13 @@ class Merger:
         shapes = self._blocks.shapes(phase)
         return {name: math.prod(shapes[name]) for name in sorted(in_order(shapes), key=_block_of)}
 
-    def _lightly(self, merged: Iterator[Named], updates: Sequence[Update]) -> Iterator[Named]:
+    def _lightly(self, merged: Iterator[Named], sizes: Mapping[str, int], updates: Sequence[Update]) -> Iterator[Named]:
         """The same items. What was read of the bases for one tensor does not stay in memory beside the next."""
         bases = {key for update in updates for key in update.base.items()}
         soon = _Forgetting([self._blobs.get(self._blocks.version(*key).sha256) for key in bases])
         for item in merged:
             yield item
-            soon.was_read(item[1].size * FLOAT32_BYTES)
+            soon.was_read(sizes[item[0]] * FLOAT32_BYTES)
 
     def _recipe(self, round: Round, updates: Sequence[Update], parts: Sequence[WeightedUpdate]) -> Recipe | None:
         """How workers can compute the versions from the updates, if downloading those takes fewer bytes than
@@ -150,7 +151,7 @@ class Merger:
             sha256 = self._blobs.put(encode_chunks(after))
             yield NewVersion(block=block, version=version + 1, sha256=sha256, difference_sha256=difference)
 
-    def _next(self, block: int, version: int, deltas: Iterable[tuple[str, Floats]]) -> NewVersion:
+    def _next(self, block: int, version: int, deltas: Iterable[Named]) -> NewVersion:
         """The outer step of one block, tensor by tensor, stored as blobs."""
         current = self._blocks.version(block, version)
         base = self._blocks.tensors(current.sha256)
@@ -162,13 +163,15 @@ class Merger:
             if moved is not None:
                 momentum[name] = moved
         difference = None
-        if self._spec.download != "fp32":
+        if self._spec.download == "fp32":
+            sha256 = self._blobs.put(encode_chunks(after))
+        else:
             data, after = encode_difference(base, after, make_codec(self._spec.download))
-            difference = self._blobs.put(data)
+            sha256, difference = self._blobs.put_all([encode_chunks(after), data])
         return NewVersion(
             block=block,
             version=version + 1,
-            sha256=self._blobs.put(encode_chunks(after)),
+            sha256=sha256,
             momentum_sha256=self._blobs.put(encode_chunks(momentum)) if momentum else None,
             difference_sha256=difference,
         )

@@ -24,7 +24,7 @@ from blocktrain.errors import (
 )
 from blocktrain.http.middleware import CheckFailed
 from blocktrain.logs import SparingLog
-from blocktrain.wire.messages import Problem
+from blocktrain.wire.messages import LeaseRequest, Problem
 
 _own_faults = SparingLog(__name__)
 MAX_MESSAGE_CHARACTERS = 1000
@@ -77,7 +77,8 @@ def add_error_handlers(service: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         schema = describe()
-        schema["components"]["schemas"].setdefault(Problem.__name__, Problem.model_json_schema())
+        for message in (Problem, LeaseRequest):  # what no route's parameters or answer names
+            schema["components"]["schemas"].setdefault(message.__name__, message.model_json_schema())
         return schema
 
     service.openapi = openapi  # type: ignore[method-assign]
@@ -103,6 +104,8 @@ def render_refusal(error: Exception) -> Response | None:
     """For the middleware. Exceptions that are not ours are defects: the server logs them and answers 500."""
     if isinstance(error, BlockTrainError):
         return _refusal(error)
+    if isinstance(error, RequestValidationError):
+        return _malformation(error)
     if not isinstance(error, CheckFailed):
         return None
     headers = {} if error.retry_after_s is None else {"Retry-After": str(math.ceil(error.retry_after_s))}
@@ -134,6 +137,10 @@ def _code(error: Exception) -> str:
 
 async def _malformed(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    return _malformation(error)
+
+
+def _malformation(error: RequestValidationError) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     return _response(422, "malformed", f"{where}: {first['msg']}: correct the request")

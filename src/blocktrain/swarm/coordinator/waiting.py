@@ -28,7 +28,7 @@ class WaitingRequest:
         match = PREFER_WAIT.search(prefer)
         self._wait_s = min(float(match[1]), LONGEST_WAIT_S) if match else 0.0
         self._coordinator, self._asked, self._clock, self._access_token = coordinator, asked, clock, access_token
-        self._end_at_s, self._admitted = clock() + self._wait_s, False
+        self._end_at_s, self._admitted, self.worker = clock() + self._wait_s, False, asked.worker
 
     def ask(self) -> LeaseReply:
         """The answer of this moment."""

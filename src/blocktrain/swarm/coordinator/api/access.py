@@ -3,7 +3,7 @@ Next: ../routes.py, which asks; ../../ledger/registry.py, which keeps access tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine, Sequence
 from typing import Annotated, Any
 
 from fastapi import Request, Security
@@ -21,18 +21,24 @@ SENDERS: tuple[Role, ...] = ("worker", "admin")  # who may send a body
 
 
 class Access:
-    """The role of a request's access token, read from the ledger once per request."""
+    """The role of a request's access token, read from the ledger once per request. The routes of `by_themselves`,
+    methods and paths, call `require_sender`."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, by_themselves: Container[tuple[str, str]] = ()) -> None:
+        self._ledger, self._by_themselves = ledger, by_themselves
 
     async def before_body(self, scope: Scope, headers: Headers) -> None:
         """A request that may have a body needs an access token that may send one: its body is read only then."""
-        if scope["method"] in ("GET", "HEAD"):
-            return  # no such route reads a body
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        role = await self._role_of(token.strip()) if scheme.lower() == "bearer" else None
+        if scope["method"] in ("GET", "HEAD") or (scope["method"], scope["path"]) in self._by_themselves:
+            return  # no route of these methods reads a body
+        token = _bearer(headers)
+        role = await self._role_of(token) if token is not None else None
         scope.setdefault("state", {})["role"] = _checked(role, SENDERS)
+
+    def require_sender(self, headers: Headers) -> None:
+        """The same, for a thread that reads the ledger anyway."""
+        token = _bearer(headers)
+        _checked(self._ledger.role_of(token) if token is not None else None, SENDERS)
 
     def require(self, *roles: Role) -> Callable[..., Coroutine[Any, Any, Role]]:
         async def check(
@@ -45,6 +51,11 @@ class Access:
 
     async def _role_of(self, access_token: str) -> Role | None:
         return await run_in_threadpool(self._ledger.role_of, access_token)
+
+
+def _bearer(headers: Headers) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def _checked(role: Role | None, roles: Sequence[Role]) -> Role:

@@ -3,7 +3,7 @@ whole when its writer is closed. Next: folder.py, which says what the methods do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from tempfile import SpooledTemporaryFile, TemporaryFile
 from typing import BinaryIO, cast
@@ -23,6 +23,8 @@ SPOOLED_BYTES = 2**16  # of a part that stay in memory while the rest arrives
 
 class Bucket:
     """Credentials come from the environment as that service's own tools take them."""
+
+    uses_threads = True
 
     def __init__(self, url: str) -> None:
         self.where = url
@@ -58,6 +60,12 @@ class Bucket:
             writer.write(chunk)
         writer.close()
 
+    def write_as(self, key: Callable[[], str], chunks: Iterable[Data]) -> None:
+        self.write(key(), chunks)
+
+    def sync(self, key: str) -> None:
+        """An object is safe when it is there."""
+
     def list(self, prefix: str) -> Iterator[tuple[str, int, float]]:
         for metas in self.store.list(prefix):
             for meta in metas:
@@ -84,7 +92,7 @@ class Bucket:
     def inode(self, key: str) -> int | None:
         return None
 
-    def rename(self, key: str, inode: int, new_key: str) -> bool:
+    def rename(self, key: str, inode: int, new_key: str, is_synced: bool = False) -> bool:
         return False
 
     def disk_bytes(self) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -32,6 +32,8 @@ def is_folder(url_or_path: str | Path) -> bool:
 
 
 class Folder:
+    uses_threads = True  # whether several may write at the same time
+
     def __init__(self, url_or_path: str | Path, subfolders: Iterable[str] = ()) -> None:
         self.where = text = str(url_or_path)
         is_path = isinstance(url_or_path, Path) or "://" not in text
@@ -68,7 +70,16 @@ class Folder:
     def write(self, key: str, chunks: Iterable[Data]) -> None:
         """Not by obstore: its files would be whole, but not synced."""
         _make_folder((self._path / key).parent)
-        put_in_place(self._path / key, chunks, self._path / STAGING / uuid.uuid4().hex)
+        self.write_as(lambda: key, chunks)
+
+    def write_as(self, key: Callable[[], str], chunks: Iterable[Data]) -> None:
+        """The same for a key, of a folder that is there, that is found while the bytes are written."""
+        put_in_place(lambda: self._path / key(), chunks, self._path / STAGING / uuid.uuid4().hex)
+
+    def sync(self, key: str) -> None:
+        """Of a file that may have been replaced, or be gone."""
+        with suppress(FileNotFoundError):
+            sync_file(self._path / key)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int, float]]:
         """Key, bytes and time of the last write of everything below. Without obstore, as for sizes."""
@@ -106,11 +117,13 @@ class Folder:
     def inode(self, key: str) -> int | None:
         return (self._path / key).stat().st_ino
 
-    def rename(self, key: str, inode: int, new_key: str) -> bool:
-        """Synced. Whether this file has the new key now: it may have been replaced, or be gone."""
+    def rename(self, key: str, inode: int, new_key: str, is_synced: bool = False) -> bool:
+        """Synced. Whether this file has the new key now: it may have been replaced, or be gone. Where its bytes
+        `is_synced` already, they are not synced again: that would wait for the disk too."""
         with suppress(FileNotFoundError):
             path, new_path = self._path / key, self._path / new_key
-            sync_file(path)
+            if not is_synced:
+                sync_file(path)
             os.utime(path)  # young again: it may be about to be recorded, however long ago it arrived
             os.replace(path, new_path)  # noqa: PTH105 (the call that the tests make fail)
             sync_folder(new_path.parent)

@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from blocktrain.spec import SwarmSpec
+from blocktrain.wire.codecs.base import PIECE
 from blocktrain.wire.safetensors import Floats
 
 Deltas = Callable[[str], Iterable[Floats]]  # name of a tensor: its flat Δ, piece after piece
@@ -96,8 +97,8 @@ def upper_median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.argmax(reached)])
 
 
-def weighted_sum(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int]) -> Iterator[tuple[str, Floats]]:
-    """Σ w·s·Δ / Σ w of each tensor. What weighs nothing is not read."""
+def weighted_sum(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int]) -> Iterator[tuple[str, Iterator[Floats]]]:
+    """Σ w·s·Δ / Σ w of each tensor, in pieces that are read before the next tensor. What weighs nothing is not read."""
     counted = [part for part in parts if part.weight > 0]
     opened, weights = [part.open() for part in counted], [part.weight for part in counted]
     scales = [part.scale for part in counted]
@@ -105,14 +106,15 @@ def weighted_sum(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int]) -> I
         yield name, _mean([deltas(name) for deltas in opened], weights, scales, size)
 
 
-def _mean(updates: Sequence[Iterable[Floats]], weights: Sequence[float], scales: Sequence[float], size: int) -> Floats:
-    mean, end, pieces = np.empty(size), 0, [iter(update) for update in updates]
+def _mean(
+    updates: Sequence[Iterable[Floats]], weights: Sequence[float], scales: Sequence[float], size: int
+) -> Iterator[Floats]:
+    end, pieces = 0, [iter(update) for update in updates]
     while end < size:
         piece = _running_mean((next(x) for x in pieces), weights, scales)  # one at a time is decoded
-        begin, end = end, end + piece.size
-        mean[begin:end] = piece
+        end += piece.size
+        yield piece
     assert end == size, f"{end} values came of a tensor that has {size}"
-    return mean
 
 
 def _running_mean(values: Iterable[Floats], weights: Sequence[float], scales: Sequence[float]) -> Floats:
@@ -129,6 +131,10 @@ def _running_mean(values: Iterable[Floats], weights: Sequence[float], scales: Se
             mean = scaled
         total += weight
     return mean
+
+
+def in_pieces(values: Floats) -> Iterator[Floats]:
+    return (values[start : start + PIECE] for start in range(0, len(values), PIECE))
 
 
 def elementwise(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int], rule: Rule) -> Iterator[tuple[str, Floats]]:

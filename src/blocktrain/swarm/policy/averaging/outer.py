@@ -3,31 +3,40 @@ Next: table.py, which merges updates; ../../coordinator/merging.py, which stores
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from blocktrain.spec import SwarmSpec
-from blocktrain.wire.codecs.base import PIECE
+from blocktrain.swarm.policy.averaging.base import in_pieces
 from blocktrain.wire.recipes import MAX_WEIGHT
 from blocktrain.wire.safetensors import Array, Floats
 
 NESTEROV_LR = 0.7  # DiLoCo (Douillard et al. 2023)
 
 
-def outer_step(theta: Array, delta: Floats, momentum: Array | None, spec: SwarmSpec) -> tuple[Array, Array | None]:
-    """Moves a tensor by its merged delta, as the spec says. `momentum` is what the last step returned."""
+def outer_step(
+    theta: Array, delta: Iterable[Floats], momentum: Array | None, spec: SwarmSpec
+) -> tuple[Array, Array | None]:
+    """Moves a tensor by its merged delta, which comes in pieces, as the spec says. `momentum` is what the last step
+    returned."""
     if spec.outer == "nesterov":
-        return nesterov(theta, delta, momentum, lr=spec.outer_lr or NESTEROV_LR, beta=spec.outer_momentum)
-    return plain(theta, delta, lr=spec.outer_lr or 1.0), None
+        whole = np.concatenate([np.empty(0), *delta])
+        return nesterov(theta, whole, momentum, lr=spec.outer_lr or NESTEROV_LR, beta=spec.outer_momentum)
+    return _moved(theta, delta, spec.outer_lr or 1.0), None
 
 
 def plain(theta: Array, delta: Floats, lr: float = 1.0) -> Array:
     """θ - lr·Δ, computed in Δ's float64, piece by piece."""
-    after = np.empty(theta.size, theta.dtype)
-    flat_theta, flat_delta = theta.reshape(-1), delta.reshape(-1)
-    for start in range(0, theta.size, PIECE):
-        here = slice(start, start + PIECE)
-        moved = np.subtract(flat_theta[here], flat_delta[here] if lr == 1.0 else lr * flat_delta[here])
-        after[here] = np.clip(moved, -MAX_WEIGHT, MAX_WEIGHT, out=moved)
+    return _moved(theta, in_pieces(delta.reshape(-1)), lr)
+
+
+def _moved(theta: Array, delta: Iterable[Floats], lr: float) -> Array:
+    after, flat_theta, end = np.empty(theta.size, theta.dtype), theta.reshape(-1), 0
+    for piece in delta:
+        begin, end = end, end + piece.size
+        moved = np.subtract(flat_theta[begin:end], piece if lr == 1.0 else lr * piece)
+        after[begin:end] = np.clip(moved, -MAX_WEIGHT, MAX_WEIGHT, out=moved)
     return after.reshape(theta.shape)
 
 

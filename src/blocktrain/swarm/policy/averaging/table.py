@@ -5,7 +5,7 @@ Next: screened.py, the default; ../../coordinator/merging.py, which opens update
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from blocktrain.swarm.policy.averaging.base import (
     Rule,
     WeightedUpdate,
     elementwise,
+    in_pieces,
     limit_scales,
     movements,
     weighted_sum,
@@ -56,8 +57,17 @@ def weigh(
 def merge(parts: Sequence[WeightedUpdate], sizes: Mapping[str, int], spec: SwarmSpec) -> Iterator[tuple[str, Floats]]:
     """Each tensor's name and the flat float64 mean of its deltas, in the order of `sizes` (name: number of elements).
     The updates have the scales that `weigh` gave them."""
+    return ((name, np.concatenate([np.empty(0), *pieces])) for name, pieces in merge_pieces(parts, sizes, spec))
+
+
+def merge_pieces(
+    parts: Sequence[WeightedUpdate], sizes: Mapping[str, int], spec: SwarmSpec
+) -> Iterator[tuple[str, Iterable[Floats]]]:
+    """The same in pieces that a processor's cache holds, to be read before the next tensor: no mean is in memory."""
     rule = RULES[spec.averaging](spec)
-    return elementwise(parts, sizes, rule) if rule.elementwise else weighted_sum(parts, sizes)
+    if not rule.elementwise:
+        return weighted_sum(parts, sizes)
+    return ((name, in_pieces(delta)) for name, delta in elementwise(parts, sizes, rule))
 
 
 def shares(parts: Sequence[WeightedUpdate], spec: SwarmSpec) -> list[float] | None:
