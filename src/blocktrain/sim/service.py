@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from blocktrain.errors import BlockTrainError
 from blocktrain.sim.network import Delivery
 from blocktrain.swarm.coordinator.api.downloads import RANGE
+from blocktrain.swarm.coordinator.api.waiting import WaitingRequest
 from blocktrain.swarm.coordinator.blocks import own_blobs
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.intake import require_announced
 from blocktrain.swarm.coordinator.refusals import render_refusal
-from blocktrain.swarm.coordinator.waiting import WaitingRequest
 from blocktrain.wire.attached import HOLDS_HEADER, MEDIA_TYPE, Held
 from blocktrain.wire.messages import (
     EvaluationNotice,

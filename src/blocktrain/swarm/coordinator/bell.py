@@ -1,5 +1,5 @@
-"""The bell: rung when there may be work, heard by requests for work that wait. Next: waiting.py, which waits; loop.py,
-which rings it."""
+"""The bell: rung when there may be work, heard by requests for work that wait. Next: api/waiting.py, which waits;
+loop.py, which rings it."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from blocktrain.swarm.coordinator.api.people import (
     add_status_routes,
     add_stream_routes,
 )
+from blocktrain.swarm.coordinator.api.waiting import WaitingRequest
 from blocktrain.swarm.coordinator.coordinator import Coordinator
 from blocktrain.swarm.coordinator.intake import require_announced
 from blocktrain.swarm.coordinator.refusals import (
@@ -37,7 +38,6 @@ from blocktrain.swarm.coordinator.refusals import (
     problems,
     render_refusal,
 )
-from blocktrain.swarm.coordinator.waiting import WaitingRequest
 from blocktrain.swarm.coordinator.watching.leaderboard import Leaderboard, add_leaderboard, limit_public
 from blocktrain.swarm.coordinator.watching.metrics import Answers
 from blocktrain.swarm.ledger.ledger import Ledger

@@ -32,9 +32,7 @@ ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")  # HOST:PORT
 def generate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the URL of a gateway.")],
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
-    max_bytes: Annotated[
-        int | None, typer.Option(metavar="N", help="How many bytes to generate. Default: 200, without --max-tokens.")
-    ] = None,
+    max_bytes: Annotated[int | None, typer.Option(metavar="N", help="Bytes to generate. Default: 200.")] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(metavar="N", help="How many tokens to generate: bytes, unless the model has a tokenizer."),
@@ -77,11 +75,7 @@ def generate(
     start = prompt.encode("utf-8", "surrogateescape")  # whatever bytes the shell passed
     if temperature is None:  # a sweep of a model that denoises has none
         temperature = 1.0 if mode is Mode.SWEEP and candidates is None else READABLE_TEMPERATURE
-    longest_bytes = MAX_BYTES if max_bytes is None and max_tokens is None else max_bytes
-    longest = max_tokens if max_tokens is not None else longest_bytes  # a token has at least one byte
-    assert longest is not None
-    if max_tokens is not None:
-        require_positive("--max-bytes", max_bytes)
+    longest, longest_bytes = _limits(max_tokens, max_bytes)
     request = Request(start, longest, mode, temperature, top_p, seed, candidates, draft_bytes)
     show: Show = (lambda text: None) if as_json else _show
     if is_url(run):
@@ -92,8 +86,17 @@ def generate(
         output = asyncio.run(_generate_here(Path(run), request, longest_bytes, stop or [], show))
     print(json.dumps(asdict(output), indent=2) if as_json else "")
     if unread := output.prompt_bytes_unread:
-        read = len(start) - unread
-        say(f"the prompt has {len(start)} bytes, which is more than the model reads: it read the last {read}")
+        end = f"it read the last {len(start) - unread}"
+        say(f"the prompt has {len(start)} bytes, which is more than the model reads: {end}")
+
+
+def _limits(max_tokens: int | None, max_bytes: int | None) -> tuple[int, int | None]:
+    """The most tokens and, if that is limited too, bytes. A token has at least one byte."""
+    if max_tokens is None:
+        max_bytes = MAX_BYTES if max_bytes is None else max_bytes
+        return max_bytes, max_bytes
+    require_positive("--max-bytes", max_bytes)
+    return max_tokens, max_bytes
 
 
 async def _generate_here(run: Path, request: Request, longest_bytes: int | None, stop: list[str], show: Show) -> Output:
