@@ -115,7 +115,14 @@ def test_a_ledger_that_hangs_makes_the_service_unready_but_not_unhealthy(house, 
 
 
 @pytest.mark.parametrize("token, status", [("made-up", 401), ("the-token-of-the-viewer", 403)])
-@pytest.mark.parametrize("method, path", [("POST", "/v1/evaluations"), ("PUT", "/v1/leases/x/uploads/" + "0" * 64)])
+@pytest.mark.parametrize(
+    "method, path",
+    [
+        ("POST", "/v1/evaluations"),
+        ("PUT", "/v1/leases/x/uploads/" + "0" * 64),
+        ("PUT", "/v1/updates?notice=1000"),
+    ],
+)
 def test_a_body_is_read_only_if_the_token_may_send_one(house, method, path, token, status):
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
     with (
@@ -124,6 +131,12 @@ def test_a_body_is_read_only_if_the_token_may_send_one(house, method, path, toke
     ):
         client.sendall(f"{head}Authorization: Bearer {token}\r\n\r\n".encode())
         assert client.recv(1000).startswith(f"HTTP/1.1 {status} ".encode())  # before a byte of the body was sent
+
+
+def test_a_token_that_could_send_once_is_refused_when_it_is_revoked(house):
+    assert house.ask("POST", "/v1/leases", "worker", content=b"{").status_code == 422
+    house.ledger.revoke_access_token("worker", 1.0)
+    assert house.ask("POST", "/v1/leases", "worker", content=b"{").status_code == 401
 
 
 @pytest.mark.parametrize("role, status", [("stranger", 401), ("viewer", 403), ("worker", 422)])

@@ -67,7 +67,6 @@ BODY_LIMIT = BodyLimit(  # intake.py limits each upload; a message with many wro
     of_path={"/v1/leases": 2**14, "/v1/vettings": 2**14},
 )
 MAX_NOTICE_BYTES = 2**20
-READ_AHEAD_BYTES = 2**16  # of a body, at most before its access token is checked: the server buffers as much anyway
 NOTICE_BYTES = re.compile("[0-9]{1,7}")
 ASKED = {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{LeaseRequest.__name__}"}}}}
 PREFER = {"name": "prefer", "in": "header", "schema": {"type": "string"}}
@@ -221,9 +220,7 @@ def _add_update_route(service: FastAPI, coordinator: Coordinator, access: Access
             return told
 
         try:
-            if num_bytes > READ_AHEAD_BYTES:
-                await run_in_threadpool(access.require_sender, request.headers)
-            begun = await _beginning(body, num_bytes)
+            begun = await _beginning(body, num_bytes if num_bytes <= MAX_NOTICE_BYTES else 0)  # it will be refused
             told = await run_in_threadpool(admitted, begun[:num_bytes])
             with coordinator.blobs.receiving() as part:
                 part.write(begun[num_bytes:])

@@ -22,21 +22,26 @@ SENDERS: tuple[Role, ...] = ("worker", "admin")  # who may send a body
 
 class Access:
     """The role of a request's access token, read from the ledger once per request. The routes of `by_themselves`,
-    methods and paths, call `require_sender`."""
+    methods and paths, call `require_sender`; only a body of somebody unknown waits for the ledger before."""
 
     def __init__(self, ledger: Ledger, by_themselves: Container[tuple[str, str]] = ()) -> None:
         self._ledger, self._by_themselves = ledger, by_themselves
+        self._have_sent: set[str] = set()  # access tokens that could send once; at most as many as there are
 
     async def before_body(self, scope: Scope, headers: Headers) -> None:
         """A request that may have a body needs an access token that may send one: its body is read only then."""
-        if scope["method"] in ("GET", "HEAD") or (scope["method"], scope["path"]) in self._by_themselves:
+        if scope["method"] in ("GET", "HEAD"):
             return  # no route of these methods reads a body
         token = _bearer(headers)
-        role = await self._role_of(token) if token is not None else None
-        scope.setdefault("state", {})["role"] = _checked(role, SENDERS)
+        if token in self._have_sent and (scope["method"], scope["path"]) in self._by_themselves:
+            return
+        role = _checked(await self._role_of(token) if token is not None else None, SENDERS)
+        scope.setdefault("state", {})["role"] = role
+        if token is not None:
+            self._have_sent.add(token)
 
     def require_sender(self, headers: Headers) -> None:
-        """The same, for a thread that reads the ledger anyway."""
+        """Whether it may still send, for a thread that reads the ledger anyway."""
         token = _bearer(headers)
         _checked(self._ledger.role_of(token) if token is not None else None, SENDERS)
 
