@@ -85,8 +85,10 @@ def cells(document: Document) -> list[list[str]]:
 
 def section(document: Document) -> str:
     speed = document["prepare"]
+    source = next(iter(document["results"].values()))["spec"]["corpus"]["source"]
+    text = source.removesuffix("-bytes").partition("-bpe-")[0]  # a prepared corpus is named for its tokenizer too
     parts = [
-        "## Tokenizers and large corpora\n",
+        f"## Tokenizers{' and large corpora' if document.get('memory') else ''}: {text}\n",
         f"Every row does the work of {document['steps']} end-to-end steps on bytes. The loss is all nats over all "
         "bytes of the held-out text, the same text for every row. The gap is to bytes, end to end. Speeds are per "
         "second of one processor core. Tables have the width that a run gets by default, unless they are said to "
