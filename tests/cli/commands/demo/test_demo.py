@@ -19,7 +19,7 @@ def test_the_windows_of_a_step_are_shared_among_the_workers(workers):
     assert int(changed["train.windows"]) == max(1, 2 * SMALL.train.windows // workers)
 
 
-@pytest.mark.parametrize("steps, fewer", [(400, 320), ((400, 40, 1), [320, 32, 1])])
+@pytest.mark.parametrize("steps, fewer", [(400, 280), ((400, 40, 1), [280, 28, 1])])
 def test_a_run_on_tokens_takes_fewer_steps_and_one_on_bytes_all(steps, fewer):
     on_bytes = SMALL.with_(**{"train.steps": steps})
     assert steps_of(on_bytes.with_(**{"corpus.tokenizer": TOKENIZER})) == fewer
