@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from blocktrain.data.findings import JSON_LINES_ENDINGS, remarks_on, strange_bytes
 from blocktrain.data.findings import SAMPLE_BYTES as FINDINGS_BYTES
-from blocktrain.data.findings import remarks_on, strange_bytes
 from blocktrain.data.raw import DATA_SET_SPLITS, data_set_arguments, data_set_name, locate, visible_files
 from blocktrain.data.shards import SPLITS, Split, is_prepared
 from blocktrain.errors import CorpusError
@@ -29,7 +29,6 @@ FEW_FILES = 400  # fewer text files are cut into sections
 SHORTEST_SECTION, LONGEST_SECTION = 1 << 10, 1 << 16  # characters
 LARGEST_FILE_BYTES = 64 * 2**20  # a larger text file is always cut into sections
 TEXT_COLUMN = "text"
-JSON_LINES = (".jsonl", ".ndjson")
 MISSING = object()
 SPLIT_FILE = re.compile(r"(train|valid|validation|test)(-\d+-of-\d+)?(\.|$)")  # a file of one split
 
@@ -65,7 +64,7 @@ class SourceFile:
 
     @property
     def is_text(self) -> bool:
-        return self.kind not in (*JSON_LINES, ".parquet")
+        return self.kind not in (*JSON_LINES_ENDINGS, ".parquet")
 
 
 def documents(sources: Sequence[str], column: str = TEXT_COLUMN) -> Iterator[Document]:
@@ -149,7 +148,7 @@ def _files(source: str, column: str) -> Iterator[Document]:
         total = sum(file.path.stat().st_size for file in texts)
         section = max(SHORTEST_SECTION, min(LONGEST_SECTION, total // FEW_FILES))
         for file in files:
-            if file.kind in JSON_LINES:
+            if file.kind in JSON_LINES_ENDINGS:
                 yield from _json_lines(file, column)
             elif file.kind == ".parquet":
                 yield from _parquet(file, column)
